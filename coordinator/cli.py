@@ -211,6 +211,9 @@ def backup_command(
             known = ", ".join(path.name for path in there) or "none"
             raise StoreError(f"there is no run {run!r} in {directory}", remedy=f"Runs there are: {known}.")
         made = back_up(chosen, out)
+        for path in chosen:
+            if str(path.resolve()) not in made.runs.values():
+                say(f"{path.name} has not begun: there is nothing to copy of it")
         say(f"{', '.join(made.runs)}: {len(made.files)} files, {sum(one.size for one in made.files.values())} bytes")
 
 
@@ -226,7 +229,7 @@ def restore_command(
     Example: edgefl-coordinator restore /mnt/backup/runs.tar --into runs
     """
     with guarded(debug):
-        from coordinator.runtime.backup import restore
+        from coordinator.runtime.restore import restore
 
         for run in restore(file, into, ledger).runs:
             typer.echo(into / run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import backup
-from coordinator.runtime.backup import MANIFEST, back_up, restore
+from coordinator.runtime.backup import MANIFEST, back_up
+from coordinator.runtime.restore import restore
 from edgefl.errors import StoreError
 from edgefl.records import Manifest
 from edgefl.run_records import BundleRow, EventRow
-from edgefl.storage.disk import LEDGER, ledger_of
+from edgefl.storage.disk import LEDGER, ledger_of, note_ledger
 from edgefl.storage.objects import ObjectStore
 
 
@@ -56,7 +57,7 @@ def last_state(ledger: str | Path) -> Manifest:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    directory = run_of(tmp_path / "finished")
+    directory = run_of(tmp_path / "finished").rename(tmp_path / "finished" / "r1")
     ledger_in(directory)
     (directory / "run.yaml").write_text(f"data: {{test: {directory}/shares/test.npz}}\n")
     (directory / "shares").mkdir()
@@ -76,11 +77,12 @@ def test_a_copy_from_the_middle_ends_with_the_same_weights(tmp_path: Path, kind:
     """To the bit, and without anything of what was done after the copy."""
     out, elsewhere = tmp_path / "copy.tar", tmp_path / "elsewhere"
     (tmp_path / "whole" / "run").mkdir(parents=True)
+    (tmp_path / "whole" / "r1").symlink_to("run")  # in a database a run is found by its directory's name
     ledger_in(tmp_path / "whole" / "run")
 
     def copy(event: EventRow) -> None:
         if (event.kind, event.stage, event.round) == (kind, stage, number) and not out.exists():
-            back_up([tmp_path / "whole" / "run"], out)
+            back_up([tmp_path / "whole" / "r1"], out)
 
     run_of(tmp_path / "whole", copy)
     restore(out, elsewhere)
@@ -166,6 +168,71 @@ def test_a_copy_is_replaced_whole_or_not_at_all(finished: Path, tmp_path: Path) 
     with pytest.raises(StoreError, match=r"lacks .* objects"):
         back_up([finished], out)
     assert out.read_bytes() == b"the copy of yesterday"
+
+
+def test_a_run_that_has_not_begun_is_passed_over_and_the_others_are_copied(finished: Path, tmp_path: Path) -> None:
+    """Killed before its first event: a directory, and a ledger without the run, or one of other runs."""
+    shared = f"sqlite:///{tmp_path / 'all.sqlite'}"
+    back_up([finished], tmp_path / "copy.tar")
+    restore(tmp_path / "copy.tar", tmp_path / "runs", shared)
+    for name, own in (("r2", False), ("r3", True)):
+        directory = tmp_path / "runs" / name
+        directory.mkdir()
+        if own:
+            Ledger(directory / LEDGER).close()
+        else:
+            note_ledger(directory, shared)
+    told = CliRunner().invoke(
+        app, ["backup", "--all", "--directory", str(tmp_path / "runs"), "--out", str(tmp_path / "all.tar")]
+    )
+    assert told.exit_code == 0, told.output
+    for name in ("r2", "r3"):
+        assert f"{name} has not begun" in told.output
+    assert list(restore(tmp_path / "all.tar", tmp_path / "again").runs) == ["r1"]
+
+
+def test_two_copies_into_one_file_at_a_time_leave_a_whole_one(finished: Path, tmp_path: Path) -> None:
+    """And what lies under the name of a temporary file is not written through."""
+    out, other = tmp_path / "copy.tar", tmp_path / "of-another"
+    other.write_bytes(b"theirs")
+    (tmp_path / ".copy.tar.new").symlink_to(other)
+
+    def directories() -> Iterator[Path]:
+        back_up([finished], out)  # while the first is being written
+        yield finished
+
+    back_up(directories(), out)
+    assert list(restore(out, tmp_path / "new").runs) == ["r1"]
+    assert other.read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("name", ["shares/\u00e4.npz", "bundles/a/b/c/d.onnx", f"shares/{'a' * 120}.npz"])
+def test_a_file_that_a_copy_cannot_hold_is_named(finished: Path, tmp_path: Path, name: str) -> None:
+    (finished / name).parent.mkdir(parents=True, exist_ok=True)
+    (finished / name).write_bytes(b"samples")
+    (finished / "shares" / ".DS_Store").write_bytes(b"")
+    with pytest.raises(StoreError, match=Path(name).name):
+        back_up([finished], tmp_path / "copy.tar")
+
+
+def test_of_two_runs_none_is_restored_where_one_is_in_the_database_already(finished: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'all.sqlite'}"
+    back_up([finished], tmp_path / "copy.tar")
+    restore(tmp_path / "copy.tar", tmp_path / "there", url)
+    both = {
+        f"{run}/{name.partition('/')[2]}": data
+        for run in ("r0", "r1")
+        for name, data in members_of(tmp_path / "copy.tar").items()
+        if name != MANIFEST
+    }
+    files = {name: backup.Member(len(data), backup.hashlib.sha256(data).hexdigest()) for name, data in both.items()}
+    manifest = backup.Contents(0.0, "", {"r0": "/x", "r1": "/x"}, files)
+    (tmp_path / "both.tar").write_bytes(written({**both, MANIFEST: msgspec.json.encode(manifest)}))
+    with pytest.raises(StoreError, match=r"'r1' is in the ledger .* already"):
+        restore(tmp_path / "both.tar", tmp_path / "new", url)
+    assert list((tmp_path / "new").iterdir()) == []
+    with Ledger(url) as ledger:
+        assert [one.run for one in ledger.runs()] == ["r1"]
 
 
 def test_objects_that_come_and_go_meanwhile_are_no_matter(
@@ -314,7 +381,6 @@ def test_rows_that_make_no_sense_are_refused(copied: Path, tmp_path: Path, old: 
 
 
 def test_the_commands(finished: Path, tmp_path: Path) -> None:
-    finished.rename(finished.with_name("r1"))
     runs, out = str(finished.parent), str(tmp_path / "copy.tar")
     told = CliRunner().invoke(app, ["backup", "--all", "--directory", runs, "--out", out])
     assert (told.exit_code, "r1: " in told.output) == (0, True)

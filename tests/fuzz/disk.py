@@ -18,8 +18,9 @@ import msgspec
 from coordinator.core.moves import SavedRound
 from coordinator.core.state import Assignment, Device, RunPosition, SnapshotChanges, State
 from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.backup import MANIFEST, Contents, back_up, restore
-from coordinator.runtime.backup import _finish as finish_restoring
+from coordinator.runtime.backup import MANIFEST, Contents, back_up
+from coordinator.runtime.restore import _finish as finish_restoring
+from coordinator.runtime.restore import restore
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import BrokerError, ExportError, StoreError, WorkerError
@@ -255,7 +256,7 @@ TARGETS = (
     Target("frames", "worker (pipe), trainer_link, host, desk", frames, (WorkerError,), "frames", (MIB, 60)),
     Target("ledger", "ledger.ledger, snapshot, read", ledger, (StoreError,), "1+json", (12 * MIB, 200), slow=True),
     Target("ledger_file", "ledger.database", ledger_file, (StoreError,), "1+bytes", (12 * MIB, 60), slow=True),
-    Target("backup", "coordinator.runtime.backup", backup, (StoreError,), "1+bytes", (12 * MIB, 200), slow=True),
+    Target("backup", "coordinator.runtime.restore", backup, (StoreError,), "1+bytes", (12 * MIB, 200), slow=True),
     Target("bundle", "export.manifest, export.publish", bundle, (ExportError,), "1+json", (MIB, 60)),
     Target("broker_url", "transport.address.parse_url", broker_url, (BrokerError,), "text", (MIB, 60)),
     Target("broker_identity", "transport.broker", broker_identity, (), "json", (MIB, 60)),

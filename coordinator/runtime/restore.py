@@ -1,0 +1,145 @@
+"""Runs out of a copy that ``backup`` has written: nothing is there before all of it was read and found right."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.tables import KEPT
+from coordinator.runtime.backup import MANIFEST, MEMBER, PIECE, ROWS, Contents, Member
+from edgefl.errors import EdgeFLError, StoreError
+from edgefl.protocol.topics import check_name
+from edgefl.storage.disk import LEDGER, make_private, note_ledger, store_errors, sync_directory
+
+#: Bounds of what is held in memory: the manifest, a row of the ledger, members.
+_MOST_MANIFEST, _MOST_ROW, _MOSTMEMBERS = 2**28, 2**28, 2**20
+_DAMAGED = "Take another copy: this one was cut off, damaged, or is none of `edgefl-coordinator backup`."
+
+
+def restore(file: Path, into: Path, ledger: str = "") -> Contents:
+    """Write the runs of a copy in ``into``, each with a ledger of its own or in the database ``ledger``.
+
+    Nothing is there before all of it has been read and found right; a run that is there stays. Raises StoreError.
+    """
+    with store_errors("read", file), file.open("rb") as source:
+        size = os.fstat(source.fileno()).st_size
+        with store_errors("write", into):
+            into.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(into).free < size:
+                raise StoreError(f"{into} has no room for the {size} bytes of {file}")
+            with tempfile.TemporaryDirectory(dir=into, prefix=".restore-") as staging:
+                contents = _unpacked(source, size, Path(staging))
+                for run in contents.runs:
+                    if (into / run).exists():
+                        remedy = "Name another directory with --into, or move that run away."
+                        raise StoreError(f"{into / run} is there already", remedy=remedy)
+                with contextlib.ExitStack() as undo:
+                    for run, was in contents.runs.items():
+                        _finish(Path(staging) / run, (into / run).resolve(), was, ledger)
+                        undo.callback(_forget, ledger, run)
+                    undo.pop_all()
+                for run in contents.runs:
+                    (Path(staging) / run).rename(into / run)
+                sync_directory(into)
+    return contents
+
+
+def _unpacked(source: BinaryIO, size: int, staging: Path) -> Contents:
+    """The files of an archive in ``staging``, all of them as the manifest says."""
+    files: dict[str, Member] = {}
+    while (info := _header(source)) is not None:
+        if info.name == MANIFEST:
+            if info.size > _MOST_MANIFEST:
+                raise StoreError(f"the copy's manifest has {info.size} bytes", remedy=_DAMAGED)
+            return _checked(source.read(info.size), files, staging)
+        if not MEMBER.fullmatch(info.name) or info.name in files or len(files) == _MOSTMEMBERS:
+            raise StoreError(f"the copy has a member {info.name[:200]!r}, which is none of ours", remedy=_DAMAGED)
+        if info.size > size:
+            raise StoreError(f"{info.name} is said to be larger than the copy", remedy=_DAMAGED)
+        path = staging / info.name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        hashed, left = hashlib.sha256(), info.size
+        with path.open("xb") as out:
+            while left and (piece := source.read(min(PIECE, left))):
+                hashed.update(piece)
+                left -= out.write(piece)
+            os.fsync(out.fileno())
+        source.read(-info.size % tarfile.BLOCKSIZE)
+        files[info.name] = Member(info.size - left, hashed.hexdigest())
+    raise StoreError("the copy ends before its manifest", remedy=_DAMAGED)
+
+
+def _header(source: BinaryIO) -> tarfile.TarInfo | None:
+    """The next member's; None at the end. Extensions of the format, links and devices are refused."""
+    block = source.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE or not any(block):
+        return None
+    try:
+        info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
+    except (tarfile.TarError, ValueError) as error:
+        raise StoreError(f"the copy cannot be read: {error}", remedy=_DAMAGED) from error
+    if info.type != tarfile.REGTYPE or info.size < 0:
+        raise StoreError(f"the copy has a member {info.name[:200]!r} that is no file", remedy=_DAMAGED)
+    return info
+
+
+def _checked(manifest: bytes, files: Mapping[str, Member], staging: Path) -> Contents:
+    try:
+        contents = msgspec.json.decode(manifest, type=Contents)
+        runs = {check_name("run", run) for run in contents.runs}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, EdgeFLError) as error:
+        raise StoreError(f"the copy's manifest cannot be read: {error}", remedy=_DAMAGED) from error
+    differing = [name for name in {**files, **contents.files} if files.get(name) != contents.files.get(name)]
+    differing += [name for name in files if "/objects/" in name and files[name].sha256 != name[-64:]]
+    if differing or contents.form != 1 or runs != {name.partition("/")[0] for name in files}:
+        raise StoreError(f"the copy is damaged: {', '.join(differing[:5]) or 'its runs'}", remedy=_DAMAGED)
+    if absent := [run for run in runs if not (staging / run / ROWS).is_file()]:
+        raise StoreError(f"the copy has no ledger of {', '.join(absent)}", remedy=_DAMAGED)
+    return contents
+
+
+def _finish(staged: Path, place: Path, was: str, ledger: str) -> None:
+    """Make a run's directory of its unpacked files: the ledger, and paths inside ``was`` as they are in ``place``."""
+    make_private(staged)
+    if (file := staged / "run.yaml").is_file():
+        file.write_text(file.read_text(encoding="utf-8").replace(f"{was}/", f"{place}/"), encoding="utf-8")
+    with Ledger(ledger or staged / LEDGER) as opened, (staged / ROWS).open("rb") as rows:
+        opened.take_in(place.name, _rows(rows, f"{was}/", f"{place}/"))
+    (staged / ROWS).unlink()
+    if ledger:
+        note_ledger(staged, ledger)
+
+
+def _forget(ledger: str, run: str) -> None:
+    if ledger:
+        with Ledger(ledger) as opened:
+            opened.forget(run)
+
+
+def _rows(source: BinaryIO, was: str, now: str) -> Iterator[msgspec.Struct]:
+    while line := source.readline(_MOST_ROW):
+        try:
+            table, values = msgspec.json.decode(line, type=tuple[str, dict[str, Any]])
+            if table in {"runs", "bundles"}:
+                values = _moved(values, was, now)
+            yield msgspec.convert(values, KEPT[table])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+            raise StoreError(f"a row of the copy's ledger makes no sense: {error}", remedy=_DAMAGED) from error
+
+
+def _moved(value: Any, was: str, now: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _moved(one, was, now) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_moved(one, was, now) for one in value]
+    return now + value.removeprefix(was) if isinstance(value, str) and value.startswith(was) else value
