@@ -168,6 +168,8 @@ def run(jobs: Iterator[Job], children: int) -> None:
             if not pid:
                 forked(job, folder)
             running[pid] = (job, folder, time.monotonic() + job.wall)
+        if not running:
+            break
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             for each, (_, _, until) in running.items():

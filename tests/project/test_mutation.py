@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from mutation.__main__ import EQUIVALENT, equivalents
 from mutation.mutants import FOLDERS, functions, joined, statement_lines
+from mutation.session import Job, run
 
 
 def test_every_equivalent_mutant_changes_a_line_of_its_function() -> None:
@@ -27,3 +29,10 @@ def test_a_change_belongs_to_the_innermost_statements_that_hold_it() -> None:
     assert statement_lines(node, 4, 5) == {4, 5, 6}
     assert statement_lines(node, 2, 3) == {3}
     assert statement_lines(node, 1, 2) == {3, 4, 5, 6, 7}, "a default: all that call it"
+
+
+@pytest.mark.parametrize("children", [1, 2])
+def test_jobs_end_however_many_run_at_a_time(children: int) -> None:
+    said: list[str] = []
+    run((Job(lambda n=n: f"survived {n}", 60, 60, said.append) for n in range(3)), children)
+    assert sorted(said) == ["survived 0", "survived 1", "survived 2"]
