@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_aggregation import previous, read, store, tensors, update  # noqa: F401 - fixtures
 
-from edgefl.aggregation import aggregate
+from edgefl.aggregation import aggregate, history
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import Memory, note_round
 from edgefl.aggregation.mean import (
@@ -24,6 +24,7 @@ from edgefl.aggregation.mean import (
 )
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.weights import RoundContext, absent_from, shares_of
+from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.registry import choose
 
@@ -276,3 +277,43 @@ def test_a_participant_that_measures_nothing_keeps_what_it_measured_before() -> 
         memory = note_round(memory, metrics, received, {"a": 1.0})
     track = memory.devices["a"]
     assert (track.metric, track.received, track.returns, track.selected) == (4.0, 2.5, {3: 3.0}, 3)
+
+
+@pytest.mark.parametrize(
+    ("combine", "value", "devices", "networks"),
+    [
+        ("average", 2.0, {"a": 0.75, "b": 0.25}, {"match/acc": 1.0}),  # (30 x 1 + 10 x 5) / 40
+        ("largest", 1.0, {"a": 1.0}, {"match/acc": 1.0}),
+        ("ensemble", 2.0, {"a": 0.75, "b": 0.25}, {"@a/match/acc": 0.75, "@b/match/acc": 0.25}),
+    ],
+)
+def test_small_networks_are_combined_as_the_recipe_says(
+    store,  # noqa: F811
+    combine: str,
+    value: float,
+    devices: dict[str, float],
+    networks: dict[str, float],
+) -> None:
+    """They are trained once: no step of the server's optimiser, and no cluster has its own."""
+    before = {"match/acc": store.put(encode_part(tensors(-1.0)))}
+    updates = [update(store, name, n, **{"match/acc": tensors(v)}) for name, n, v in (("a", 30, 1.0), ("b", 10, 5.0))]
+    recipe = {
+        "prototypes": {"class_mean": {"combine": combine}},
+        "optimise": {"momentum": {"lr": 0.5}},
+        "cluster": {"lsh": {"models": "own"}},
+    }
+    state, record = aggregate_round(updates, store, before, recipe)
+    assert read(store, state, "match/acc")["weight"][0, 0] == value
+    assert record["parts"].pop("match/acc") == {"devices": devices}
+    assert history.load(store, state).networks == {"match/acc": networks}
+    alone = {f"@{name}/match/acc": v for name, v in (("a", 1.0), ("b", 5.0))} if combine == "ensemble" else {}
+    assert {key: read(store, state, key)["weight"][0, 0] for key in record["parts"]} == alone
+    assert state.keys() == {"match/acc", history.KEY, *alone}
+
+
+def test_of_devices_with_as_many_samples_the_first_by_name_is_the_largest(store) -> None:  # noqa: F811
+    before = {"match/acc": store.put(encode_part(tensors(-1.0)))}
+    updates = [update(store, name, 5, **{"match/acc": tensors(v)}) for name, v in (("b", 5.0), ("a", 1.0))]
+    recipe = {"prototypes": {"class_mean": {"combine": "largest"}}}
+    _, record = aggregate_round(updates, store, before, recipe)
+    assert record["parts"] == {"match/acc": {"devices": {"a": 1.0}}}

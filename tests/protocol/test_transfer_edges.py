@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_transfer import CHUNK, Counting, bitmap, everything, name, need, refs, sizes
 
+from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.transfer.receiver import SLOW_LINK, Receiver, SendChunk
 from edgefl.transfer.sender import PACE_STALL_S, ReceiverState, Sender
@@ -119,6 +120,15 @@ def test_another_chunk_size_forgets_what_was_under_way() -> None:
     assert sender.on_need("a", need(epoch=1, chunk_bytes=5, received=1), 0.0) == []
     assert sender.dropped == {"unfit_bitmap": 1, "unknown_epoch": 1}
     assert sender.on_tick(100.0) == []
+
+
+@pytest.mark.parametrize(("credit", "after"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)])
+def test_a_receiver_acknowledges_each_half_window_rounded_down(credit: int, after: int) -> None:
+    receiver = Receiver("t", "a", refs(9), CHUNK, credit, incarnation=7)
+    receiver.start(everything(refs(9)), 0.0)
+    said = [receiver.on_chunk(name(0), index, CHUNK, 0.0) for index in range(8)]
+    told = [one.received for out in said for one in out if isinstance(one, Need)]
+    assert told == list(range(after, 9, after))
 
 
 def test_half_a_window_is_at_least_one_chunk() -> None:
