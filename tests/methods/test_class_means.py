@@ -60,7 +60,10 @@ def test_the_size_of_a_batch_does_not_change_a_mean():
     made = job(batch_size=6)
     model = build(made.model, made.stage.present)
     whole = means(made, model)
-    for hyper in (msgspec.structs.replace(made.hyper, micro_batch=2), msgspec.structs.replace(made.hyper, batch_size=2)):
+    for hyper in (
+        msgspec.structs.replace(made.hyper, micro_batch=2),
+        msgspec.structs.replace(made.hyper, batch_size=2),
+    ):
         split = means(msgspec.structs.replace(made, hyper=hyper), model)
         for name, table in whole.items():
             np.testing.assert_allclose(split[name].means, table.means, atol=1e-5)

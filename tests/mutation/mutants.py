@@ -5,6 +5,7 @@ import __future__
 
 import ast
 import dataclasses
+import gc
 import hashlib
 import importlib
 import json
@@ -68,8 +69,25 @@ class Mutant:
         exec(compile(whole, self.path, "exec", flags=flags, dont_inherit=True), module.__dict__, made)  # noqa: S102 - what a mutant is
         changed = plain(vars(made[owner])[name] if owner else made[name])
         kept = plain(vars(getattr(module, owner))[name] if owner else getattr(module, name))
+        for function, code in inner_functions(kept.__code__, changed.__code__):
+            function.__code__ = code
         kept.__code__, kept.__defaults__ = changed.__code__, changed.__defaults__
         kept.__kwdefaults__ = changed.__kwdefaults__
+
+
+def inner_functions(
+    before: types.CodeType, after: types.CodeType
+) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+    """The functions that one of this code has made already, when its module was loaded, with their changed code."""
+    pairs = zip(
+        *([one for one in code.co_consts if isinstance(one, types.CodeType)] for code in (before, after)), strict=False
+    )
+    for old, new in pairs:
+        if old.co_freevars == new.co_freevars:
+            gc.unfreeze()  # what is frozen is not looked through
+            for found in gc.get_referrers(old):
+                if isinstance(found, types.FunctionType):
+                    yield found, new
 
 
 def draw(folder: str, each: int, seed: int) -> tuple[list[Mutant], int]:

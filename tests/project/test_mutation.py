@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import gc
+import importlib
 from pathlib import Path
 
 import pytest
 from mutation.__main__ import EQUIVALENT, equivalents
-from mutation.mutants import FOLDERS, functions, joined, statement_lines
+from mutation.mutants import FOLDERS, Mutant, functions, joined, statement_lines
 from mutation.session import Job, run
 
 
@@ -36,3 +38,16 @@ def test_jobs_end_however_many_run_at_a_time(children: int) -> None:
     said: list[str] = []
     run((Job(lambda n=n: f"survived {n}", 60, 60, said.append) for n in range(3)), children)
     assert sorted(said) == ["survived 0", "survived 1", "survived 2"]
+
+
+def test_a_mutant_reaches_the_functions_that_were_made_when_its_module_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def plus(n):\n    def add(x):\n        return x + n\n    return add\n"
+    (tmp_path / "made_at_load.py").write_text(f"{text}\nadd_two = plus(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("made_at_load")
+    assert module.add_two(5) == 7
+    gc.freeze()
+    Mutant("made_at_load.py", "plus", 1, text.replace("+ n", "- n"), "", "", []).apply()
+    assert (module.add_two(5), module.plus(1)(5)) == (3, 4)
