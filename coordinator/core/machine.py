@@ -81,10 +81,10 @@ def _begin(steps: Steps, event: m.Begin) -> None:
     plan, stands, was = steps.state.plan, event.position, event.resumed
     following = _following(steps.state, stands.stage, stands.round)
     if was is not None and (was.stage, was.number) in {following, (stands.stage, stands.round)}:
-        steps.state = replace(was, plan=plan, open=was.open if (was.stage, was.number) == following else None)
+        steps.state = replace(was, plan=plan)
     stage, number = following or (stands.stage, stands.round)
     steps.set(stage=stage, number=number, made_ms=stands.made_ms, memory=event.memory)
-    steps.set(began_at=event.at, until=event.at + plan.policy.join_s)
+    steps.set(began_at=event.at)
     if following is not None:
         steps.set(attempt=stands.attempt)
     last = stands.unevaluated

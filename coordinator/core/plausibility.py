@@ -173,13 +173,15 @@ def out_of_line(changes: Mapping[K, Changes], most: float) -> dict[K, Refusal]:
     other device trained the part, the bound is b times the part's own length.
     """
     found: dict[K, Refusal] = {}
+    if most <= 0:
+        return found
     norms: dict[str, list[float]] = {}
-    for own in changes.values() if most > 0 else ():
+    for own in changes.values():
         for part, change in own.items():
             norms.setdefault(part, []).append(change.norm)
     for ordered in norms.values():
         ordered.sort()
-    for name, own in changes.items() if most > 0 else ():
+    for name, own in changes.items():
         for part, change in own.items():
             others = _median_without(norms[part], change.norm)
             if others is None:

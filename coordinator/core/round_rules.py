@@ -211,7 +211,7 @@ def _close(steps: Steps) -> None:
     steps.do(Aggregate(attempt, tuple(updates)))
     devices = steps.state.devices
     used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
-    steps.set(phase=Phase.AGGREGATING, until=steps.at, devices={**devices, **used})
+    steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})
 
 
 def _retry(steps: Steps) -> None:
@@ -289,7 +289,7 @@ def summary(state: State, at: float) -> dict[str, object]:
         "lost": sorted(name for name, a in assignments.items() if a.status == "lost"),
         "loss": metric_means(state).get("loss"),
         "seconds": at - state.open.opened_at if state.open is not None else None,
-        "payload_bytes": sum((figure.value or 0.0 for figure in figures), 0.0),
+        "payload_bytes": sum(figure.value or 0.0 for figure in figures),
     }
     if state.policy.keeps:
         found["updates"] = len(updates)

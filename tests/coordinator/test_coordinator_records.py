@@ -286,6 +286,8 @@ def test_the_nearest_refusal_is_named_with_both_numbers() -> None:
     assert nearest_refusal(refused(a=one)) == text
     further = Refusal("memory", 2.0**20, 2.0**22, "B")
     assert nearest_refusal(refused(b=further, a=one, c=Refusal("data"))) == f"{text} (3 devices were refused)"
+    nothing = Refusal("disk", 1.0, 0.0, "B")
+    assert nearest_refusal(refused(a=nothing, b=one)).startswith("no device can train stage 1: the nearest, 'b'")
     assert reason_text(Refusal("disk", 1.0, None, detail="full")) == "is refused for disk: full"
     assert reason_text(Refusal()) == "is refused for an unknown reason"
     assert (
@@ -489,6 +491,10 @@ def test_an_update_of_no_samples_has_no_part_in_the_means() -> None:
         play.send(do.Announced(0.0, Update(name, FIRST, {"task": REF}, samples, {"loss": loss})))
         play.receive(name)
     assert metric_means(play.state) == {"loss": 1.0}
+    alone = training()
+    alone.send(do.Announced(0.0, Update("a", FIRST, {"task": REF}, {}, {"loss": 9.0})))
+    alone.receive("a")
+    assert metric_means(alone.state) == {}
 
 
 def waiting_with(**devices: v.Device) -> Steps:
@@ -529,7 +535,7 @@ def test_what_a_round_is_expected_to_cost_depends_on_what_the_device_holds_and_o
         joining_down_bytes=100, entering_down_bytes=60, prototypes_down_bytes=7, whole_up_bytes=50, signature_bytes=3
     )
     usual = {"payload_down_bytes": Figure(40.0), "payload_up_bytes": Figure(20.0), "flops": Figure(5.0)}
-    stages = tuple(replace(stage, rounds=2) for stage in Play().plan.stages)
+    stages = tuple(replace(stage, rounds=n) for stage, n in zip(Play().plan.stages, (2, 3), strict=True))
     placement = do.Placement("a", stages[0], cost=cost, predicted=usual)
 
     def bytes_of(stage: int, number: int, holds: int | None, **changes: Any) -> list[float | None]:
@@ -544,7 +550,8 @@ def test_what_a_round_is_expected_to_cost_depends_on_what_the_device_holds_and_o
     assert bytes_of(2, 1, None) == [100.0, 23.0, 5.0]
     assert bytes_of(2, 1, 0) == [100.0, 23.0, 5.0]
     assert bytes_of(2, 1, 1) == [60.0, 20.0, 5.0]
-    assert bytes_of(2, 2, 2) == [40.0, 50.0, 5.0]
+    assert bytes_of(2, 2, 2) == [40.0, 20.0, 5.0]
+    assert bytes_of(2, 3, 2) == [40.0, 50.0, 5.0]
     first = {**usual, "flops": Figure(9.0)}
     flops = [bytes_of(*place, predicted_first=first)[2] for place in ((2, 1, 2), (2, 2, 2), (2, 2, 1), (2, 2, None))]
     assert flops == [9.0, 5.0, 9.0, 9.0]

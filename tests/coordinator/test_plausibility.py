@@ -76,6 +76,17 @@ def test_no_more_samples_count_than_the_device_had_now_or_at_first() -> None:
     worst = refused(asked, {"acc/stage1": 9, "task": -10, "z": 9})
     assert (worst.needed, worst.allowed) == (-10.0, 8.0), "the worst is named"
     assert refused(asked, {"b" * 90: 9, "a" * 90: 9}).detail.startswith(f"part {'a' * 80}: 9")
+    silent = State(PLAN, devices={"a": Device(Hello("a"), first_claim=Claim())})
+    update = Update("a", FIRST, dict.fromkeys(asked, REF), {"task": 1})
+    assert unfit(silent, Assignment(Placement("a", PLAN.stages[0])), update).allowed == 0.0
+
+
+def test_what_the_recipe_does_not_exchange_is_not_asked_for() -> None:
+    plan = replace(PLAN, slots=replace(PLAN.slots, exchange="nothing"))
+    state = State(plan, devices={"a": Device(Hello("a"))})
+    text = "the update holds parts it was not asked to train: task"
+    refusal = unfit(state, Assignment(Placement("a", plan.stages[0])), Update("a", FIRST, {"task": REF}))
+    assert refusal == Refusal("parts", detail=text)
 
 
 def test_samples_are_bounded_by_the_first_claim() -> None:
@@ -169,6 +180,7 @@ def test_a_change_may_be_b_times_the_median_of_the_others() -> None:
     assert out_of_line(of(1.0, 2.0, 3.0, 20.0), 10.0) == {}, "an odd number of others: median(1, 2, 3) = 2"
     assert list(out_of_line(of(1.0, 2.0, 3.0, 21.0), 10.0)) == ["d3"]
     assert out_of_line(of(2.0, 4.0, 31.0), 0.0) == {}, "0: none is left out"
+    assert list(out_of_line(of(8.0, 8.0, 9.0), 0.5)) == ["d0", "d1", "d2"]
 
 
 def test_one_that_trained_a_part_alone_may_move_it_b_times_its_length() -> None:
