@@ -168,7 +168,7 @@ class _Round:
         elif part not in self.previous:
             detail = "the model has no such part"
             refused = dict.fromkeys((u.name for u in updates), ("unknown_part", detail))
-            self._note(part, Outcome(None, {"devices": {}}, refused, detail))
+            self._note(part, Outcome(refused=refused, kept=detail))
         else:
             self._means(part, updates)
 
@@ -189,7 +189,7 @@ class _Round:
 
         shares = shares_of(part, counts, self.slots["weight"], self.context, fitting, absent)
         if not shares:
-            self._note(part, Outcome(None, {"devices": {}}, {}, "no device trained it on any sample", ignored))
+            self._note(part, Outcome(kept="no device trained it on any sample", ignored=ignored))
         for audience, weights in shares.items():
             key = audience + part
             one = AudiencePart(key, part, self.previous.get(key, base))
@@ -232,7 +232,7 @@ class _Round:
                 refused[device] = ("malformed", error.message)
         taken = {device: weight for device, weight in weights.items() if device in loaders and device not in refused}
         if not taken:
-            return Outcome(None, {"devices": {}}, refused, "every device that trained it was refused")
+            return Outcome(refused=refused, kept="every device that trained it was refused")
         kept_share = sum(weight for device, weight in weights.items() if device not in loaders)
         total = sum(taken.values()) + kept_share
         told: dict[str, Any] = {"devices": {device: weight / total for device, weight in taken.items()}}
@@ -248,7 +248,7 @@ class _Round:
             check_finite(tensors)
         except MisfitError as error:
             refused |= dict.fromkeys(taken, (error.reason, f"of the new part {error.message}"))
-            return Outcome(None, {"devices": {}}, refused, "its new values can not be calculated with")
+            return Outcome(refused=refused, kept="its new values can not be calculated with")
         if state is not None:
             self.state[kept] = self.store.put(encode_part(state))
         return Outcome(tensors, told, refused)

@@ -41,9 +41,11 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 class Outcome(NamedTuple):
     """The outcome of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
 
-    tensors: Tensors | None
-    weights: dict[str, Any]  # "devices": {name: weight}; "kept": weight of the part before; for prototypes "tables"
-    refused: dict[str, tuple[str, str]]  # device -> (machine-readable reason, detail)
+    tensors: Tensors | None = None
+    weights: Mapping[
+        str, Any
+    ] = {}  # "devices": {name: weight}; "kept": weight of the part before; of prototypes "tables"
+    refused: Mapping[str, tuple[str, str]] = {}  # device -> (machine-readable reason, detail)
     kept: str = ""
     ignored: tuple[str, ...] = ()  # devices that have no samples of it
 

@@ -53,7 +53,7 @@ def merge_prototypes(
             mergers.setdefault(name, Merger(weighting)).add(table)
             counts.setdefault(name, {})[device] = float(table.counts.sum())
     if not mergers:
-        return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
+        return Outcome(refused=refused, kept="no device sent usable prototypes")
     merged = {name: merger.result(before.get(name)) for name, merger in mergers.items()}
     devices = sorted({device for table in counts.values() for device in table})
     totals = {device: sum(table.get(device, 0.0) for table in counts.values()) for device in devices}
@@ -82,7 +82,7 @@ def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generato
             refused[device] = ("shape", f"table '{odd}' is {sizes[odd]} wide, others are {wanted}")
     found, record = slot.bind(slot.method.merge)(tables, rng)
     if not record["pairs"]:
-        return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
+        return Outcome(refused=refused, kept="no device sent usable prototypes")
     counts = {d: float(sum(table.counts.sum() for table in own.values())) for d, own in tables.items()}
     return Outcome(to_tensors(found), {"devices": _shares(counts), "tables": {}, "pairs": record}, refused)
 

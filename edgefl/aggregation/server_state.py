@@ -128,7 +128,7 @@ def packed_parts(state: Manifest, offered: Manifest) -> dict[str, PackedPart]:
     by_id: dict[str, PackedPart] = {}
     for key, ref in state.items():
         if key.startswith(PACKED):
-            target, base, packing = key.removeprefix(PACKED).split("/", 2)
+            target, base, packing = key.removeprefix(PACKED).split("/")
             by_id[target] = PackedPart(ref, base, packing)
     found = {part: by_id[ref.id] for part, ref in offered.items() if ref.id in by_id}
     return dict(list(found.items())[:MOST_PACKED])

@@ -191,7 +191,7 @@ def test_prototypes_of_which_none_can_be_used_stay_and_say_why() -> None:
     out = merged({"acc": of(0.0, 0.0)}, a=None, b={"acc": of(1.0, 1.0, width=3)})
     assert (out.tensors, out.weights, out.kept) == (
         None,
-        {"devices": {}, "tables": {}},
+        {},
         "no device sent usable prototypes",
     )
     assert {device: reason for device, (reason, _) in out.refused.items()} == {"a": "malformed", "b": "shape"}
@@ -230,6 +230,17 @@ def test_a_step_that_overflows_refuses_those_that_led_to_it(store, previous, mon
     (refused,) = record["refused"]
     assert (refused["device"], refused["part"], refused["reason"]) == ("a", "task", "range")
     assert refused["detail"].startswith("of the new part tensor '")
+
+
+def test_who_was_refused_before_a_step_overflowed_stays_on_record(store, previous, monkeypatch) -> None:  # noqa: F811
+    def step(known, before, mean):
+        return {name: value * F32(1e30) if value.dtype == F32 else value for name, value in mean.items()}, None
+
+    monkeypatch.setattr(aggregate.history, "server_step", lambda *_: step)
+    bad = {**tensors(1.0), "weight": np.full((2, 3), np.nan, F32)}
+    updates = [update(store, name, 5, task=values) for name, values in (("a", bad), ("b", tensors(2.0)))]
+    _, record = aggregate_round(updates, store, previous)
+    assert [(one["device"], one["reason"]) for one in record["refused"]] == [("a", "not_finite"), ("b", "range")]
 
 
 def test_the_record_names_each_slot_s_choice_and_options(store, previous) -> None:  # noqa: F811
