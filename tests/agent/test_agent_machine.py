@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -46,8 +47,15 @@ def play(state, *events, now=0.0):
         if isinstance(event, m.Welcome | m.Offer | m.Grant | m.Ack | m.Abort | m.Drain):
             event = v.Received(event)
         state, more = step(state, event, now)
-        out += more
+        out += typed(more)
     return state, out
+
+
+def typed(instructions):
+    """The instructions, once their fields are seen to be of the types that they say."""
+    for one in instructions:
+        assert msgspec.convert(msgspec.to_builtins(one), type(one)) == one
+    return instructions
 
 
 def kinds(instructions):
@@ -340,7 +348,7 @@ class AgentInTheWild(RuleBasedStateMachine):
         if not isinstance(event, v.Tick | v.Connected | v.Disconnected | v.TrainerReady | v.TrainerLost):
             self.now += 0.1
         self.state, out = step(self.state, event, self.now)
-        for instruction in out:
+        for instruction in typed(out):
             self.perform(instruction)
         return out
 

@@ -93,6 +93,22 @@ def test_a_newer_offer_ends_the_older_where_it_stands(phase, kind):
     assert after.abandoned == (FIRST if phase == "training" else None)
 
 
+def test_a_newer_offer_ends_one_that_waits_for_the_trainer_without_another_word():
+    cold = initial(DEVICE, v.Saved(), FACTS)
+    state = play(cold, v.Connected(), m.Welcome("c1", run="r1"), offer(), v.Fetched(FIRST))[0]
+    assert state.task.phase is v.TaskPhase.READY
+    after, out = play(state, offer(number=2))
+    assert logs(out)[:1] == dropped("superseded", FIRST)
+    assert kinds(out) == ["Save", "Send", "CollectGarbage", "Fetch"]
+    assert after.abandoned is None
+
+
+def test_what_is_served_ends_with_its_own_attempt():
+    for answer in (m.Ack(FIRST), m.Ack(FIRST, False, Refusal("range")), m.Abort(FIRST)):
+        _, out = play(fetched(), trained(), answer)
+        assert [one for one in out if isinstance(one, v.StopServe)] == [v.StopServe(FIRST)]
+
+
 # --- the connection
 
 

@@ -177,6 +177,8 @@ def test_a_lost_object_is_the_stores_fault_not_the_devices(store, previous):
     missing = UpdateInfo("a", {"task": ObjectRef("0" * 64, 10)}, {"task": 4})
     with pytest.raises(StoreError):
         aggregate_round([missing], store, previous)
+    with pytest.raises(StoreError, match="read"):
+        aggregate_round([update(store, "a", 4, task=tensors(1))], store, {"task": ObjectRef("0" * 64, 10)})
 
 
 def test_a_device_named_twice_is_an_error(store, previous):

@@ -7,8 +7,8 @@ from test_transfer import CHUNK, Counting, bitmap, everything, name, need, refs,
 
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
-from edgefl.transfer.receiver import SLOW_LINK, Receiver, SendChunk
-from edgefl.transfer.sender import PACE_STALL_S, ReceiverState, Sender
+from edgefl.transfer.receiver import SLOW_LINK, STEP_BITS, Receiver, SendChunk
+from edgefl.transfer.sender import MAX_INCARNATIONS, PACE_STALL_S, Epochs, ReceiverState, Sender
 
 ALL = {"missing": {name(0): b"\x07"}}
 
@@ -109,6 +109,18 @@ def test_a_done_ends_the_epochs_before_it_too() -> None:
     assert sender.on_need("a", need(epoch=4, **ALL), 0.0) == []
     assert sender.dropped == {"stale_epoch": 1}
     assert sender.on_need("b", need("b", epoch=4, **ALL), 0.0), "another device's epochs are its own"
+
+
+def test_the_last_sixty_four_incarnations_of_a_device_are_remembered() -> None:
+    epochs = Epochs()
+    for incarnation in range(MAX_INCARNATIONS):
+        epochs.enter("a", incarnation << STEP_BITS | 5)
+    assert epochs.age("a", 0 << STEP_BITS | 5) == "replaced"
+    epochs.enter("a", MAX_INCARNATIONS << STEP_BITS)
+    assert epochs.age("a", 0 << STEP_BITS | 5) == "new", "the first is forgotten"
+    ages = [epochs.age("a", 1 << STEP_BITS | step) for step in (4, 5, 6)]
+    assert ages == ["stale", "replaced", "new"]
+    assert epochs.age("a", MAX_INCARNATIONS << STEP_BITS) == "present"
 
 
 def test_another_chunk_size_forgets_what_was_under_way() -> None:
