@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from device_agent.service_steps import ACCOUNT, Place, Remove, Run, Step, Write
+from device_agent.service_steps import ACCOUNT, WRITER, Place, Remove, Run, Step, Write, check_own
 from edgefl.config.settings import DeviceProfile
 from edgefl.errors import ConfigError, Problem, ServiceError
 from edgefl.process.service_unit import Service, unit_text
@@ -39,10 +39,12 @@ def systemd_version() -> int:
 def install_steps(
     place: Place, options: Sequence[str], broker: str, profile: DeviceProfile, systemd: int
 ) -> list[Step]:
-    """Steps that install the service or change it to these options. Raises ConfigError for what it could not see.
+    """Steps that install the service or change it to these options.
 
-    ``options``: of ``edgefl-agent run``, paths absolute. ``broker``: its URL, "" for an enrolled device's own.
+    Raises ConfigError for what it could not see, ServiceError where another program has its name. ``options``: of
+    ``edgefl-agent run``, paths absolute. ``broker``: its URL, "" for an enrolled device's own.
     """
+    check_own(place)
     paths = [word for word in options if word.startswith("/")]
     needed = [*paths, sys.prefix, os.path.realpath(sys.executable)]
     if place.system and (hidden := [path for path in needed if path.startswith(("/tmp/", "/var/tmp/"))]):  # noqa: S108
@@ -54,7 +56,7 @@ def install_steps(
         description="EdgeFL agent: trains parts of models on this device's data",
         command=command,
         environment=str(place.environment),
-        written_by="edgefl-agent install",
+        written_by=WRITER,
         user=ACCOUNT if place.system else "",
         groups=[name for name in ("video", "render") if _is_group(name)],
         watchdog_s=WATCHDOG_S,
@@ -91,7 +93,11 @@ def _account_steps(place: Place, paths: Sequence[str]) -> list[Step]:
 
 
 def uninstall_steps(place: Place, state: Path, purge: bool) -> list[Step]:
-    """Steps that remove the service; with ``purge`` also its options and the state: identity, unsent work."""
+    """Steps that remove the service; with ``purge`` also its options and the state: identity, unsent work.
+
+    Raises ServiceError where they are another program's.
+    """
+    check_own(place)
     steps: list[Step] = []
     if place.unit.exists():
         steps += [

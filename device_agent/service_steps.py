@@ -19,6 +19,8 @@ from edgefl.storage.disk import store_errors, write_new
 
 #: The account of the system that the service runs under.
 ACCOUNT = "edgefl"
+#: The command that writes units, as they say themselves.
+WRITER = "edgefl-agent install"
 #: Any of these in a directory says that it is an agent's state, which ``--purge`` may delete.
 _STATE_FILES = ("identity.json", "credentials", "status.json")
 
@@ -55,6 +57,33 @@ def place_of(name: str, system: bool) -> Place:
         return Place(name, True, unit / f"{name}.service", Path(f"/etc/edgefl/{name}.env"), Path("/var/lib") / name)
     own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return Place(name, False, own / "systemd/user" / f"{name}.service", own / "edgefl" / f"{name}.env", None)
+
+
+def check_own(place: Place) -> None:
+    """Raises ServiceError where the unit or the state directory of that name is another program's."""
+    other = ""
+    with store_errors("read", place.unit):
+        if place.unit.exists() and f"Written by `{WRITER}`" not in place.unit.read_text("utf-8", "replace"):
+            other = f"{place.unit} was not written by `{WRITER}`"
+    state = place.state
+    if state is not None and not _is_state(state) and _owner(state) != ACCOUNT:
+        other = f"{state} does not look like an agent's state"
+    if other:
+        raise ServiceError(other, remedy="Give this service a --name that nothing else on this machine has.")
+
+
+def _is_state(path: Path) -> bool:
+    """Whether a directory is an agent's, or empty, or not there."""
+    with store_errors("read", path):
+        return not path.is_dir() or not any(path.iterdir()) or any((path / name).exists() for name in _STATE_FILES)
+
+
+def _owner(path: Path) -> str:
+    with store_errors("read", path):
+        try:
+            return path.owner()
+        except KeyError:
+            return ""
 
 
 class Write(NamedTuple):
@@ -132,7 +161,7 @@ def _write(step: Write, say: Callable[[str], None]) -> None:
 def _remove(path: Path, say: Callable[[str], None]) -> None:
     with store_errors("delete", path):
         if path.is_dir():
-            if any(path.iterdir()) and not any((path / name).exists() for name in _STATE_FILES):
+            if not _is_state(path):
                 raise StoreError(f"{path} does not look like an agent's state", remedy="Delete it yourself.")
             shutil.rmtree(path)
         else:

@@ -158,6 +158,33 @@ def test_a_directory_that_is_no_agents_state_is_not_deleted(tmp_path):
     assert (tmp_path / "photos").exists()
 
 
+def test_what_another_program_has_under_that_name_is_left_alone(tmp_path):
+    """A chown of /var/lib/docker, or its unit overwritten or removed, takes more than this service with it."""
+    place = here(tmp_path)._replace(system=True)
+    (tmp_path / "unit").mkdir()
+    (tmp_path / "state").mkdir()
+    device = load_device("cpu")
+    assert install_steps(place, ["--data", "/srv/data"], "", device, 252), "an empty directory is nobody's"
+    (tmp_path / "state" / "images").mkdir()
+    for steps in (lambda: install_steps(place, [], "", device, 252), lambda: uninstall_steps(place, tmp_path, True)):
+        with pytest.raises(ServiceError, match="state does not look like an agent's state"):
+            steps()
+    (tmp_path / "state" / "identity.json").touch()
+    place.unit.write_text("[Service]\nExecStart=/usr/bin/dockerd\n")
+    for steps in (lambda: install_steps(place, [], "", device, 252), lambda: uninstall_steps(place, tmp_path, False)):
+        with pytest.raises(ServiceError, match="was not written by `edgefl-agent install`"):
+            steps()
+
+
+def test_the_unit_that_was_installed_is_its_own_and_can_be_changed_and_removed(tmp_path, monkeypatch):
+    place = here(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/opt/edgefl/bin/python")
+    for _ in range(2):
+        made = install_steps(place, ["--data", "/srv/data"], "", load_device("cpu"), 252)
+        carry_out([step for step in made if isinstance(step, Write)], lambda line: None)
+    assert Remove(place.unit) in uninstall_steps(place, tmp_path / "state", False)
+
+
 def test_a_dry_run_shows_the_unit_and_hides_the_password(tmp_path):
     broker = "mqtt://u:secret@127.0.0.1"
     done = agent("install", "--user", "--dry-run", "--data", "basic_motions", "--broker", broker, HOME=str(tmp_path))
