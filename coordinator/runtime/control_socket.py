@@ -67,7 +67,10 @@ async def listening(control: Control, directory: Path) -> AsyncIterator[None]:
             open_ones.add(task)
             task.add_done_callback(open_ones.discard)
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.TimeoutError):
-            if not slots.locked():
+            if slots.locked():
+                busy = Answer(error=f"{MOST_AT_ONCE} requests are being answered", remedy="Try again in a moment.")
+                writer.write(msgspec.json.encode(busy) + b"\n")
+            else:
                 async with slots:
                     writer.write(await _answer(control, reader))
                     await asyncio.wait_for(writer.drain(), LINE_S)

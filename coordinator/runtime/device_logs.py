@@ -48,7 +48,7 @@ class DeviceLogs:
         return found
 
     def received(self, message: LogLines) -> None:
-        """Take an answer; one that was not asked for, or is longer than agreed, is dropped."""
+        """Take an answer; one that was not asked for is dropped."""
         answer = self._waiting.get((message.device, message.request))
-        if answer is not None and not answer.done() and len(message.lines) <= MOST_LOG_LINES:
+        if answer is not None and not answer.done():
             answer.set_result(message)

@@ -88,6 +88,7 @@ class Runner:
         self._connected = False
         self._listening = False
         self._garbage = False
+        self._over = False
         self._ahead = time.time() - self.clock()
         self._noted_at = 0.0
         log = self._directory / "logs" / "evaluator.log"
@@ -130,6 +131,8 @@ class Runner:
 
     async def _ask(self, request: Request) -> State:
         """Take a request of the operator to the machine; the state once it is committed. Raises ControlError."""
+        if self._over:
+            raise _has_ended()
         answer: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._asked[id(request)] = answer
         self._events.put_nowait(request)
@@ -189,8 +192,10 @@ class Runner:
                     due.append(self._events.get_nowait())
                 self._take(due)
         finally:
+            self._over = True
             for answer in self._asked.values():
-                answer.set_exception(ControlError("the run has ended", remedy="`edgefl runs` shows how."))
+                if not answer.done():  # who asked may have gone
+                    answer.set_exception(_has_ended())
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
 
@@ -342,6 +347,10 @@ class Runner:
             **({"statistics": moving(plan)} if plan.slots.statistics else {}),
         }
         return EventRow(time.time(), "run_started", data=data)
+
+
+def _has_ended() -> ControlError:
+    return ControlError("the run has ended", remedy="`edgefl runs` shows how.")
 
 
 def take_back_if_ruined(ledger: Ledger, store: ObjectStore, attempt: Attempt) -> str:

@@ -18,7 +18,9 @@ from test_coordinator_runner import Scene, played, ready
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import control_socket, device_logs
 from coordinator.runtime.control_socket import SOCKET, Ask, request
-from edgefl.errors import ControlError
+from coordinator.runtime.environment import Watch
+from coordinator.runtime.record import Record
+from edgefl.errors import ControlError, StoreError
 from edgefl.protocol import messages as m
 
 
@@ -33,11 +35,11 @@ async def refused(scene: Scene, verb: str, device: str = "") -> str:
     return f"{caught.value.message} | {caught.value.remedy}"
 
 
-async def training(scene: Scene) -> asyncio.Task[Any]:
+async def training(scene: Scene, watch: Watch | None = None) -> asyncio.Task[Any]:
     """A run whose first round is open; its devices hold what they are offered."""
     for name in ("a", "b"):
         await scene.device(name, hold=True)
-    task = asyncio.ensure_future(scene.coordinator(a_plan()))
+    task = asyncio.ensure_future(scene.coordinator(a_plan(), watch=watch))
     await scene.until(lambda: all(ready(device, 1) for device in scene.devices.values()))
     return task
 
@@ -154,19 +156,45 @@ def test_what_is_no_request_is_answered_as_such_and_the_run_goes_on(tmp_path: Pa
     played(tmp_path, script)
 
 
-def test_more_terminals_than_there_is_room_for_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_terminals_than_there_is_room_for_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "MOST_AT_ONCE", 2)
     monkeypatch.setattr(control_socket, "LINE_S", 0.3)
 
     async def script(scene: Scene) -> None:
         task = await training(scene)
         idle = [await asyncio.open_unix_connection(str(scene.directory / "run" / SOCKET)) for _ in range(2)]
-        assert "answer" in await refused(scene, "status")
+        assert "2 requests are being answered" in await refused(scene, "status")
         for reader, writer in idle:
             await reader.read()  # the end of those who said nothing in time
             writer.close()
         await ask(scene, "stop")
         await task
+
+    played(tmp_path, script)
+
+
+def test_a_run_that_fails_answers_who_asks_and_fails_by_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody waits for an answer any more, as a page's that has gone."""
+
+    def full(*given: object) -> None:
+        raise StoreError("the disk is full")
+
+    async def script(scene: Scene) -> None:
+        watch = Watch()
+        task = await training(scene, watch)
+        assert watch.control is not None
+        monkeypatch.setattr(Record, "commit_moves", full)
+        gone, waits = (asyncio.ensure_future(watch.control.pause("web")) for _ in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(StoreError, match="the disk is full"):
+            await task
+        with pytest.raises(ControlError, match="the run has ended"):
+            await waits
+        with pytest.raises(ControlError, match="the run has ended"):
+            await asyncio.wait_for(watch.control.stop("web"), 5)
 
     played(tmp_path, script)
 

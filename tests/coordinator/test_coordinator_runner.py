@@ -19,7 +19,7 @@ from coordinator.core import moves as do
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import uploads
-from coordinator.runtime.environment import Environment
+from coordinator.runtime.environment import Environment, Watch
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.model_tasks import ModelTasks
 from coordinator.runtime.publisher import Publisher
@@ -51,7 +51,9 @@ class Scene:
         await device.start()
         return device
 
-    def coordinator(self, plan: RunPlan, *, resume: bool = False, **changes: Any) -> Coroutine[Any, Any, RunReport]:
+    def coordinator(
+        self, plan: RunPlan, *, resume: bool = False, watch: Watch | None = None, **changes: Any
+    ) -> Coroutine[Any, Any, RunReport]:
         return run(
             plan,
             Environment(
@@ -63,6 +65,7 @@ class Scene:
                 worker=self.worker,
                 timeouts=FAST._replace(**changes),
                 broker="mqtt://user:secret@localhost:1883",
+                watch=watch,
             ),
             resume=resume,
         )
