@@ -84,7 +84,11 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text else text
+    if text.isprintable() and " " not in text:
+        return text
+    return json.dumps(
+        text, ensure_ascii=not text.replace("\n", "").isprintable()
+    )  # what a terminal would obey, as codes
 
 
 class LineHandler(logging.Handler):

@@ -116,3 +116,13 @@ def test_text_is_what_it_was() -> None:
     assert out.getvalue()[9:] == '! declined       reason=disk needed=2000 detail="two words"\n'
     LineHandler(line_writer("text", out)).handle(logging.LogRecord("x", logging.WARNING, "", 1, "a\nb", None, None))
     assert out.getvalue().splitlines()[1][9:] == '! warning        source=x text="a\\nb"'
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\x9b2Jb c", "a\rb", "a\u202eb"])
+def test_what_a_terminal_would_obey_is_written_as_its_code(text: str) -> None:
+    """A topic or a reason of whoever speaks on the broker reaches the agent's log."""
+    out = io.StringIO()
+    line_writer("text", out)("ignored", topic=text)
+    line = out.getvalue().rstrip("\n")
+    assert line.isprintable()
+    assert json.loads(line.partition("topic=")[2]) == text
