@@ -54,7 +54,8 @@ FINDINGS: dict[str, Finding] = {
     "identity-revoked": Finding(
         "fail",
         "the fleet has revoked the device's certificate",
-        "Stop it; to let it in again, delete its state directory and enrol it under another name.",
+        "Stop it (it knocks every few minutes); to let it in again, delete its state directory and enrol it under "
+        "another name.",
     ),
     "identity-foreign": Finding(
         "fail",

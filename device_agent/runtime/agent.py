@@ -28,6 +28,7 @@ from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError,
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, LogRequest, Offer, Presence, Renewed, UpMessage, decode_down, encode
 from edgefl.transport.interface import Transport, Will
+from edgefl.transport.link import least_wait_s
 
 if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
     from edgefl.identity.device import Credentials
@@ -123,7 +124,7 @@ class Agent:
     async def _connect(self) -> None:
         self._events.put_nowait(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
         wait_s = DIAL_FIRST_S
-        while not await self._dial(pause_s := random.uniform(wait_s / 2, wait_s)):
+        while pause_s := await self._dial(random.uniform(wait_s / 2, wait_s)):
             await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, DIAL_LAST_S)
         await self.transport.subscribe(topics.device_subscriptions(self.state.fleet, self.state.device))
@@ -134,18 +135,20 @@ class Agent:
             self._spawn(self._renewal.run(self.transport))
         self._on_connection(connected=True)
 
-    async def _dial(self, wait_s: float) -> bool:
+    async def _dial(self, wait_s: float) -> float:
+        """Seconds until the next try, ``wait_s`` or more; 0: it is connected."""
         self.transport.on_message = self._on_message
         self.transport.on_connection = self._on_connection
         try:
             await self.transport.connect()
         except BrokerUnreachableError as error:
+            wait_s = max(wait_s, least_wait_s(error))
             told = {"text": error.message, "remedy": error.remedy, "finding": error.finding}
             self.emit("unreachable", **told, retry_s=wait_s)
             await self.transport.close()
             self.transport = self._dial_next()
-            return False
-        return True
+            return wait_s
+        return 0.0
 
     async def _tick(self) -> None:
         while True:

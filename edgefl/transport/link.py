@@ -53,6 +53,9 @@ _PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
 #: minute.
 BACKOFF_BASE_S = 0.25
 BACKOFF_CAP_S = 30.0
+#: A revoked certificate is for good, so its device knocks seldom. It does not end: a TLS alert before TLS 1.3 can be
+#: forged on the way, and a device that has ended has to be visited.
+REVOKED_S = 600.0
 #: A connection that held this long resets the back-off. A shorter one does not: two clients with one id chase each
 #: other.
 STABLE_S = 10.0
@@ -307,7 +310,7 @@ class Link:
     def _run(self) -> None:
         attempt, ever = 0, False
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began, seldom = time.monotonic(), 0.0
             try:
                 client = self._open()
                 ever = True
@@ -316,12 +319,13 @@ class Link:
                 if not isinstance(error, BrokerError):
                     _LOG.debug("malformed packet", exc_info=error)
                     error = BrokerError(f"the broker {self._settings.address} sent a malformed packet")
+                seldom = least_wait_s(error)
                 if not self._stopping.is_set():
                     self._post(self._listener.failed, error, not ever)
             if not ever:
                 break
             attempt = 0 if time.monotonic() - began >= STABLE_S else attempt
-            self._stopping.wait(backoff_s(attempt, random.random()))
+            self._stopping.wait(max(seldom, backoff_s(attempt, random.random())))
             attempt += 1
         if self._client is not None:
             self._client.release()
@@ -448,6 +452,11 @@ class _NoAnswerError(BrokerError):
 def backoff_s(attempt: int, draw: float) -> float:
     """How long to wait before trying again after ``attempt`` (from 0) failures in a row; ``draw`` uniform in 0 … 1."""
     return draw * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** min(attempt, 16))
+
+
+def least_wait_s(error: BrokerError) -> float:
+    """How long to wait at least before trying again after this failure: minutes where the device was revoked."""
+    return random.uniform(REVOKED_S / 2, REVOKED_S) if error.finding == "identity-revoked" else 0.0
 
 
 def _refusal(reason: ReasonCode) -> str | None:

@@ -421,12 +421,15 @@ def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_aft
 
 
 def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_agent(tmp_path, monkeypatch):
+    """A broker that says the device was revoked is dialled again as well, but seldom."""
     monkeypatch.setattr("device_agent.runtime.agent.DIAL_FIRST_S", 0.01)
+    monkeypatch.setattr("edgefl.transport.link.REVOKED_S", 0.5)
 
     async def scene():
         running = Running(MemoryBroker(), tmp_path / "a")
         failures = [
             BrokerUnreachableError("can not reach the broker mqtt://x:1: nothing listens on x:1"),
+            BrokerUnreachableError("this device's certificate was revoked", finding="identity-revoked"),
             BrokerError("the broker mqtt://x:1 refuses the connection: it does not admit anonymous clients"),
         ]
 
@@ -443,7 +446,9 @@ def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_
         running.agent._dial_next = dial
         with pytest.raises(BrokerError, match="does not admit"):
             await running.agent.run()
-        assert len(running.events("unreachable")) == 1
+        soon, seldom = (told["retry_s"] for told in running.events("unreachable"))
+        assert soon <= 0.01
+        assert seldom >= 0.25
 
     play(scene())
 

@@ -25,7 +25,7 @@ from edgefl.errors import BrokerError
 from edgefl.identity.fleet import fleet_broker
 from edgefl.identity.membership import revoke
 from edgefl.log_lines import LineHandler, line_writer
-from edgefl.transport import failures, mqtt
+from edgefl.transport import failures, link, mqtt
 from edgefl.transport.address import parse_url
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
@@ -126,12 +126,12 @@ def lines() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.skipif(not mosquitto_wanted(), reason="the fleet's broker is mosquitto; it is not installed")
-def test_a_revoked_device_is_told_so_and_told_again(
+def test_a_revoked_device_is_told_so_and_told_again_but_knocks_seldom(
     tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mqtt, "REMIND_S", 0.0)
     fleet = a_fleet(tmp_path / "fleet")
-    own = enrolled(fleet, "stolen", tmp_path / "state")
+    own, waits = enrolled(fleet, "stolen", tmp_path / "state"), list[float]()
     client = MqttTransport(fleet.url, own.record.client_id, tls=TlsFiles(str(own.authority), str(own.certificate)))
     again = MqttTransport(fleet.url, own.record.client_id, tls=TlsFiles(str(own.authority), str(own.certificate)))
 
@@ -140,6 +140,9 @@ def test_a_revoked_device_is_told_so_and_told_again(
         await broker.start()
         try:
             await client.connect()
+            assert client._link is not None
+            wait = client._link._stopping.wait
+            monkeypatch.setattr(client._link._stopping, "wait", lambda s: (waits.append(s), wait(min(s, 0.1)))[1])
             await revoke(fleet, "stolen", time.time())
             await until(lambda: lines.getvalue().count("was revoked") >= 2)
             with pytest.raises(BrokerError) as error:
@@ -150,6 +153,7 @@ def test_a_revoked_device_is_told_so_and_told_again(
             await broker.stop()
 
     error = run(scene())
+    assert max(waits) >= link.REVOKED_S / 2
     assert "this device's certificate was revoked" in error.message
     assert "another name" in error.remedy
 
