@@ -236,7 +236,7 @@ class _Round:
         kept_share = sum(weight for device, weight in weights.items() if device not in loaders)
         total = sum(taken.values()) + kept_share
         told: dict[str, Any] = {"devices": {device: weight / total for device, weight in taken.items()}}
-        previous = _from_store(self.store, part.base, 2 * part.base.size)()
+        previous = decode_part(self.store.view(part.base.id), copy=False)
         if kept_share > 0:  # after the others, so that integer buffers are a device's
             mean.add(kept_share, previous)
             told["kept"] = kept_share / total

@@ -328,3 +328,20 @@ def test_of_devices_with_as_many_samples_the_first_by_name_is_the_largest(store)
     recipe = {"prototypes": {"class_mean": {"combine": "largest"}}}
     _, record = aggregate_round(updates, store, before, recipe)
     assert record["parts"] == {"match/acc": {"devices": {"a": 1.0}}}
+
+
+def test_an_update_may_have_twice_the_bytes_of_the_part_and_a_mebibyte(store) -> None:  # noqa: F811
+    large = {"w": np.zeros(2**18, F32)}  # 1 MiB
+    before = {"task": store.put(encode_part(large))}
+    most = 2 * before["task"].size + 2**20
+    padding = most - len(encode_part({**large, "x": np.zeros(0, np.int8)}))
+    fitting, one_more = ({**large, "x": np.zeros(count, np.int8)} for count in (padding - 2**10, padding + 2**10))
+    reasons = []
+    for tensors_sent in (fitting, one_more):
+        _, record = aggregate_round([update(store, "a", 5, task=tensors_sent)], store, before)
+        reasons.append((record["refused"][0]["reason"], record["refused"][0]["detail"]))
+    size = len(encode_part(one_more))
+    assert reasons == [
+        ("names", "it has unknown tensor 'x'"),
+        ("malformed", f"its object has {size} bytes, at most {most} can be right"),
+    ]
