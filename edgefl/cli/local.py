@@ -37,7 +37,7 @@ _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + sign
 
 
 class LocalRun:
-    """One run in local mode, from its shares to its last round. ``page``: the coordinator's options for it."""
+    """One run in local mode, from its shares to its last round. ``more``: further options of the coordinator."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LocalRun:
         resume: str,
         quiet: bool,
         trainers: int = 0,
-        page: Sequence[str] = (),
+        more: Sequence[str] = (),
     ) -> None:
         self.config, self.recipe = load_run(name, overrides)
         if not self.config.fleet:
@@ -57,7 +57,7 @@ class LocalRun:
         self.resume = bool(resume)
         self.quiet = quiet
         self.trainers = trainers
-        self.page = page
+        self.more = more
         self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
         self._view: LiveView | None = None
@@ -174,7 +174,7 @@ class LocalRun:
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
         arguments += ["--directory", str(self.directory.parent)]
-        arguments += ["--resume" if self.resume else "--run", self.run, *self.page]
+        arguments += ["--resume" if self.resume else "--run", self.run, *self.more]
         log = self.directory / "logs" / "coordinator.log"
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
         self._view = None if self.quiet else LiveView()

@@ -38,6 +38,14 @@ def run_command(
     web_control: Annotated[
         bool, typer.Option("--web-control", help="Let the page pause, resume and stop the run and leave devices out.")
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--track",
+            metavar="KIND",
+            help="Write scalars: tensorboard[:DIR] or mlflow[:URI]; in the run's folder. Repeatable.",
+        ),
+    ] = None,
     set_: Overrides = None,
 ) -> None:
     """Train: start a broker, a coordinator and a local fleet from one run file, each a process of its own.
@@ -51,9 +59,10 @@ def run_command(
 
     from edgefl.cli.local import LocalRun
 
-    page_options = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
+    more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
+    more += [f"--track={kind}" for kind in track or ()]
     local = LocalRun(
-        run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json", trainers=trainers, page=page_options
+        run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json", trainers=trainers, more=more
     )
     try:
         asyncio.run(local.train())

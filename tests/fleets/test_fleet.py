@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -279,10 +280,17 @@ def local(directory: Path, *options: str) -> list[str]:
     return leashed([sys.executable, "-m", *command])
 
 
+TRACKED = importlib.util.find_spec("tensorboard") is not None
+
+
 @pytest.mark.parametrize(
     ("options", "export", "logged"),
     [
-        (("--no-export",), False, {"one", "two"}),
+        (
+            ("--no-export", *["--track=tensorboard"] * TRACKED),
+            False,
+            {"one", "two", *["track-tensorboard"] * TRACKED},
+        ),
         pytest.param(
             ("--no-export", "--no-page", "--trainers", "1"),
             False,
@@ -309,6 +317,7 @@ def test_local_mode_trains_and_reports(
     page = (directory / "report.html").read_text() if "--no-page" not in options else ""
     assert (directory / "report.html").exists() == bool(page)
     assert not page or ("<svg" in page and report["run"] in page)
+    assert any(directory.glob("tensorboard/*tfevents*")) == ("--track=tensorboard" in options)
     logs = {path.stem: path.read_text() for path in (directory / "logs").iterdir()}
     assert set(logs) == {"coordinator", "evaluator", *logged}
     assert "delivered" in logs["one"]

@@ -126,7 +126,7 @@ def lines() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.skipif(not mosquitto_wanted(), reason="the fleet's broker is mosquitto; it is not installed")
-def test_a_revoked_device_is_told_so_and_told_again_but_knocks_seldom(
+def test_a_revoked_device_is_told_so_and_told_again(
     tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mqtt, "REMIND_S", 0.0)
