@@ -1,6 +1,6 @@
 #!/bin/sh
 # The coordinator of the run $EDGEFL_RUN, for a container that is started again whenever it has ended: a run that is done stays
-# done, one that was stopped or killed goes on where it was.
+# done, one that was killed goes on where it was; one that was stopped does so at the container's next start.
 #   coordinator.sh OPTION…
 set -eu
 mkdir -p -m 0700 "/runs/$EDGEFL_RUN" # --resume with a run file begins the run when there is only its directory
@@ -16,7 +16,7 @@ while [ "$signalled" ]; do # a signal ends the wait, not the child
   wait "$child" || status=$?
 done
 [ "$status" = 0 ] || exit "$status"
-echo "run $EDGEFL_RUN is done"
+echo "run $EDGEFL_RUN has ended"
 sleep infinity &
 child=$!
 wait "$child" || true

@@ -102,6 +102,15 @@ def test_no_service_is_root_or_without_limits_or_unwatched() -> None:
     assert compose()["networks"]["ledger"] == {"internal": True}
 
 
+def test_a_health_check_needs_no_program_that_its_image_may_lack() -> None:
+    """The slim image of Python has no procps; grep, cat and flock are in every Debian, and in Alpine's busybox."""
+    for name, service in compose()["services"].items():
+        _, command = service["healthcheck"]["test"][:2]
+        programs = set(re.findall(r"(?:^|[|&!] )([a-z_]+)", command))
+        assert programs, name
+        assert programs <= {"grep", "cat", "flock", "pg_isready"}, name
+
+
 def test_what_compose_mounts_is_here_or_made_by_a_person() -> None:
     mounts = {m.split(":")[0] for service in compose()["services"].values() for m in service["volumes"]}
     here = {mount for mount in mounts if (DEPLOY / mount).is_file()}
@@ -164,7 +173,7 @@ def test_the_coordinators_script_stays_when_the_run_is_done(tmp_path: Path) -> N
     wanted = f"secret run {tmp_path}/config/run.yaml --resume r1 --directory {tmp_path}/runs"
     wanted += " --log-format json --ledger url\n"
     with started(tmp_path, 'echo "$PGPASSWORD $@"') as process:
-        until(lambda: (tmp_path / "out").read_text() == f"{wanted}run r1 is done\n")
+        until(lambda: (tmp_path / "out").read_text() == f"{wanted}run r1 has ended\n")
         assert process.poll() is None
         assert (tmp_path / "runs" / "r1").is_dir()
         process.terminate()
