@@ -15,9 +15,8 @@ from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Job, RunPlan
 from edgefl.plan.stages import restrict
 from edgefl.pricing.round_price import Pricer
-from edgefl.pricing.run_price import schedules_of
 from edgefl.records import Cost
-from edgefl.registry import default
+from edgefl.registry import Choice, default, method
 from edgefl.run_records import DeviceRow, EndToEnd
 
 #: What a step holds of memory however small its micro-batches are: a device that lacks this much has no way out.
@@ -43,7 +42,8 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
 
     Devices with the same modalities are priced together, on their mean share: tracing the step takes seconds.
     """
-    stage = schedules_of(plan.model, [stage.rounds for stage in plan.stages])[default("schedule")][0]
+    schedule = method("schedule", default("schedule"))
+    stage = Choice(schedule, {}).bind(schedule.stages)(plan.model, [stage.rounds for stage in plan.stages])[0]
     if any(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in plan.stages):
         return {}
     model = build(plan.model, device="meta")
