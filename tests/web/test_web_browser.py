@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser_fixture import chromium
 from fleet_fixture import Fleet, share
 from page_fixture import HOSTILE, Page
-from playwright.sync_api import Browser, BrowserContext, Route, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Route, expect
 from test_web_access import hostile_events
 
-#: No sandbox: CI is root in a container. The rest keeps the browser from calling home.
-FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 PATIENCE_MS = 60_000
-
-
-@contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """A browser; while it is open, its event loop is this thread's."""
-    found = shutil.which("chromium")
-    if found is None:
-        assert not os.environ.get("EDGEFL_REQUIRE_CHROMIUM"), "chromium is not on the PATH"
-        pytest.skip("chromium is not on the PATH")
-    flags = [*FLAGS.split(), "--disable-sync", "--disable-quic"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=flags)
-        yield browser
-        browser.close()
 
 
 class Witness:
