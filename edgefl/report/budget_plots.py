@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
+
+from msgspec.structs import asdict
 
 from edgefl.report import resources, story, units
 from edgefl.report.charts import (
     BLUE,
+    FILLS,
     INK,
     LINE,
     MUTED,
@@ -21,6 +25,8 @@ from edgefl.report.charts import (
     tips,
 )
 from edgefl.report.crowds import MANY, QUANTILES, how_many, quantile, rows_of
+from edgefl.report.events import refusal_text
+from edgefl.report.folding import listed
 from edgefl.run_records import RunReport
 
 #: Kind of a point -> its colour, shape and fill.
@@ -29,6 +35,10 @@ _WHAT = {
     "predicted": (MUTED, "circle", "transparent"),
     "budget": (WARN, "M0,-1.1V1.1", "transparent"),
 }
+#: Ratio from which a prediction counts as off.
+_OFF = 1.25
+#: Room for the words right of the last point, in pixels.
+_ROOM = 88
 #: Figures of which prediction and measurement are compared, with the words of their panels.
 _COMPARED = {
     "step_peak_bytes": "step memory",
@@ -50,7 +60,8 @@ def memory(report: RunReport) -> Chart | None:
     if not known:
         return None
     caption = (
-        "Largest step of the run: measured (circle) and predicted (hollow), beside what the device may use (stroke)."
+        "Largest step of the run: measured (circle) and predicted (hollow), within what the device may use (bar, up "
+        "to the stroke)."
     )
     return against_budgets(known, caption)
 
@@ -75,11 +86,15 @@ def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> C
 
     kinds = [what for what in _WHAT if any(row["what"] == what for row in points)]
     colours, shapes, fills = zip(*(_WHAT[what] for what in kinds), strict=True)
+    every = [row["mib"] for row in points]
+    domain = [min(every) * 0.8, max(every)]
+    points = [{**row, "from": domain[0]} if row["what"] == "budget" else row for row in points]
 
     def build(width: int) -> Spec:
         y = field("device", "N", sort=[*quantiles, *shown])
-        ticks = log_ticks([row["mib"] for row in points], (1, 3) if width == NARROW else (1, 2, 5))
-        x = field("mib", "Q", "step memory (MiB, log scale)", scale={"type": "log", "nice": False, "padding": 24})
+        x = field("mib", "Q", "step memory (MiB, log scale)", scale={"type": "log", "nice": False, "domain": domain})
+        x["scale"]["range"] = [0, {"expr": f"width - {_ROOM}"}]
+        ticks = log_ticks(every, (1, 3) if width == NARROW else (1, 2, 5))
         x["axis"] = {"values": ticks, "format": ",~r", "labelOverlap": True}
         look: Spec = {
             "color": field("what", "N", scale=scale(kinds, colours)),
@@ -87,16 +102,18 @@ def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> C
             "fill": field("what", "N", scale=scale(kinds, fills)),
             "tooltip": [*tips(device="device", what="figure"), field("mib", "Q", "MiB", format=".3~s")],
         }
+        text = {"y": y, "x": x, "text": {"field": "text"}}
+        allowed = layer("bar", {"y": y, "x": x, "x2": {"field": "from"}}, where="datum.what == 'budget'", color=LINE)
+        allowed["mark"] |= {"height": 12, "opacity": 0.5}
         return {
-            "width": width - 150,
+            **FILLS,
+            "width": width,
             "height": {"step": 26},
             "data": {"values": points},
             "layer": [
-                layer("rule", {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "mib", "aggregate": "max"}}),
+                *([allowed] if "budget" in kinds else []),
                 layer("point", {"y": y, "x": x, **look}, size=90, strokeWidth=2, opacity=1),
-                layer(
-                    "text", {"y": y, "x": x, "text": {"field": "text"}}, values=labels, align="left", dx=9, color=MUTED
-                ),
+                layer("text", text, values=labels, align="left", dx=9, color=MUTED),
             ],
         }
 
@@ -133,24 +150,26 @@ def against_end_to_end(report: RunReport) -> Chart | None:
     ways = ("measured in this run", "predicted for this run", "end to end, predicted")
 
     def build(width: int) -> Spec:
-        y = field("what", "N", sort=None, axis={"labelLimit": 120})
+        y = field("what", "N", sort=None)
         x = field(
             "share",
             "Q",
             "% of end to end",
             stack=None,
             axis={"tickCount": 5},
-            scale={"domain": [0, max(100, *(r["share"] for r in rows))]},
+            scale={"domain": [0, 1.02 * max(100, *(r["share"] for r in rows))], "nice": False},
         )
+        legend = {"columns": 1 if width == NARROW else 0}
         look: Spec = {
-            "color": field("of", "N", scale=scale(ways, (BLUE, MUTED, INK))),
-            "shape": field("of", "N", scale=scale(ways, ("square", "circle", "M0,-1.4V1.4"))),
-            "fill": field("of", "N", scale=scale(ways, (BLUE, "transparent", "transparent"))),
+            "color": field("of", "N", scale=scale(ways, (BLUE, MUTED, INK)), legend=legend),
+            "shape": field("of", "N", scale=scale(ways, ("square", "circle", "M0,-1.4V1.4")), legend=legend),
+            "fill": field("of", "N", scale=scale(ways, (BLUE, "transparent", "transparent")), legend=legend),
         }
         tip = [*tips(what="what", of="figure"), field("share", "Q", "% of end to end", format=".1f")]
         own = "datum.of == 'measured in this run'"
         return {
-            "width": width - 150,
+            **FILLS,
+            "width": width,
             "height": {"step": 46},
             "data": {"values": rows},
             "layer": [
@@ -162,9 +181,19 @@ def against_end_to_end(report: RunReport) -> Chart | None:
 
     caption = (
         "A device's largest step and its mean round. End to end is not measured: it is the planner's price of the same "
-        "run file with all parts trained at once, for the same devices and samples."
+        "run file with all parts trained at once, for the same devices and samples." + _unaffordable(report)
     )
     return Chart("saving", "Cost against training end to end", caption, build)
+
+
+def _unaffordable(report: RunReport) -> str:
+    """Which devices' budgets end to end would not fit, the first with both numbers."""
+    refused = {name: refusal_text(asdict(one.refusal)) for name, one in report.end_to_end.items() if one.refusal}
+    if not refused:
+        return ""
+    first, why = next(iter(refused.items()))
+    of = f"{len(refused)} of {len(report.end_to_end)} devices"
+    return f" By their budgets {of} could not train so: {listed(list(refused))} ({first}: {why})."
 
 
 def prediction(report: RunReport) -> Chart | None:
@@ -182,41 +211,49 @@ def prediction(report: RunReport) -> Chart | None:
     if crowd := len({row["device"] for row in values}) > MANY:
         values = _quantiles(values)
     ratios = [row["ratio"] for row in values]
-    domain = [min(0.75, *ratios) * 0.97, max(1.33, *ratios) * 1.03]
+    domain = [min(0.75, *ratios) * 0.97, max(1.33, *ratios) * (1.03 if max(ratios) <= _OFF else 1.25)]
     titles = [title for title in _COMPARED.values() if any(row["what"] == title for row in values)]
+    middle = median(row["stage"] for row in values)
+    for title in titles:
+        worst = max((row for row in values if row["what"] == title), key=lambda row: row["ratio"])
+        if worst["ratio"] > _OFF:
+            worst["before" if worst["stage"] > middle else "after"] = worst["device"]
 
     def build(width: int) -> Spec:
-        columns = 1 if width == NARROW else len(titles)
+        columns = min(len(titles), 2 if width == NARROW else 4)
         x = field("stage", "O", "stage", axis={"labelAngle": 0, "labelOverlap": True})
-        y = field(
-            "ratio", "Q", "measured ÷ predicted", scale={"type": "log", "base": 2, "domain": domain, "nice": False}
-        )
+        y = field("ratio", "Q", "measured ÷ predicted", scale={"type": "log", "base": 2, "domain": domain})
+        y["scale"]["nice"] = False
         y["axis"] = {"values": [0.25, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 4], "format": "~r"}
         tip = [*tips(device="device", stage="stage"), field("ratio", "Q", "measured ÷ predicted", format=".3f")]
         dots = {"x": x, "y": y, "tooltip": tip}
         one = {"y": {"datum": 1, "type": "quantitative"}}
-        band = {"y": {"datum": 0.8, "type": "quantitative"}, "y2": {"datum": 1.25}}
+        band = {"y": {"datum": 1 / _OFF, "type": "quantitative"}, "y2": {"datum": _OFF}}
+        names = [
+            layer("text", {**dots, "text": {"field": side}}, where=f"isValid(datum.{side})", align=align, dx=dx, dy=-10)
+            for side, align, dx in (("before", "right", 5), ("after", "left", -5))
+            if any(side in row for row in values)
+        ]
         return {
             "data": {"values": values},
             "facet": field("what", "N", sort=titles),
             "columns": columns,
             "spec": {
-                "width": (width - 60) // columns - 22,
-                "height": 130,
+                "width": (width - 66) // columns - 18,
+                "height": 100 if width == NARROW else 130,
                 "layer": [
                     layer("rect", band, values=[{}], color=LINE, opacity=0.45),
                     layer("rule", one, values=[{}], color=MUTED, strokeDash=[4, 3]),
                     layer("point", dots, color=BLUE, size=46, strokeWidth=1.6, filled=False, opacity=0.9),
-                    layer(
-                        "text", {**dots, "text": {"field": "device"}}, where="datum.ratio > 1.25", align="left", dx=7
-                    ),
+                    *names,
                 ],
             },
         }
 
     dots = "A circle is a quantile of the devices" if crowd else "A circle is a device"
     caption = (
-        f"{dots} in a stage; 1 is exact, above it the device needed more than predicted. Shaded: within a quarter."
+        f"{dots} in a stage; 1 is exact, above it the device needed more than predicted. Shaded: within a quarter; "
+        "beyond it, the furthest off is named."
     )
     return Chart("prediction", "How far predictions were off", caption, build)
 

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3], [1, 3])
 _CONFIG: Spec = {
     "background": "transparent",
+    "aria": False,  # the picture has one label of its own; one for each mark doubled the page
     "font": "Inter, Segoe UI, system-ui, Helvetica Neue, Liberation Sans, Arial, sans-serif",
     "padding": {"left": 10, "right": 6, "top": 4, "bottom": 4},
     "view": {"stroke": None},
@@ -93,6 +94,15 @@ def field(name: str, kind: str, title: str | None = None, **more: Any) -> Spec:
     """An encoding; ``kind``: Q (quantitative), N (nominal) or O (ordinal); ``title``: with the unit."""
     kinds = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
     return {"field": name, "type": kinds[kind], "title": title, **more}
+
+
+#: A chart of one view fills the width it is given, axes and labels included.
+FILLS: Spec = {"autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def label_room(names: Iterable[str]) -> float:
+    """Pixels that the longest of these takes on an axis, with its ticks and the chart's padding."""
+    return min(150.0, 7.0 * max(map(len, names), default=0)) + 26
 
 
 def tips(**titles: str) -> list[Spec]:

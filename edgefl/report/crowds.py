@@ -24,8 +24,10 @@ def rows_of(devices: Sequence[str], key: Callable[[str], float | tuple[float, ..
 
 
 def how_many(devices: Sequence[str], shown: Sequence[str], which: str) -> str:
+    """Addition to a caption where not every device has a row; ``which``: those that have."""
+    rest = len(devices) - len(shown)
     return (
-        f" Of {len(devices)} devices, the {len(shown)} {which}, below the quantiles of all."
-        if len(shown) < len(devices)
+        f" Named: of {len(devices)} devices the {len(shown)} {which}, and {rest} others in the rows of all."
+        if rest
         else ""
     )

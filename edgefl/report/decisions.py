@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -13,12 +13,24 @@ from edgefl.records import Refusal
 from edgefl.registry import default
 from edgefl.report import resources, units
 from edgefl.report.events import fitting, reason, refusal_of, refusal_text
+from edgefl.report.folding import fold, listed
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.run_records import RunReport
+from edgefl.run_records import EventRow, RunReport
 
 #: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
 OFFLINE = "offline"
 NOT_JOINED = "not connected yet"
+#: Up to so many devices with one reason each have a sentence of their own.
+_APART = 3
+#: Events that an operator causes -> their words.
+_REQUESTS = {
+    "pausing": "pause when the open round is over",
+    "paused": "paused",
+    "resumed": "resumed",
+    "left_out": "device left out",
+    "taken_in": "device taken in again",
+    "run_stopped": "stopped",
+}
 BEHIND = "at work on an earlier round"
 
 _NOTE = (
@@ -70,29 +82,65 @@ def refusals(report: RunReport) -> Grid:
     rows = sorted(found, key=lambda row: (order.get(row.device, len(order)), row.stage, min(found[row] or {0})))
     warned = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
     notes = (_NOTE, *(f"Warned of {text}." for text in dict.fromkeys(map(str, warned))))
-    return table("Refusals and decisions", columns, rows, notes, _none_refused(report))
+    return fold(table("Refusals and decisions", columns, rows, notes, _none_refused(report)), "device")
 
 
 def sentences(report: RunReport) -> list[str]:
-    """What went wrong, device by device: refusals with both numbers, lost or unusable updates, rounds not offered."""
-    decided: dict[tuple[str, str, str], list[_Decision]] = {}
+    """What went wrong: refusals with both numbers, lost or unusable updates, rounds not offered.
+
+    A sentence a device; of more than ``_APART`` devices with one reason, one sentence with the worst.
+    """
+    decided: dict[tuple[str, str], dict[str, list[_Decision]]] = {}
     for row in _collected(report):
-        decided.setdefault((row.device, row.decided_by, row.refusal.reason), []).append(row)
+        decided.setdefault((row.decided_by, row.refusal.reason), {}).setdefault(row.device, []).append(row)
     found = []
-    for (device, by, _), rows in decided.items():
-        worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
-        stages = units.spans({row.stage for row in rows})
+    for (by, _), devices in decided.items():
         verb = {"plan": "refused by the plan", "device": "declined"}.get(by, "without a usable update")
-        then = _then(report, device, worst.stage).text
-        text = refusal_text(msgspec.structs.asdict(worst.refusal))
-        found.append(f"{device}: {verb} in stage{'s' * (len(rows) > 1)} {stages}, {text}; {then}.")
+        alike = [list(devices)] if len(devices) > _APART else [[name] for name in devices]
+        for names in alike:
+            rows = [row for name in names for row in devices[name]]
+            worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
+            stages = {row.stage for row in rows}
+            after = dict.fromkeys(_then(report, name, max(row.stage for row in devices[name])).text for name in names)
+            then = _then(report, worst.device, worst.stage).text if len(names) == 1 else ", or ".join(after)
+            text = refusal_text(msgspec.structs.asdict(worst.refusal))
+            most = f"the most by {worst.device}, " if len(names) > 1 and worst.refusal.needed else ""
+            found.append(
+                f"{_who(names)}: {verb} in stage{'s' * (len(stages) > 1)} {units.spans(stages)}, {most}{text}; {then}."
+            )
+    return [*found, *_not_there(report)]
+
+
+def _who(names: Sequence[str]) -> str:
+    """The device, or how many with the first by name."""
+    return names[0] if len(names) == 1 else f"{len(names)} devices ({listed(names)})"
+
+
+def _not_there(report: RunReport) -> Iterator[str]:
+    """A sentence on each device that was away or had not joined when rounds began, or one on many."""
     in_stage = Counter(row.stage for row in report.rounds)
-    for device, whys in absences(report).items():
-        for why in (OFFLINE, NOT_JOINED):
-            if keys := whys.get(why):
-                where = f"stages {_stages(keys, in_stage)}"
-                found.append(f"{device}: {why}, not offered in {len(keys)} of {len(report.rounds)} rounds ({where}).")
-    return found
+    for why in (OFFLINE, NOT_JOINED):
+        away = {device: keys for device, whys in absences(report).items() if (keys := whys.get(why))}
+        for names in [list(away)] if len(away) > _APART else [[name] for name in away]:
+            most = max((away[name] for name in names), key=len)
+            up_to = f"up to {len(most)}" if len(names) > 1 else str(len(most))
+            where = f" (stages {_stages(most, in_stage)})" if len(names) == 1 else ""
+            yield f"{_who(names)}: {why}, not offered in {up_to} of {len(report.rounds)} rounds{where}."
+
+
+def requests(report: RunReport) -> Grid:
+    """An operator's requests while the run went on: when, what, for which device, who."""
+    asked = [event for event in report.events if event.kind in _REQUESTS]
+    began = min((event.at for event in report.events), default=report.started_at)
+    columns: list[Column[EventRow]] = [
+        Column("after", lambda row: units.seconds(row.at - began), key=True, tip="since the run's first event"),
+        Column("stage", lambda row: row.stage or None),
+        Column("round", lambda row: row.round or None),
+        Column("what", lambda row: _REQUESTS[row.kind], text=True),
+        Column("device", lambda row: row.device, text=True),
+        Column("by", lambda row: str(row.data.get("by", "")), text=True),
+    ]
+    return table("What the operator asked of the run", columns, asked)
 
 
 def _none_refused(report: RunReport) -> str:

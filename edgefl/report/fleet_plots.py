@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgefl.records import FIGURES
 from edgefl.report import resources, timeline, units
 from edgefl.report.charts import (
     BLUE,
+    FILLS,
     GREEN,
     HEAT,
     INK,
     LINE,
     MUTED,
     NARROW,
+    OLIVE,
     ORANGE,
     PAPER,
     PURPLE,
     WARN,
+    WIDE,
     Chart,
     Spec,
     Values,
     field,
+    label_room,
     layer,
     scale,
     tips,
@@ -38,13 +44,14 @@ _HEAT: dict[str, tuple[str, ...]] = {
 }
 #: Activity -> colour, thickness of its bar.
 _LOOK = {
-    timeline.TRAINS: (BLUE, 15),
-    timeline.FETCHES: (GREEN, 8),
-    timeline.SENDS: (ORANGE, 8),
-    timeline.FAILS: (PURPLE, 15),
+    timeline.TRAINS: (BLUE, 16),
+    timeline.FETCHES: (GREEN, 9),
+    timeline.SENDS: (ORANGE, 6),
+    timeline.FAILS: (PURPLE, 12),
     timeline.WAITS: (LINE, 2),
-    timeline.REFUSED: (MUTED, 4),
-    timeline.AWAY: (WARN, 11),
+    timeline.REFUSED: (MUTED, 3),
+    timeline.LEFT_OUT: (INK, 6),
+    timeline.AWAY: (WARN, 12),
 }
 
 
@@ -76,11 +83,13 @@ def over_time(report: RunReport) -> Chart | None:
     begins: dict[int, float] = {}
     for row in report.rounds:
         begins.setdefault(row.stage, (row.started_at - run.began) / size)
-    stages: Values = [
-        {"start": at, "name": f"stage {stage}" if not n else str(stage)} for n, (stage, at) in enumerate(begins.items())
-    ]
-    crowd: Values = [{**row, "start": float(row["start"]) / size} for row in timeline.busy(spans, run.seconds)]
     done = [activity for activity in timeline.ACTIVITIES if any(span.activity == activity for span in spans)]
+    busy = timeline.busy(spans, run.seconds)
+    crowd: Values = [{**row, "start": float(row["start"]) / size} for row in busy if row["activity"] in done]
+    pauses: Values = [
+        {"start": one.start / size, "end": one.end / size, "name": "paused", "by": one.by}
+        for one in timeline.pauses(report)
+    ]
 
     def build(width: int) -> Spec:
         x = field(
@@ -90,32 +99,83 @@ def over_time(report: RunReport) -> Chart | None:
             scale={"domain": [0, run.seconds / size], "nice": False},
         )
         colour = field("activity", "N", scale=scale(done, [_LOOK[one][0] for one in done]), sort=done)
-        colour["legend"] = {"symbolType": "square", "columns": 3 if width == NARROW else 0}
+        shape = field("activity", "N", scale=scale(done, [_swatch(_LOOK[one][1]) for one in done]), sort=done)
+        columns = 0 if width == WIDE else 3 if shown == every else 2
+        for channel in (colour, shape):
+            channel["legend"] = {"columns": columns, "symbolStrokeWidth": 0, "symbolSize": 140}
+        swatch, legend = {"color": colour, "shape": shape}, [{"activity": one} for one in done]  # drawn nowhere else
         tip = tips(device="device", activity="activity", round="in", **{"for": "for"})
         bars = {"x": x, "x2": {"field": "end"}, "y": field("device", "N", sort=shown), "color": colour, "tooltip": tip}
-        mark = {"values": stages, "color": MUTED}
+        mark = {"values": _stage_names(begins, run.seconds / size, width), "color": MUTED}
         per_device: Spec = {
-            "width": width - 150,
+            "width": width,
             "height": {"step": 24},
             "data": {"values": rows},
             "layer": [
+                *(_pauses(pauses, x) if pauses else []),
                 layer("rule", {"x": x}, **mark, strokeDash=[2, 3]),
                 layer("text", {"x": x, "y": {"value": -6}, "text": {"field": "name"}}, **mark, align="left"),
                 *(layer("bar", bars, where=f"datum.activity == '{one}'", height=_LOOK[one][1]) for one in done),
+                layer("point", swatch, values=legend, where="false", filled=True, opacity=1),
             ],
         }
         if shown == every:
-            return per_device
-        number = field("devices", "Q", "number of devices", stack="zero")
-        area = layer("area", {"x": x, "y": number, "color": colour, "order": {"field": "n"}}, interpolate="step-after")
-        whole = {"width": width - 150, "height": 170, "data": {"values": crowd}, **area}
-        return {"vconcat": [whole, per_device]}
+            return FILLS | per_device
+        inner = width - label_room([*shown, *done])
+        number = field("devices", "Q", None, axis=None, scale={"domain": [0, len(every)]})
+        area = {"x": {**x, "axis": None}, "y": number, "tooltip": tips(activity="activity", devices="devices")}
+        header = {"labelAngle": 0, "labelAlign": "left", "labelFontWeight": "normal", "labelPadding": 4}
+        whole = {
+            "data": {"values": crowd},
+            "facet": {"row": field("activity", "N", sort=done, header=header)},
+            "spacing": 5,
+            "spec": {"width": inner, "height": 24, **layer("area", area, interpolate="step-after", color=BLUE)},
+        }
+        return {"vconcat": [whole, per_device | {"width": inner}]}
 
     caption = (
         "Thick: it trains; thinner: parts on their way; a line: it waits. Training is drawn in one piece, before the "
-        "update: of a round only its seconds are known." + how_many(every, shown, "longest away or without an update")
+        "update: of a round only its seconds are known."
     )
+    if shown != every:
+        caption = f"Above: how many devices do what, the full height being all {len(every)}. Below, by device. {caption}"
+        caption += how_many(every, shown, "longest away or without an update")
+    if pauses:
+        caption += " Shaded: the operator had paused the run."
     return Chart("timeline", "What each device did, over time", caption, build)
+
+
+def _swatch(thickness: int) -> str:
+    """A bar's thickness, of at most 16 pixels, as the symbol of a legend."""
+    half = max(0.12, thickness / 16)
+    return f"M-1,{-half:.2f}H1V{half:.2f}H-1Z"
+
+
+def _stage_names(begins: Mapping[int, float], length: float, width: int) -> Values:
+    """Where each stage begins; its number where that covers no other."""
+    rows: Values = []
+    free = -1.0
+    for stage, at in begins.items():
+        text = f"stage {stage}" if not rows else str(stage)
+        rows.append({"start": at, "name": text if at >= free else ""})
+        free = at + length * (8 * len(text)) / (width - 100) if at >= free else free
+    return rows
+
+
+def _pauses(pauses: Values, x: Spec) -> list[Spec]:
+    """The operator's pauses across all devices."""
+    tip = tips(name="the run was", by="by")
+    return [
+        layer("rect", {"x": x, "x2": {"field": "end"}, "tooltip": tip}, values=pauses, color=OLIVE, opacity=0.25),
+        layer(
+            "text",
+            {"x": x, "y": {"value": 8}, "text": {"field": "name"}},
+            values=pauses,
+            align="left",
+            dx=3,
+            color=OLIVE,
+        ),
+    ]
 
 
 def by_stage(report: RunReport) -> Chart | None:
@@ -152,7 +212,7 @@ def by_stage(report: RunReport) -> Chart | None:
 
     def build(width: int) -> Spec:
         columns = 1 if width == NARROW else 4
-        step = ((width - 120) // columns - 18) / len(stages)
+        step = ((width - label_room([*quantiles, *shown])) / columns - 18) / len(stages)
         x = field("stage", "O", "stage", axis={"labelAngle": 0, "labelOverlap": True})
         y = field("device", "N", sort=[*quantiles, *shown])
         heat = field("level", "O", legend=None, scale=scale(range(5), HEAT))
@@ -169,7 +229,7 @@ def by_stage(report: RunReport) -> Chart | None:
             "columns": columns,
             "spec": {
                 "width": {"step": step},
-                "height": {"step": 24},
+                "height": {"step": 18 if width == NARROW and len(shown) > _ROOM else 24},
                 "layer": [
                     layer(
                         "rect",

@@ -31,7 +31,7 @@ def _joined(cells: Sequence[Cell]) -> Cell:
     if len(cells) == 1:
         return cells[0]
     texts = [cell.text for cell in cells]
-    join: Callable[[list[str]], str] = _numbers if all(text.isdecimal() for text in texts) else _listed
+    join: Callable[[list[str]], str] = _numbers if all(text.isdecimal() for text in texts) else listed
     return replace(cells[0], text=join(texts), tip=", ".join(texts))
 
 
@@ -39,5 +39,6 @@ def _numbers(texts: list[str]) -> str:
     return units.spans(map(int, texts))
 
 
-def _listed(texts: list[str]) -> str:
+def listed(texts: Sequence[str]) -> str:
+    """The names, of many the first and how many more."""
     return ", ".join(texts) if len(texts) <= _NAMED else f"{texts[0]} and {len(texts) - 1} more"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from edgefl.report import quality, units
 from edgefl.report.charts import (
     DASHES,
+    FILLS,
     INK,
     MUTED,
     NARROW,
@@ -28,6 +29,9 @@ Curve = tuple[tuple[str, ...], str]
 COMPLETE = "complete"
 #: Height of a panel of the accuracy, and of a line of its labels, in pixels.
 _HEIGHT, _LABEL = 120, 13
+_LOSS_HEIGHT = 150
+#: Devices whose lines of the loss are labelled; of more, only the fleet's is.
+_NAMED = 6
 
 
 def accuracy(report: RunReport) -> Chart | None:
@@ -61,7 +65,7 @@ def accuracy(report: RunReport) -> Chart | None:
 
     def build(width: int) -> Spec:
         columns = 1 if width == NARROW else min(4, len(panels))
-        panel = (width - 60) // columns - 34
+        panel = (width - 66) // columns - 18
         words = panel / max(40, panel - 7 * max(len(row["text"]) for row in last))  # room for them, right of the lines
         x = field("round", "Q", "round", scale={"domain": [1, 1 + words * max(1, len(place) - 1)], "nice": False})
         x["axis"] = {"values": _ticks(len(place)), "format": "d", "grid": False}
@@ -116,10 +120,10 @@ def _point(
     return {"panel": _name(given), "given": what, "curve": mask, "round": number, "value": round(value, 3), "at": at}
 
 
-def _labels(values: Values, domain: Sequence[float]) -> Values:
+def _labels(values: Values, domain: Sequence[float], height: int = _HEIGHT, form: str = ".1f") -> Values:
     """The words at the end of every line, moved apart where they would cover one another."""
     found: Values = []
-    apart = (domain[1] - domain[0]) * _LABEL / _HEIGHT
+    apart = (domain[1] - domain[0]) * _LABEL / height
     for panel in dict.fromkeys(row["panel"] for row in values):
         ends = {row["curve"]: row for row in values if row["panel"] == panel}
         lowest = domain[0] + apart / 2
@@ -127,7 +131,7 @@ def _labels(values: Values, domain: Sequence[float]) -> Values:
             highest = domain[1] - apart / 2 - apart * (len(ends) - left)
             at = min(max(row["value"], lowest), max(highest, lowest))
             lowest = at + apart
-            words = {"at_y": at, "text": f"{row['curve']} {row['value']:.1f}"}
+            words = {"at_y": at, "text": f"{row['curve']} {row['value']:{form}}"}
             found.append({name: row[name] for name in ("panel", "curve", "round")} | words)
     return found
 
@@ -159,35 +163,44 @@ def loss(report: RunReport) -> Chart | None:
             for row in report.assignments
             if row.status == "done" and "loss" in row.metrics and (row.stage, row.round) in place
         ]
+    every = [row["loss"] for row in values]
+    domain = [min(0.0, *every), max(every) * 1.04 or 1.0]
+    named = {row["device"] for row in values} if len(report.devices) <= _NAMED else {"fleet"}
+    ends = [{"panel": "", "curve": r["device"], "round": r["round"], "value": r["loss"]} for r in values]
+    last = _labels([row for row in ends if row["curve"] in named], domain, _LOSS_HEIGHT, ".2g")
+    last = [{**row, "of": "fleet" if row["curve"] == "fleet" else "each device"} for row in last]
 
     def build(width: int) -> Spec:
         of = ("fleet", "each device")
-        x = field(
-            "round",
-            "Q",
-            "round, counted through the run",
-            scale={"nice": False},
-            axis={"values": _ticks(len(place)), "format": "d", "grid": False},
-        )
-        y = field("loss", "Q", "training loss", axis={"tickCount": 4})
+        inner = width - 66
+        words = inner / max(40, inner - 7 * max(len(row["text"]) for row in last))
+        x = field("round", "Q", "round, counted through the run")
+        x["scale"] = {"domain": [1, 1 + words * max(1, len(place) - 1)], "nice": False}
+        x["axis"] = {"values": _ticks(len(place)), "format": "d", "grid": False}
+        y = field("loss", "Q", "training loss", axis={"tickCount": 4}, scale={"domain": domain, "nice": False})
+        colour = field("of", "N", legend=None, scale=scale(of, (INK, MUTED)))
         look: Spec = {
-            "color": field("of", "N", scale=scale(of, (INK, MUTED)), legend={"symbolType": "stroke"}),
-            "strokeDash": field("of", "N", scale=scale(of, ([1, 0], [2, 2]))),
+            "color": colour,
+            "strokeDash": field("of", "N", legend=None, scale=scale(of, ([1, 0], [2, 2]))),
             "strokeWidth": field("of", "N", legend=None, scale=scale(of, (2.4, 1))),
             "detail": {"field": "device"},
         }
-        dots = {
-            "x": x,
-            "y": y,
-            "color": look["color"],
-            "shape": field("of", "N", legend=None, scale=scale(of, ("circle", "diamond"))),
-        }
-        dots["tooltip"] = tips(device="device", round="round", loss="loss")
+        dots = {"x": x, "y": y, "color": colour, "tooltip": tips(device="device", round="round", loss="loss")}
+        dots["shape"] = field("of", "N", legend=None, scale=scale(of, ("circle", "diamond")))
+        text = {"x": x, "y": {**y, "field": "at_y"}, "text": {"field": "text"}, "color": colour}
         return {
-            "width": width - 70,
-            "height": 150,
+            **FILLS,
+            "width": width,
+            "height": _LOSS_HEIGHT,
             "data": {"values": values},
-            "layer": [layer("line", {"x": x, "y": y, **look}), layer("point", dots, size=14, filled=True, opacity=0.7)],
+            "layer": [
+                layer("line", {"x": x, "y": y, **look}),
+                layer("point", dots, size=14, filled=True, opacity=0.7),
+                layer("text", text, values=last, align="left", dx=7),
+            ],
         }
 
-    return Chart("loss", "Training loss", "The mean over devices, weighted by samples; thin: each device's own.", build)
+    caption = "Thick: the mean over devices, weighted by samples; thin and dotted: each device's own."
+    if len(report.devices) > MANY:
+        caption = "The mean over devices, weighted by samples."
+    return Chart("loss", "Training loss", caption, build)

@@ -11,10 +11,10 @@ from edgefl.run_records import AssignmentRow, EventRow, RunReport
 
 #: Activities of a device, in the order in which a legend names them.
 FETCHES, TRAINS, SENDS, FAILS = "fetches, prepares", "trains", "sends", "no update"
-WAITS, REFUSED, AWAY = "waits", "refused", "away"
-ACTIVITIES = (TRAINS, FETCHES, SENDS, FAILS, WAITS, REFUSED, AWAY)
+WAITS, REFUSED, LEFT_OUT, AWAY = "waits", "refused", "left out", "away"
+ACTIVITIES = (TRAINS, FETCHES, SENDS, FAILS, WAITS, REFUSED, LEFT_OUT, AWAY)
 #: Of several at one moment, the one further to the front is shown.
-_OVER = (AWAY, FETCHES, TRAINS, SENDS, FAILS, REFUSED, WAITS)
+_OVER = (LEFT_OUT, AWAY, FETCHES, TRAINS, SENDS, FAILS, REFUSED, WAITS)
 
 
 class Span(NamedTuple):
@@ -49,7 +49,7 @@ def spans(report: RunReport) -> list[Span]:
         return []
     run = length(report)
     found: dict[str, list[Span]] = {device.device: [] for device in report.devices}
-    for span in (*_away(report, run), *_worked(report, run), *_refused(report, run)):
+    for span in (*_away(report, run), *_worked(report, run), *_refused(report, run), *_left_out(report, run)):
         found.setdefault(span.device, []).append(span)
     return [span for device, held in found.items() for span in _filled(device, held, run.seconds)]
 
@@ -137,6 +137,42 @@ def _refused(report: RunReport, run: Length) -> Iterator[Span]:
     for device, stage in dict.fromkeys((r.device, r.stage) for r in report.assignments if r.status == "refused"):
         if stage in began:
             yield Span(device, REFUSED, began[stage], ends[stage], stage)
+
+
+def _left_out(report: RunReport, run: Length) -> Iterator[Span]:
+    """From where the operator leaves a device out until it is taken in again."""
+    since: dict[str, float] = {}
+    for event in report.events:
+        if event.kind == "left_out":
+            since.setdefault(event.device, event.at)
+        elif event.kind == "taken_in" and event.device in since:
+            yield Span(event.device, LEFT_OUT, since.pop(event.device) - run.began, event.at - run.began)
+    for device, at in since.items():
+        yield Span(device, LEFT_OUT, at - run.began, run.seconds)
+
+
+class Pause(NamedTuple):
+    """A time in which no round opened, seconds since the run started, and who paused the run."""
+
+    start: float
+    end: float
+    by: str
+
+
+def pauses(report: RunReport) -> list[Pause]:
+    """The operator's pauses, from where the last round was over until the run went on or ended."""
+    run = length(report)
+    found: list[Pause] = []
+    since: EventRow | None = None
+    for event in report.events:
+        if event.kind == "paused":
+            since = since or event
+        elif since is not None and event.kind in {"resumed", "run_finished", "run_stopped", "run_failed"}:
+            found.append(Pause(since.at - run.began, event.at - run.began, str(since.data.get("by", ""))))
+            since = None
+    if since is not None:
+        found.append(Pause(since.at - run.began, run.seconds, str(since.data.get("by", ""))))
+    return found
 
 
 def busy(found: Sequence[Span], seconds: float, parts: int = 120) -> list[Mapping[str, float | str]]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import altair as alt
 import msgspec
 import pytest
+from browser_fixture import chromium
 from report_fixture import MIB, run_report
 
 from edgefl.records import Budget
 from edgefl.report import charts, crowds, model_plots
 from edgefl.report.budget_plots import memory
 from edgefl.report.charts import NARROW, WIDE, Chart, figure
-from edgefl.report.writers import PICTURES
+from edgefl.report.writers import PICTURES, to_html
 from edgefl.run_records import DeviceRow, EndToEnd, EvaluationRow, RunReport
 
 REPORT = msgspec.structs.replace(
@@ -84,7 +85,7 @@ def test_no_mark_is_told_by_its_colour_alone(chart: Chart, width: int) -> None:
     views = list(layers(chart.spec(width)))
     for view, rows in views:
         colour = view["encoding"].get("color", {})
-        if "field" not in colour or view["mark"]["type"] == "area":
+        if "field" not in colour:
             continue
         kinds = {row[colour["field"]] for row in rows if colour["field"] in row}
         others = {name for name, one in view["encoding"].items() if one != colour and isinstance(one, dict)} & {
@@ -95,16 +96,53 @@ def test_no_mark_is_told_by_its_colour_alone(chart: Chart, width: int) -> None:
         assert len(kinds) < 2 or others or "activity ==" in alone or texts, view
 
 
-def test_activities_differ_in_thickness_or_place() -> None:
-    from edgefl.report.fleet_plots import _LOOK
-
-    assert len({thickness for _, thickness in _LOOK.values()}) >= 5
-    assert len(set(_LOOK.values())) == len(_LOOK)
-
-
 def test_legends_stand_above() -> None:
     assert charts._CONFIG["legend"]["orient"] == "top"
     assert not re.search(r'"orient": "(left|right|bottom)', json.dumps([chart.spec() for chart in CHARTS]))
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Callable[[str], list[str]]]:
+    """What of a page lies outside its picture, marks and legends, or is wider than the screen: desk and phone."""
+    with chromium() as browser:
+
+        def look(text: str) -> list[str]:
+            found: list[str] = []
+            for width in (1280, 390):
+                page = browser.new_page(viewport={"width": width, "height": 900})
+                page.set_content(text)
+                found += page.evaluate(_OUTSIDE)
+                page.close()
+            return found
+
+        yield look
+
+
+#: Script -> figure, mark and its text of whatever is drawn beyond the edge of its picture by more than a pixel.
+_OUTSIDE = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
+  const all = svg.getBoundingClientRect();
+  if (!all.width) return [];
+  const far = [...svg.querySelectorAll("text, path, line, rect, image")].filter((one) => {
+    const box = one.getBoundingClientRect();
+    const seen = box.width + box.height > 0 && getComputedStyle(one).opacity !== "0";
+    const aside = box.left < all.left - 1 || box.right > all.right + 1;
+    return seen && (aside || box.top < all.top - 1 || box.bottom > all.bottom + 1);
+  });
+  const wide = all.right > innerWidth ? [svg] : [];
+  const name = `${innerWidth} ${svg.closest("figure").id}`;
+  return [...far, ...wide].map((one) => `${name} ${one.tagName} ${one.textContent.slice(0, 40)}`);
+})"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("report", [REPORT, RunReport(run="r")], ids=["run", "empty"])
+def test_no_mark_and_no_legend_lies_outside_the_picture(report: RunReport, outside: Callable[[str], list[str]]) -> None:
+    assert outside(to_html(report, interactive=False)) == []
+
+
+def test_what_lies_outside_a_picture_is_found(outside: Callable[[str], list[str]]) -> None:
+    lost = '<figure id="x"><svg width="100" height="20"><text x="90" y="15">legend</text></svg></figure>'
+    assert outside(lost) == ["1280 x text legend", "390 x text legend"]
 
 
 def test_data_cannot_end_the_script_it_is_in() -> None:
@@ -184,7 +222,7 @@ def test_of_many_devices_the_nearest_to_their_budget_are_named_below_the_quantil
     assert len(shown) == crowds.WORST + len(crowds.QUANTILES)
     assert shown[0] == f"d{crowds.MANY + 4:03d}"
     assert "d000" not in shown
-    assert f"Of {crowds.MANY + 5} devices, the {crowds.WORST} nearest to their budget" in chart.caption
+    assert f"of {crowds.MANY + 5} devices the {crowds.WORST} nearest to their budget, and 25 others" in chart.caption
     few = memory(many(crowds.MANY))
     assert few is not None
     assert len({row["device"] for row in few.spec()["data"]["values"]}) == crowds.MANY
@@ -198,7 +236,7 @@ def test_the_legend_of_the_memory_plot_names_only_what_is_drawn() -> None:
     ):
         chart = memory(report)
         assert chart is not None
-        assert chart.spec()["layer"][1]["encoding"]["color"]["scale"]["domain"] == kinds
+        assert chart.spec()["layer"][-2]["encoding"]["color"]["scale"]["domain"] == kinds
 
 
 def test_a_quantile_is_a_value_that_is_there() -> None:

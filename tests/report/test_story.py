@@ -7,7 +7,7 @@ import pytest
 from report_fixture import MIB
 
 from edgefl.records import Budget, EvaluationRow, Figure, Refusal
-from edgefl.report import story, timeline
+from edgefl.report import budget_plots, fleet_plots, story, timeline
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
 
 
@@ -152,3 +152,72 @@ def test_whom_the_plan_refused_is_shown_so_for_the_stage() -> None:
 
 def test_spans_of_a_run_without_rounds_are_none() -> None:
     assert timeline.spans(RunReport(run="r")) == []
+
+
+def test_an_operator_s_pause_and_a_device_left_out_are_on_the_timeline() -> None:
+    events = (
+        *(at(0, "run_started"), at(0, "device_joined", "box"), at(0, "device_joined", "wrist")),
+        *(at(4, "left_out", "wrist", by="web"), at(5, "pausing", by="web"), at(6, "paused", by="web")),
+        *(at(9, "resumed", by="terminal"), at(10, "taken_in", "wrist", by="web"), at(12, "paused", by="web")),
+        at(14, "run_stopped", by="web"),
+    )
+    rounds = (RoundRow(1, 1, 1, "done", 1001.0, 1006.0),)
+    report = msgspec.structs.replace(RUN, assignments=(), events=events, rounds=rounds)
+    assert timeline.pauses(report) == [(6.0, 9.0, "web"), (12.0, 14.0, "web")]
+    found = [(span.activity, span.start, span.end) for span in timeline.spans(report) if span.device == "wrist"]
+    assert found == [("waits", 0, 4), ("left out", 4, 10), ("waits", 10, 14)]
+    chart = fleet_plots.over_time(report)
+    assert chart is not None
+    assert "Shaded: the operator had paused the run." in chart.caption
+    shaded = chart.spec()["layer"][0]
+    assert [(row["start"], row["end"], row["by"]) for row in shaded["data"]["values"]] == [
+        (6, 9, "web"),
+        (12, 14, "web"),
+    ]
+
+
+def test_a_pause_that_goes_on_lasts_as_long_as_the_record() -> None:
+    events = (at(0, "run_started"), at(3, "paused", by="web"), at(5, "heard", "box"))
+    assert timeline.pauses(msgspec.structs.replace(RUN, rounds=(), events=events)) == [(3.0, 5.0, "web")]
+
+
+def test_one_sentence_tells_of_many_devices_with_one_reason_and_names_the_worst() -> None:
+    def refused(device: str, stage: int, needed: float) -> AssignmentRow:
+        why = Refusal("step_memory", needed * MIB, 4.0 * MIB, "B")
+        return AssignmentRow(device=device, stage=stage, round=1, attempt=1, status="refused", refusal=why)
+
+    rows = tuple(refused(f"d{n}", 2 + n % 2, 5.0 + n) for n in range(4))
+    assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
+        (
+            "4 devices (d0 and 3 more): refused by the plan in stages 2–3, the most by d3, step memory over budget: "
+            "needs 8.00 MiB, allowed 4.00 MiB; left out of this stage."
+        )
+    ]
+    apart = story.troubles(msgspec.structs.replace(RUN, assignments=rows[:3], rounds=()))
+    assert [text.split(":")[0] for text in apart] == ["d0", "d1", "d2"]
+
+
+def test_many_that_are_away_are_counted() -> None:
+    rounds = tuple(RoundRow(1, n, 1, "done") for n in (1, 2))
+    events = tuple(EventRow(0.0, "round_started", 1, n) for n in (1, 2))
+    devices = tuple(DeviceRow(f"d{n}") for n in range(5))
+    report = RunReport(run="r", devices=devices, rounds=rounds, events=events)
+    assert story.troubles(report) == [
+        "5 devices (d0 and 4 more): not connected yet, not offered in up to 2 of 2 rounds."
+    ]
+
+
+def test_whom_end_to_end_would_not_fit_is_said_with_both_numbers() -> None:
+    prices = {
+        **RUN.end_to_end,
+        "wrist": EndToEnd(50 * MIB, 4e9, 20 * MIB, Refusal("step_memory", 31 * MIB, 20 * MIB, "B")),
+    }
+    chart = budget_plots.against_end_to_end(msgspec.structs.replace(RUN, end_to_end=prices))
+    assert chart is not None
+    assert chart.caption.endswith(
+        "By their budgets 1 of 2 devices could not train so: wrist (wrist: step memory over budget: needs 31.0 MiB, "
+        "allowed 20.0 MiB)."
+    )
+    plain = budget_plots.against_end_to_end(RUN)
+    assert plain is not None
+    assert "could not" not in plain.caption
