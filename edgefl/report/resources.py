@@ -9,6 +9,7 @@ from typing import NamedTuple
 from edgefl.budget.fit import gpu_limit
 from edgefl.records import FIGURES, Figure, has_card, kind_of_machine
 from edgefl.report import units
+from edgefl.report.crowds import rows_of
 from edgefl.report.grid import EMPTY, Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
@@ -198,8 +199,19 @@ class DeviceBill(NamedTuple):
     grid: Grid
 
 
+def billed(report: RunReport) -> list[str]:
+    """Devices that get a bill: all, or of many those that used the largest share of their step memory."""
+
+    def used(name: str) -> float:
+        spent, limit = measured("step_peak_bytes", spending[name]).value, step_limit(device_row(report, name))
+        return (spent or 0.0) / limit if limit else 0.0
+
+    spending = by_device(report)
+    return rows_of(list(spending), used)[1]
+
+
 def bills(report: RunReport) -> Iterator[DeviceBill]:
-    """The bill of each device; figures that are not known are left out."""
+    """The bill of each of ``billed``; figures that are not known are left out."""
     held = Counter(row.stage for row in report.rounds)
     side_by_side, alone = _lines(report)
     lines = [_trained("stage"), _BATCH, *(one for line in side_by_side for one in _comparison(line))]
@@ -207,8 +219,9 @@ def bills(report: RunReport) -> Iterator[DeviceBill]:
     of_stage: dict[str, dict[int, list[AssignmentRow]]] = {}
     for (name, stage), rows in by_device_and_stage(report).items():
         of_stage.setdefault(name, {})[stage] = rows
-    for name, rows in by_device(report).items():
-        device = device_row(report, name)
+    spending = by_device(report)
+    for name in billed(report):
+        device, rows = device_row(report, name), spending[name]
         spent = [_Spent(device, stage, mine, held[stage]) for stage, mine in of_stage.get(name, {}).items()]
         spent += [_Spent(device, 0, rows, len(report.rounds))] if rows else []
         every = [(line, [line.cell(one) for one in spent]) for line in lines]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgefl.records import Refusal
 from edgefl.report import decisions, rounds
 from edgefl.report.events import LiveState
+from edgefl.report.writers import to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow, RunReport
 
 
@@ -50,3 +51,14 @@ def test_the_report_says_who_stopped_the_run_and_who_was_left_out() -> None:
     (row,) = decisions.refusals(report).rows
     assert [row[3].text, row[4].text] == ["operator", "left out by the operator"]
     assert decisions.absences(report)["cam"] == {"left out by the operator (terminal)": [(1, 3)]}
+
+
+def test_the_report_lists_what_the_operator_asked() -> None:
+    events = (EventRow(1.0, "run_started"), EventRow(4.0, "paused", 1, 2, "", {"by": "web"}), event("left_out", "cam"))
+    grid = decisions.requests(RunReport(run="r1", events=(*events, EventRow(5.0, "update", 1, 2, "cam"))))
+    assert [[cell.text for cell in row] for row in grid.rows] == [
+        ["3.00 s", "1", "2", "paused", "", "web"],
+        ["0 s", "1", "2", "device left out", "cam", "terminal"],
+    ]
+    assert "What the operator asked of the run" in to_html(RunReport(run="r1", events=events))
+    assert "What the operator asked of the run" not in to_html(RunReport(run="r1"))
