@@ -138,7 +138,7 @@ def over_time(report: RunReport) -> Chart | None:
         "update: of a round only its seconds are known."
     )
     if shown != every:
-        caption = f"Above: how many devices do what, the full height being all {len(every)}. Below, by device. {caption}"
+        caption = f"Above: how many devices do what; the full height is all {len(every)}. Below, by device. {caption}"
         caption += how_many(every, shown, "longest away or without an update")
     if pauses:
         caption += " Shaded: the operator had paused the run."
