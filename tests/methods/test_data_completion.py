@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.methods.missing.completion import complete, generator_of, nearest
+from edgefl.methods.missing.completion import Made, complete, generator_of, nearest
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {
@@ -48,6 +48,25 @@ def test_what_nobody_here_has_stays_absent():
     done = complete(data, ENCODERS, nearest(data))
     assert done.made == {"a": 0, "words": 0}
     assert not done.dataset.has("words").any()
+
+
+@pytest.mark.parametrize(("target", "kind"), [("words", np.int64), ("a", np.float32)])
+def test_a_modality_that_is_not_in_the_data_at_all_is_made_of_the_other(target: str, kind: type) -> None:
+    data = some([1, 1, 1, 1], [1, 1, 1, 1])
+    kept = next(m for m in ENCODERS if m != target)
+    alone = replace(data, modalities={kept: data.modalities[kept]}, present={kept: data.present[kept]})
+    wide = data.modalities[target].shape
+
+    def make(source, wanted, values, classes):
+        assert (source, wanted, classes) == (kept, target, ["x", "y", "x", "y"])
+        return Made(np.ones(wide))
+
+    done = complete(alone, ENCODERS, make)
+    made = done.dataset.modalities[target]
+    assert (made.shape, made.dtype, made.min()) == (wide, np.dtype(kind), 1)
+    assert done.made == {target: 4, kept: 0}
+    assert done.dataset.has(target).all()
+    assert target not in complete(alone, ENCODERS, lambda *_: None).dataset.modalities
 
 
 def test_complete_data_is_left_alone():
