@@ -223,7 +223,7 @@ def test_an_accepted_offer_survives_a_restart_and_is_fetched_again():
 def test_busy_with_another_run_until_the_coordinator_names_the_new_one():
     state, _ = play(ready(), offer())
     state, out = play(state, offer(run="r2"))
-    assert sent(out, m.Decline)[0].refusal.reason == "busy"
+    assert sent(out, m.Decline)[0].refusal == Refusal("busy", detail="working on r1/s1/r1/a1")
     state, _ = play(state, m.Welcome("c2", run="r2"))
     assert state.task is None
     state, out = play(state, replace(offer(run="r2"), attempt=Attempt("r2", 1, 1, 2)))

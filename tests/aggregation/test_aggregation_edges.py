@@ -345,3 +345,15 @@ def test_an_update_may_have_twice_the_bytes_of_the_part_and_a_mebibyte(store) ->
         ("names", "it has unknown tensor 'x'"),
         ("malformed", f"its object has {size} bytes, at most {most} can be right"),
     ]
+
+
+def test_a_signature_that_the_recipe_does_not_ask_for_is_refused_and_not_kept(store, previous) -> None:  # noqa: F811
+    updates = [update(store, "a", 5, task=tensors(1.0), signature={"sketch": np.ones((2, 2), np.int16)})]
+    for recipe, detail in (
+        ({}, "a signature that no device was asked for"),
+        ({"cluster": {"lsh": {}}}, "not one tensor 'sketch', int16 [100, 4096], but 'sketch' int16 [2, 2]"),
+    ):
+        state, record = aggregate_round(updates, store, previous, recipe)
+        assert record["refused"] == [{"device": "a", "part": "signature", "reason": "malformed", "detail": detail}]
+        assert record["parts"].keys() == {"task"}
+        assert state.keys() == {*previous, history.KEY}
