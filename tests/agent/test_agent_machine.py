@@ -47,13 +47,13 @@ def play(state, *events, now=0.0):
         if isinstance(event, m.Welcome | m.Offer | m.Grant | m.Ack | m.Abort | m.Drain):
             event = v.Received(event)
         state, more = step(state, event, now)
-        out += typed(more)
+        out += typed(state, more)
     return state, out
 
 
-def typed(instructions):
-    """The instructions, once their fields are seen to be of the types that they say."""
-    for one in instructions:
+def typed(state, instructions):
+    """The instructions, once their fields and those of the state are seen to be of the types that they say."""
+    for one in (state, *instructions):
         assert msgspec.convert(msgspec.to_builtins(one), type(one)) == one
     return instructions
 
@@ -348,7 +348,7 @@ class AgentInTheWild(RuleBasedStateMachine):
         if not isinstance(event, v.Tick | v.Connected | v.Disconnected | v.TrainerReady | v.TrainerLost):
             self.now += 0.1
         self.state, out = step(self.state, event, self.now)
-        for instruction in typed(out):
+        for instruction in typed(self.state, out):
             self.perform(instruction)
         return out
 
