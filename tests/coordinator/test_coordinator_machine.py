@@ -32,9 +32,6 @@ REF = ObjectRef("0" * 64, 10)
 POLICY = RoundPolicy(devices=2, join_s=10.0, quorum=0.5, deadline_s=100.0, max_attempts=2)
 TIMEOUTS = Timeouts(grace_s=5.0, retry_pause_s=1.0)
 
-#: What the rows of a snapshot hold.
-ROWS = {"outline": v.RunPosition, "device": v.Device} | dict.fromkeys(("assignment", "behind", "taken"), v.Assignment)
-
 
 def attempt_of(row: do.SavedRound | AssignmentRow) -> Attempt:
     return Attempt("r1", row.stage, row.round, row.attempt, MADE_MS)
@@ -68,8 +65,7 @@ class Play:
         changed, self.saved = changes(self.saved, self.state), self.state
         self.kept = {key: row for key, row in self.kept.items() if key not in changed.deleted}
         self.kept |= {key: msgspec.json.decode(msgspec.json.encode(row)) for key, row in changed.rows.items()}
-        for (kind, _), row in changed.rows.items():
-            msgspec.convert(row, ROWS[kind])
+        msgspec.convert(msgspec.to_builtins(self.state), v.State)
         for one in out:
             assert msgspec.convert(msgspec.to_builtins(one), type(one)) == one, "of the types that it says"
             assert not isinstance(one, EventRow) or one.kind in KINDS, "the report and the console know it"
