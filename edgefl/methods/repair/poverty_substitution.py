@@ -160,7 +160,7 @@ def mend(
     store: ObjectStore,
     clusters: Mapping[str, int],
     *,
-    donors: str = "less_affected",
+    donors: str,
 ) -> tuple[Mended, dict[str, Tensors], Mapping[str, object]]:
     """Each device's poverty layer from its cluster's donors, in place of its own; as ``registry.Repair`` says."""
     by_device = {u.device: u for u in updates}
