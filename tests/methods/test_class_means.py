@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from training_fixture import dataset, job, model_spec
+from training_fixture import dataset, job, model_spec, stages_of
 
 from edgefl.methods.prototypes.class_mean import local, local_rows, rows
 from edgefl.models.spec import JointSpec, fused_width
@@ -28,10 +28,10 @@ def means(made: Job, model: StagedModel, data=DATA, source: str = "all"):
 
 
 @torch.no_grad()
-def alone(model: StagedModel, sample: int) -> dict[str, np.ndarray]:
+def alone(model: StagedModel, sample: int, depth: int) -> dict[str, np.ndarray]:
     """The representations of one sample, without the others of its batch."""
     inputs = {m: torch.from_numpy(DATA.modalities[m][[sample]]) for m in "ab" if DATA.has(m)[sample]}
-    tokens = {m: model.encode_tokens(m, x) for m, x in inputs.items()}
+    tokens = {m: model.encode_tokens(m, x, depth) for m, x in inputs.items()}
     found = {m: model.project(m, model.pool_tokens(m, state)) for m, state in tokens.items()}
     if len(found) == 2:
         found[FUSED] = model.fuse(found, None, tokens if model.spec.fusion == "joint" else None)
@@ -41,7 +41,7 @@ def alone(model: StagedModel, sample: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("fusion", MODELS)
 @pytest.mark.parametrize(("source", "of_a"), [("all", [0, 1, 6]), ("pairs", [1, 6])])
 def test_class_means_are_of_the_labelled_samples_that_the_option_names(fusion: str, source: str, of_a: list[int]):
-    made = job(MODELS[fusion], batch_size=3)
+    made = job(MODELS[fusion], stages_of(MODELS[fusion])[1], batch_size=3)  # two stages of three
     model = build(made.model, made.stage.present)
     tables = means(made, model, source=source)
     assert not model.training
@@ -50,7 +50,7 @@ def test_class_means_are_of_the_labelled_samples_that_the_option_names(fusion: s
     for name, classes in members.items():
         assert tables[name].counts.tolist() == [len(classes[0]), 3, 0]
         for c, samples in classes.items():
-            expected = np.mean([alone(model, sample)[name] for sample in samples], axis=0)
+            expected = np.mean([alone(model, sample, 2)[name] for sample in samples], axis=0)
             np.testing.assert_allclose(tables[name].means[c], expected, atol=1e-5)
         assert (tables[name].means[2] == 0).all()
         assert {tables[name].means.dtype, tables[name].counts.dtype} == {np.dtype(np.float32)}
