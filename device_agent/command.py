@@ -28,7 +28,9 @@ class Format(str, Enum):
 
 
 VERSION = typer.Option("--version", callback=show_version("edgefl-agent"), is_eager=True, help="Show the version.")
-BROKER = typer.Option(help="mqtt://[user:password@]host[:port], or mqtts:// for TLS.", envvar="EDGEFL_BROKER")
+BROKER = typer.Option(
+    help="mqtt://host[:port], mqtt://user:password@host, or mqtts:// for TLS.", envvar="EDGEFL_BROKER"
+)
 PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
 SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
 STATE = typer.Option(help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl.")

@@ -32,6 +32,22 @@ def test_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     there = pinned(FILE).get(command, {}).get("drawn_by", drawn_by)
     if there != drawn_by and not WRITING:
         pytest.skip(f"written with typer {there['typer']} and rich {there['rich']}, here they are {drawn_by}")
+    text = printed(command, "100", monkeypatch, capsys)
+    check(FILE, command, {"drawn_by": drawn_by, "text": [line.rstrip() for line in text.splitlines()]})
+
+
+@pytest.mark.parametrize(
+    "command", ["edgefl doctor", "edgefl-agent run", "edgefl-agent install", "edgefl-coordinator run"]
+)
+def test_a_broker_s_user_and_password_are_in_the_printed_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Rich takes [words] in a help text for markup, and drops them."""
+    assert "://user:password@host" in printed(command, "300", monkeypatch, capsys)
+
+
+def printed(command: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command prints as its help, without colours."""
     program, *verb = command.split()
     where, name = re.search(
         rf'^{program} = "([\w.]+):(\w+)"$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE
@@ -40,13 +56,12 @@ def test_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         sys.modules, "__main__", ModuleType("__main__")
     )  # click names the program by it: no pytest there
     monkeypatch.setattr("sys.argv", [program, *verb, "--help"])
-    for variable, value in (("COLUMNS", "100"), ("LINES", "50"), ("TERM", "dumb")):
+    for variable, value in (("COLUMNS", columns), ("LINES", "50"), ("TERM", "dumb")):
         monkeypatch.setenv(variable, value)
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(getattr(importlib.import_module(where), name)())
     assert not ended.value.code
-    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    check(FILE, command, {"drawn_by": drawn_by, "text": [line.rstrip() for line in text.splitlines()]})
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
 
 
 def test_every_command_is_pinned():
