@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 
 from coordinator.core.moves import Position, Save, SavedRound, SaveEnd
@@ -107,9 +107,13 @@ class Ledger:
         return {(0, 0): initial, **{(row.stage, row.round): row.manifest or {} for row in done}}
 
     def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
-        """Mark a run as running again, and its open attempts as failed, except the attempt ``going_on``."""
+        """Mark a run as running again, and its open attempts as failed, except the attempt ``going_on``.
+
+        One that was done keeps the time of its end: it has nothing left to do.
+        """
         with self._writing() as connection:
-            _set_run(connection, run, status="running", finished_at=None)
+            done = tables.runs.c.status == "done"
+            _set_run(connection, run, status="running", finished_at=case((done, tables.runs.c.finished_at)))
             broken = (tables.rounds.c.run == run) & (tables.rounds.c.status == "running")
             if going_on is not None:
                 broken &= ~_is(going_on)
@@ -120,6 +124,7 @@ class Ledger:
         with self._writing() as connection:
             query = update(tables.rounds).where((tables.rounds.c.run == run) & _is(attempt))
             connection.execute(query.values(status="failed", manifest=None))
+            _set_run(connection, run, finished_at=None)
 
     def last_event_at(self, run: str) -> float:
         """When the run's newest event was, seconds since the epoch; 0: there is none."""
@@ -159,7 +164,7 @@ class Ledger:
             put(connection, run, saved)
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
             for end in ends:
-                _set_run(connection, run, status=end.status, finished_at=at)
+                _set_run(connection, run, status=end.status, finished_at=func.coalesce(tables.runs.c.finished_at, at))
             remove(connection, tables.snapshots, run, ("kind", "name"), changed.deleted)
             put(connection, run, [*pieces, *announced])
 

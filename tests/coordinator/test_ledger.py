@@ -195,6 +195,22 @@ def test_the_position_is_after_the_last_finished_round(path: str | Path) -> None
         assert ledger.plan("r1") == a_plan()
 
 
+def test_a_finished_run_that_is_started_again_keeps_the_time_of_its_end(path: str | Path) -> None:
+    with begun(path) as ledger:
+        ledger.commit("r1", [saved_round(FIRST, "done", manifest={"task": REF}), do.SaveEnd("stopped")], [], 2.0)
+        ledger.reopen("r1", 3.0)
+        assert ledger.report().finished_at is None
+        ledger.commit("r1", [do.SaveEnd("done")], [], 4.0)
+        ledger.reopen("r1", 5.0)
+        assert (ledger.report().status, ledger.report().finished_at) == ("running", 4.0)
+        ledger.commit("r1", [do.SaveEnd("done")], [], 6.0)
+        assert (ledger.report().status, ledger.report().finished_at) == ("done", 4.0)
+        ledger.reopen("r1", 7.0)
+        ledger.take_back("r1", FIRST)  # its last round is trained again
+        ledger.commit("r1", [do.SaveEnd("done")], [], 8.0)
+        assert ledger.report().finished_at == 8.0
+
+
 def test_a_metric_that_is_no_number_is_left_out_of_the_report(path: str | Path) -> None:
     with begun(path) as ledger:
         ledger.commit("r1", [saved_round(FIRST, "done", metrics={"loss": math.nan, "ok": 1.0})], [], 1.0)
