@@ -16,10 +16,15 @@ if TYPE_CHECKING:  # runs without an identity load no cryptography
 
 
 class Watch:
-    """A page's way into a run. ``seen``: device -> when it was heard of last, by the machine's clock, and how."""
+    """A page's way into a run. ``signs``: of life, since the page looked before. ``phase``: the machine's.
+
+    ``followers``: how many browsers follow the page.
+    """
 
     def __init__(self) -> None:
-        self.seen: dict[str, tuple[float, str]] = {}
+        self.signs: dict[str, tuple[float, str, bool]] = {}
+        self.phase: Callable[[], str] = str
+        self.followers: Callable[[], int] = int
         self.control: Control | None = None
 
 

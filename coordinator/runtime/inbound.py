@@ -28,6 +28,9 @@ from edgefl.run_records import SightingRow
 V = TypeVar("V")
 S = TypeVar("S", bound=msgspec.Struct)
 
+#: When a device was heard of last by the clock that only goes forward, how, and whether it is online.
+Sign = tuple[float, str, bool]
+
 #: Figures and metrics of one message; the ledger keeps 11 figures, training has a handful of metrics.
 MAX_ENTRIES = 64
 #: A device that has not answered so often is gone, whatever the broker retains; its next heartbeat is answered anyway.
@@ -42,13 +45,11 @@ _SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines"})
 class Inbound:
     """``silence_s``: a device not heard of for longer is offline. ``introduce_s``: between requests for a hello.
 
-    ``dropped``: unusable messages, counted by reason. ``seen`` takes, where given, when each device was heard of last
-    by the clock that only goes forward,
-    and by what kind of message; its reader empties it.
+    ``dropped``: unusable messages, counted by reason. ``signs``: for each reader (the ledger's first), the last sign of
+    life of each device since the reader looked before; it empties its own.
     """
 
     def __init__(self, silence_s: float, introduce_s: float) -> None:
-        self.seen: dict[str, tuple[float, str]] | None = None
         self.dropped: Counter[str] = Counter()
         self._silence_s = silence_s
         self._introduce_s = introduce_s
@@ -56,7 +57,7 @@ class Inbound:
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._hellos: dict[str, tuple[float, Hello]] = {}
-        self._sightings: dict[str, tuple[float, str, bool]] = {}  # when, by what, online; not yet on record
+        self.signs: list[dict[str, Sign]] = [{}]
 
     def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | Renew | LogLines | None:
         """The event of a message on an ``up`` or ``presence`` topic; None when it says nothing of use."""
@@ -89,9 +90,7 @@ class Inbound:
     def heard(self, device: str, now: float, by: str = "message") -> None:
         """A device shows life, by a message of this kind."""
         self._heard[device] = now
-        self._sightings[device] = (now, by, True)
-        if self.seen is not None:
-            self.seen[device] = (now, by)
+        self._show(device, (now, by, True))
 
     def reset(self, now: float) -> None:
         """The coordinator itself was offline: silence before now counts for no device."""
@@ -101,12 +100,12 @@ class Inbound:
         """Devices not heard of for too long, once each."""
         late = [name for name, at in self._heard.items() if now - at > self._silence_s]
         for name in late:
-            self._sightings[name] = (self._heard.pop(name), "silence since", False)
+            self._show(name, (self._heard.pop(name), "silence since", False))
         return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in late]
 
     def sightings(self, ahead: float, known: Container[str]) -> list[SightingRow]:
         """Rows of the last signs of life since this was asked before; ``ahead``: the epoch's clock before ours."""
-        found, self._sightings = self._sightings, {}
+        found, self.signs[0] = self.signs[0], {}
         return [SightingRow(name, ahead + at, by, on) for name, (at, by, on) in sorted(found.items()) if name in known]
 
     def strangers(self, now: float) -> list[HeartbeatSeen]:
@@ -130,8 +129,12 @@ class Inbound:
         self._hellos.pop(device, None)
         if self._sessions.get(device) != message.session or self._heard.pop(device, None) is None:
             return None
-        self._sightings[device] = (now, "last will", False)
+        self._show(device, (now, "last will", False))
         return DeviceOffline(now, device, "offline")
+
+    def _show(self, device: str, sign: Sign) -> None:
+        for signs in self.signs:
+            signs[device] = sign
 
     def _is_repeated(self, hello: Hello, now: float) -> bool:
         """Note a hello. True for the same one within a moment: the device was called just when it came by itself."""

@@ -98,7 +98,8 @@ class Runner:
         self._logs = DeviceLogs(self._publisher.post)
         self.control = Control(self._ask, lambda: self.state, self.clock, self._logs)
         if environment.watch is not None:
-            self._inbound.seen, environment.watch.control = environment.watch.seen, self.control
+            self._inbound.signs.append(environment.watch.signs)
+            environment.watch.control, environment.watch.phase = self.control, lambda: self.state.phase.value
         if self._guard is not None:
             self._guard.start(self._publisher.post)
         self._models = ModelTasks(plan, store, self._worker, report, self.clock)

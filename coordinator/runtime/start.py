@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 #: How long a thread that computes (an aggregation) may keep the loop and the network from going on: a tenth of
 #: Python's own 5 ms, which are felt in rounds of a tenth of a second.
 _SWITCH_S = 0.0005
+#: The live page of a finished run is up for so long at most; without a browser, as long as one takes to load it again.
+STAY_S = 600.0
+RELOAD_S = 3.0
+#: File in the run's directory with the one-time link to its live page, where lines of a log must not have it.
+LINK = "web-link"
 
 
 class RunOptions(NamedTuple):
@@ -151,7 +156,20 @@ async def _run(
             transport = own or MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
             ledger = str(options.ledger_of(plan.run))
             environment = Environment(directory, transport, fleet, show, ledger, url, guard=guard, watch=watch)
-            return await run_plan(plan, environment, resume=bool(options.resume))
+            report = await run_plan(plan, environment, resume=bool(options.resume))
+        if watch is not None and report.status == "done":
+            await _stay(watch)
+        return report
+
+
+async def _stay(watch: Watch) -> None:
+    """Leave the page up for those who look at it: what the run has made can then be downloaded. A signal ends it."""
+    clock = asyncio.get_running_loop().time
+    until, looked = clock() + STAY_S, clock() if watch.followers() else -RELOAD_S
+    with contextlib.suppress(asyncio.CancelledError):
+        while clock() < min(until, looked + RELOAD_S):
+            await asyncio.sleep(0.2)
+            looked = clock() if watch.followers() else looked
 
 
 Emit = Callable[[EventRow], None]
@@ -168,7 +186,13 @@ def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Wa
     loop, watch = asyncio.get_running_loop(), Watch()
 
     def announce(url: str) -> None:  # not to the page: the address may hold a link that lets in whoever has it
-        loop.call_soon_threadsafe(emit, EventRow(time.time(), "page", data={"url": url}))
+        place, data = url.partition("/open/")[0], {"url": url}
+        if options.log is not None and place != url:  # nor to a log, which others read as well
+            file = options.directory / run / LINK
+            with store_errors("write", file):
+                write_new(file, f"{url}\n".encode(), mode=0o600)
+            data = {"url": place, "link": str(file)}
+        loop.call_soon_threadsafe(emit, EventRow(time.time(), "page", data=data))
 
     async def act(action: str, *device: str) -> None:  # in the page's loop
         if watch.control is None:
@@ -176,8 +200,12 @@ def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Wa
         asked = getattr(watch.control, action)(*device, "web")
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, loop))
 
-    served = Served(run, options.directory / run, watch.seen, act if options.web_control else None)
+    def phase() -> str:  # the run sets it when it begins
+        return watch.phase()
+
+    served = Served(run, options.directory / run, watch.signs, act if options.web_control else None, phase)
     with serving(options.web, served, announce) as feed:
+        watch.followers = lambda: feed.followers
 
         def both(event: EventRow) -> None:
             feed.put(event)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+import zipfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from urllib.parse import parse_qs
+from typing import IO
+from urllib.parse import parse_qs, quote
 
 import msgspec
 from sse_starlette.sse import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -33,6 +37,8 @@ REPORTS = {
 REPORT_S = 120.0
 #: Bytes of a form that are read; the longest has a device's name in it.
 LONGEST_FORM = 1024
+#: Bytes of a bundle that are read at a time.
+PIECE = 2**18
 
 
 #: Acts on the run: an action of the whole run alone, or one of a device with its name. Raises EdgeFLError.
@@ -47,12 +53,28 @@ OPENED = (
 )
 
 
+def _zipped(bundle: Path) -> IO[bytes]:
+    """The bundle's folder as a zip in a file without a name; a link in it is left out."""
+    archive = tempfile.TemporaryFile()  # noqa: SIM115 - it is sent, and goes with its last reader
+    with zipfile.ZipFile(archive, "w") as packed:  # weights do not compress
+        for file in sorted(bundle.iterdir()):
+            if file.is_file() and not file.is_symlink():
+                packed.write(file, f"{bundle.name}/{file.name}")
+    return archive
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        file.seek(0)
+        while piece := file.read(PIECE):
+            yield piece
+
+
 class Board:
     """The latest snapshot, and those who wait for the next one; all in the page's event loop."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
-        self.streams = 0
         self.is_over = False
         self._next = asyncio.Event()
 
@@ -78,7 +100,7 @@ class Site:
     def __init__(self, board: Board, access: Access, directory: Path, act: Act | None) -> None:
         self.board, self._access = board, access
         self._directory, self._act = directory, act
-        self._pieces = Pieces(control=access.control)
+        self._pieces = Pieces(control=access.control, downloads=lambda: [*REPORTS, *self._bundles()])
         self._reporting = asyncio.Lock()
 
     def app(self, *more: Route) -> Gate:
@@ -98,19 +120,17 @@ class Site:
     async def page(self, request: Request) -> Response:
         """The page as the run stands, which the stream then keeps up to date."""
         acts = self._access.control and self._access.is_known(request)
-        downloads = await asyncio.to_thread(lambda: list(self._files()))
-        view = View.of(request.query_params)
-        return HTMLResponse(self._pieces.page(self.board.latest, view, acts=acts, downloads=[*REPORTS, *downloads]))
+        return HTMLResponse(self._pieces.page(self.board.latest, View.of(request.query_params), acts=acts))
 
     async def live(self, request: Request) -> Response:
         """The pieces that change, as server-sent events."""
-        if self.board.streams >= MOST_STREAMS:
+        if self.board.feed.followers >= MOST_STREAMS:
             return PlainTextResponse("Too many browsers follow this run.\n", 503, {"retry-after": "30"})
         return EventSourceResponse(self._stream(View.of(request.query_params)), ping=15, send_timeout=30)
 
     async def _stream(self, view: View) -> AsyncIterator[dict[str, str]]:
         sent: dict[str, str] = {}
-        self.board.streams += 1
+        self.board.feed.followers += 1
         try:
             while True:
                 latest, over = self.board.latest, self.board.is_over
@@ -129,7 +149,7 @@ class Site:
                     return
                 await self.board.after(latest)
         finally:
-            self.board.streams -= 1
+            self.board.feed.followers -= 1
 
     async def snapshot(self, request: Request) -> Response:
         """The snapshot, for programs."""
@@ -152,18 +172,21 @@ class Site:
         name = request.path_params["name"]
         if name in REPORTS:
             return await self._report(name)
-        file = (await asyncio.to_thread(lambda: dict(self._files()))).get(name)
-        return (
-            PlainTextResponse("There is no such download.\n", 404)
-            if file is None
-            else FileResponse(file, filename=file.name)
-        )
+        folder = self._bundles().get(name)
+        if folder is None:
+            return PlainTextResponse("There is no such download.\n", 404)
+        archive = await asyncio.to_thread(_zipped, folder)
+        headers = {
+            "content-length": str(archive.seek(0, os.SEEK_END)),
+            "content-disposition": f"attachment; filename*=utf-8''{quote(f'{folder.name}.zip')}",
+        }
+        return StreamingResponse(_read(archive), headers=headers, media_type="application/zip")
 
-    def _files(self) -> dict[str, Path]:
-        """Exported bundles by the name they are downloaded by; a link is not followed."""
+    def _bundles(self) -> dict[str, Path]:
+        """Folders of exported bundles by the name they are downloaded by; a link is not followed."""
         folder = self._directory / "bundles"
         found = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-        return {f"bundles/{file.name}": file for file in found if file.is_file() and not file.is_symlink()}
+        return {f"bundles/{one.name}.zip": one for one in found if one.is_dir() and not one.is_symlink()}
 
     async def _report(self, name: str) -> Response:
         form, media = REPORTS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,13 +14,12 @@ from coordinator.web.snapshot import GROUP_OF, GROUPS, Curve, DeviceView, Snapsh
 from edgefl.report import units
 
 #: Pieces that change while a run goes on, in the page's order.
-PIECES = ("head", "now", "fleet", "curves", "refusals", "log")
+PIECES = ("head", "now", "fleet", "curves", "refusals", "log", "downloads")
 #: Devices shown at first, and at most; all are counted, and any is found by its name.
 FEW, MOST = 24, 500
-#: Seconds that a time axis may span: the next longer one is taken as the run goes on.
-_WINDOWS = (30, 60, 120, 300, 600, 1200, 1800, 3600)
-#: Steps of a time axis: what moves less is not drawn anew.
-_STEPS = 300
+#: Seconds that a time axis may span at most, and of those it grows by: at most a hundredth of it, if not less than one.
+_LONGEST = 3600.0
+_STEPS = (1, 2, 5, 10, 20, 30, 60)
 
 
 class View(NamedTuple):
@@ -45,22 +44,20 @@ class View(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """The span of time that is drawn, in seconds since the epoch; ``now`` as far as it is drawn."""
+    """The span of time that is drawn, up to now, in seconds since the epoch."""
 
     begin: float
     length: float
-    now: float
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Axis:
-        """From the run's begin as long as it fits the longest window, then the last hour, in steps of five minutes."""
+        """From the run's begin if it is within the last hour, else from a full five minutes of the clock."""
         begin = snapshot.began_at or snapshot.at
         now = begin + snapshot.elapsed_s
-        longest = float(_WINDOWS[-1])
-        if now - begin > longest:
-            begin = math.ceil((now - longest) / 300) * 300
-        length = next(float(window) for window in _WINDOWS if now - begin <= window)
-        return cls(begin, length, begin + math.ceil((now - begin) / length * _STEPS) / _STEPS * length)
+        if now - begin > _LONGEST:
+            begin = math.ceil((now - _LONGEST) / 300) * 300
+        step = next((step for step in _STEPS if now - begin <= 100 * step), _STEPS[-1])
+        return cls(begin, max(1.0, math.ceil((now - begin) / step) * step))
 
     def at(self, moment: float) -> float:
         """A moment's place, from 0 to 1000."""
@@ -68,14 +65,14 @@ class Axis(NamedTuple):
 
     def bars(self, device: DeviceView) -> list[tuple[float, float, str, str]]:
         """(x, width, group, activity) of each span of a device's time."""
-        ends = [*(at for at, _ in device.spans[1:]), self.now]
+        ends = [*(at for at, _ in device.spans[1:]), self.begin + self.length]
         edges = [(self.at(at), self.at(end), doing) for (at, doing), end in zip(device.spans, ends, strict=False)]
         return [(a, round(b - a, 1), GROUP_OF.get(doing, "waiting"), doing) for a, b, doing in edges if b > a]
 
     def layers(self, snapshot: Snapshot) -> list[tuple[str, str]]:
         """(group, path) of the fleet's time: how many devices do what, stacked, 100 high."""
         total = max((sum(counts) for _, counts in snapshot.history), default=0) or 1
-        moments = [*snapshot.history, (self.now, snapshot.history[-1][1])] if snapshot.history else []
+        moments = [*snapshot.history, (self.begin + self.length, snapshot.history[-1][1])] if snapshot.history else []
         paths = []
         for index, group in enumerate(GROUPS):
             upper, lower = [], []
@@ -168,22 +165,21 @@ def environment() -> jinja2.Environment:
 
 
 class Pieces:
-    """Renders pieces, once for all browsers that look at the same."""
+    """Renders pieces, once for all browsers that look at the same. ``downloads``: their names, as they are now."""
 
-    def __init__(self, *, control: bool) -> None:
+    def __init__(self, *, control: bool, downloads: Callable[[], list[str]]) -> None:
+        self._downloads = downloads
         self._environment = environment()
         self._control = control
         self._made: dict[tuple[str, View], str] = {}
         self._number = -1
 
-    def page(self, snapshot: Snapshot, view: View, *, acts: bool, downloads: list[str]) -> str:
+    def page(self, snapshot: Snapshot, view: View, *, acts: bool) -> str:
         """The whole page. ``acts``: this browser may act."""
         pieces = self.all(snapshot, view)
         template = self._environment.get_template("page.html.j2")
         control = self._control
-        return template.render(
-            s=snapshot, view=view, pieces=pieces, acts=acts, control=control, downloads=downloads, most=MOST
-        )
+        return template.render(s=snapshot, view=view, pieces=pieces, acts=acts, control=control, most=MOST)
 
     def all(self, snapshot: Snapshot, view: View) -> dict[str, str]:
         """Every piece of this snapshot."""
@@ -203,6 +199,7 @@ class Pieces:
                 left=len(chosen) - view.rows,
                 control=self._control,
                 cards=cards(snapshot) if name == "now" else [],
+                downloads=self._downloads() if name == "downloads" else [],
                 plots=[msgspec.json.encode(plot).decode() for plot in plots(snapshot)] if name == "curves" else [],
             )
         return self._made[key]

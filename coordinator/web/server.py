@@ -30,12 +30,13 @@ MOST_CONNECTIONS = 128
 
 
 class Served(NamedTuple):
-    """A run to show. ``seen``: see :class:`Feed`. ``act``: acts on it, where that is allowed."""
+    """A run to show. ``signs``, ``phase``: see :class:`Feed`. ``act``: acts on it, where that is allowed."""
 
     run: str
     directory: Path
-    seen: dict[str, tuple[float, str]]
+    signs: dict[str, tuple[float, str, bool]]
     act: Act | None = None
+    phase: Callable[[], str] = str
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iter
         if not place.is_loopback:
             text = "the live page at %s can be reached from elsewhere, without encryption: see docs/web.md"
             _LOG.warning(text, place.url)
-        feed = Feed(served.run, served.seen)
+        feed = Feed(served.run, served.signs, served.phase)
         log = served.directory / EVENTS
         page = _Page(feed, access, served, log.stat().st_size if log.is_file() else 0)
         thread = threading.Thread(target=page.run, args=(listener,), name="edgefl-web", daemon=True)

@@ -157,12 +157,14 @@ _AS_THEY_ARE = (
 class Feed:
     """Takes events from the run's thread and makes snapshots in the page's.
 
-    ``seen``: device -> when it was heard of last, by the clock that only goes forward, and how; emptied here.
+    ``signs``: device -> when it was heard of last, by the clock that only goes forward, how, and whether it is online;
+    emptied here. ``phase``: the machine's. ``followers``: browsers that follow the page.
     """
 
-    def __init__(self, run: str, seen: dict[str, tuple[float, str]]) -> None:
+    def __init__(self, run: str, signs: dict[str, tuple[float, str, bool]], phase: Callable[[], str] = str) -> None:
         self.latest = Snapshot(run=run)
-        self._run, self._seen = run, seen
+        self.followers = 0
+        self._run, self._signs, self._phase = run, signs, phase
         self._new: deque[EventRow] = deque()
         self._state = LiveState()
         self._lines: deque[Line] = deque(maxlen=MOST_LINES)
@@ -188,9 +190,10 @@ class Feed:
         ahead = time.time() - time.monotonic()
         while self._new:
             self._apply(self._new.popleft())
-        while self._seen:
-            device, (at, by) = self._seen.popitem()
-            self._state.apply(EventRow(at + ahead, "heard", device=device, data={"by": by}))
+        while self._signs:
+            device, (at, by, online) = self._signs.popitem()
+            if online:  # the end of a connection is an event of its own
+                self._state.apply(EventRow(at + ahead, "heard", device=device, data={"by": by}))
         self.latest = self._frozen(time.time())
         return self.latest
 
@@ -208,7 +211,7 @@ class Feed:
             number=self.latest.number + 1,
             at=now,
             run=self._run,
-            standing=standing(state, counts),
+            standing=standing(state, counts, self._phase()),
             elapsed_s=state.elapsed_s if state.ended else now - (state.began_at or now),
             counts=dict(counts),
             devices=devices,
@@ -256,13 +259,15 @@ def _refused(device: str, stage: int, kind: str, why: Refusal) -> Refused:
     return Refused(device, stage, by, reason(why), needed, allowed, why.detail, REMEDIES.get(why.reason, _OTHER))
 
 
-def standing(state: LiveState, counts: Counter[str]) -> str:
-    """How the run stands, in one sentence."""
+def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
+    """How the run stands, in one sentence. ``phase``: the machine's, where it is known."""
     total, spent = len(state.devices), units.seconds(round(state.elapsed_s))
     if state.failure:
         return f"The run failed: {state.failure}"
     if state.ended:
         return f"The run is {state.ended}: {_many(state.rounds_done, 'round')} in {spent}, {_many(total, 'device')}."
+    if phase == "planning":
+        return f"Planning which of {_many(total, 'device')} can train the next stage within their budgets."
     if not state.round:
         return f"Waiting for devices; {total or 'none'} {'is' if total == 1 else 'are'} here."
     said: dict[str, Callable[[int], str]] = {

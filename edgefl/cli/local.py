@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -37,7 +37,10 @@ _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + sign
 
 
 class LocalRun:
-    """One run in local mode, from its shares to its last round. ``more``: further options of the coordinator."""
+    """One run in local mode, from its shares to its last round. ``more``: further options of the coordinator.
+
+    ``finish``: what is made of a finished run, while a page of it may still be open.
+    """
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class LocalRun:
         quiet: bool,
         trainers: int = 0,
         more: Sequence[str] = (),
+        finish: Callable[[Path], object] | None = None,
     ) -> None:
         self.config, self.recipe = load_run(name, overrides)
         if not self.config.fleet:
@@ -58,6 +62,7 @@ class LocalRun:
         self.quiet = quiet
         self.trainers = trainers
         self.more = more
+        self.finish = finish
         self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
         self._view: LiveView | None = None
@@ -179,6 +184,7 @@ class LocalRun:
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
         self._view = None if self.quiet else LiveView()
         failure = remedy = ""
+        done = False
         try:
             with self._view or contextlib.nullcontext():
                 async for line in _lines(process):
@@ -192,7 +198,15 @@ class LocalRun:
                         self._view.feed(event)
                     elif event.kind == "page":
                         sys.stderr.write(f"live page: {event.data.get('url', '')}\n")
+                    if event.kind == "run_finished":
+                        if self.finish is not None:
+                            await asyncio.to_thread(self.finish, self.directory)
+                        done = True
             status = await process.wait()
+        except asyncio.CancelledError:  # a page was open still
+            if not done:
+                raise
+            status = 0
         finally:
             self._view = None
             await _end(process, COORDINATOR_GRACE_S)

@@ -57,23 +57,27 @@ def run_command(
     """
     import asyncio
 
+    from edgefl.cli.export import export_run
     from edgefl.cli.local import LocalRun
 
     more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
     more += [f"--track={kind}" for kind in track or ()]
     local = LocalRun(
-        run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json", trainers=trainers, more=more
+        run,
+        set_ or [],
+        runs=Path(runs),
+        resume=resume,
+        quiet=format == "json",
+        trainers=trainers,
+        more=more,
+        finish=export_run if export else None,
     )
     try:
         asyncio.run(local.train())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         raise KeyboardInterrupt(local.way_on()) from error
     report = read_run(local.directory)
-    if export := export and report.status != "stopped":
-        from edgefl.cli.export import export_run
-
-        export_run(local.directory)
-        report = read_run(local.directory)
+    export = export and report.status != "stopped"
     if page:
         from edgefl.report.writers import to_html
 

@@ -108,6 +108,17 @@ def test_what_was_heard_is_recorded_once_with_its_kind() -> None:
     assert inbound.sightings(1000.0, {"a", "b"}) == [SightingRow("a", 1001.0, "silence since", online=False)]
 
 
+def test_a_second_reader_of_signs_takes_nothing_from_the_first() -> None:
+    inbound, page = Inbound(10.0, 1.0), {}
+    inbound.signs.append(page)
+    inbound.heard("a", 1.0, "heartbeat")
+    assert page.popitem() == ("a", (1.0, "heartbeat", True))
+    assert inbound.sightings(1000.0, {"a"}) == [SightingRow("a", 1001.0, "heartbeat")]
+    inbound.heard("a", 2.0, "update")
+    assert inbound.sightings(1000.0, {"a"}) == [SightingRow("a", 1002.0, "update")]
+    assert page == {"a": (2.0, "update", True)}
+
+
 def test_a_run_leaves_each_devices_last_sign_of_life_and_release(tmp_path: Path) -> None:
     reports: list[RunReport] = []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import socket
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -144,7 +146,10 @@ SECRETS = ("broker/url", "ledger.url", "ledger.sqlite", "run.yaml", "events.json
         "bundles/%2e%2e/run.yaml",
         "bundles/..%2frun.yaml",
         "/etc/passwd",
-        "bundles/link.onnx",
+        "bundles/link.zip",
+        "bundles/acc",
+        "bundles/acc/model.onnx",
+        "bundles/index.json.zip",
         "bundles/",
         "bundles",
         "",
@@ -155,12 +160,17 @@ def test_only_what_is_on_the_list_is_downloaded(tmp_path: Path, path: str) -> No
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("secret")
     (tmp_path / "bundles").mkdir()
-    (tmp_path / "bundles" / "link.onnx").symlink_to(tmp_path / "run.yaml")
-    (tmp_path / "bundles" / "acc.onnx").write_bytes(b"model")
+    (tmp_path / "bundles" / "acc").mkdir()
+    (tmp_path / "bundles" / "link").symlink_to(tmp_path)
+    (tmp_path / "bundles" / "index.json").write_text("{}")
+    (tmp_path / "bundles" / "acc" / "model.onnx").write_bytes(b"model")
+    (tmp_path / "bundles" / "acc" / "link").symlink_to(tmp_path / "run.yaml")
     client = Page(tmp_path).client
     answer = client.get(f"/download/{path}")
     assert (answer.status_code, "secret" in answer.text) == (404, False)
-    assert client.get("/download/bundles/acc.onnx").content == b"model"
+    with zipfile.ZipFile(io.BytesIO(client.get("/download/bundles/acc.zip").content)) as packed:
+        assert packed.namelist() == ["acc/model.onnx"]
+        assert packed.read("acc/model.onnx") == b"model"
     assert client.get(f"/static/{path}").status_code == 404
 
 

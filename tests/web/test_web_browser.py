@@ -55,8 +55,10 @@ def test_a_run_is_watched_and_steered_from_a_browser(tmp_path: Path) -> None:
         expect(standing).to_contain_text("Paused.", timeout=PATIENCE_MS)
         page.locator("#device-right").get_by_role("button", name="Leave out").click()
         expect(page.locator("#device-right .chip")).to_have_text("left out", timeout=PATIENCE_MS)
-        page.locator("#device-right").get_by_role("button", name="Leave out").click()
-        expect(page.locator(".answer")).to_contain_text("is left out already", timeout=PATIENCE_MS)
+        expect(page.locator("#device-right").get_by_role("button")).to_have_text(["Take in"], timeout=PATIENCE_MS)
+        expect(page.locator("#device-left").get_by_role("button")).to_have_text(["Leave out"])
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator(".answer")).to_contain_text("is paused already", timeout=PATIENCE_MS)
         witness.faults = [text for text in witness.faults if "409" not in text]  # the browser notes the refusal
 
         for name, begin in (("bill.csv", b"run,device,stage"), ("report.html", b"<!doctype html>")):

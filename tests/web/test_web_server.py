@@ -12,6 +12,9 @@ import httpx
 import pytest
 from page_fixture import Page
 
+from coordinator.runtime import start
+from coordinator.runtime.environment import Watch
+from coordinator.runtime.observers import logged
 from coordinator.web import app
 from coordinator.web.server import Served, serving
 from edgefl.run_records import EventRow
@@ -83,16 +86,75 @@ def test_a_stream_sends_what_changed_and_nothing_else(tmp_path: Path) -> None:
         page.feed.take()
         page.board.turn()
         second = (await stream.__anext__())["data"]
-        assert page.board.streams == 1
+        assert page.feed.followers == 1
         await stream.aclose()
-        assert page.board.streams == 0
+        assert page.feed.followers == 0
         return iter((first, second))
 
     first, second = asyncio.run(follow())
-    assert first.count("<hx-partial") == 6
+    assert first.count("<hx-partial") == 7
     assert 'hx-target="#log"' in second
     assert 'hx-target="#curves"' not in second
     assert "hot" in second
+
+
+def test_bundles_come_to_an_open_page_once_they_are_exported(tmp_path: Path) -> None:
+    links: list[str] = []
+    with serving("127.0.0.1:0", Served("r1", tmp_path, {}), links.append):
+        follower = Follower(links[0])
+        follower.waits_for("report.html")
+        assert "acc.zip" not in follower.text
+        (tmp_path / "bundles" / "acc").mkdir(parents=True)
+        (tmp_path / "bundles" / "acc" / "model.onnx").write_bytes(b"onnx")
+        follower.waits_for('href="/download/bundles/acc.zip"')
+        assert b"onnx" in httpx.get(f"{links[0]}/download/bundles/acc.zip").content
+
+
+def test_the_page_of_a_finished_run_stays_while_it_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "RELOAD_S", 0.3)
+    counts = iter([1, 1, 1, 0])
+    watch, left = Watch(), list[int]()
+
+    def followers() -> int:
+        left.append(next(counts, 0))
+        return left[-1]
+
+    watch.followers = followers
+    asyncio.run(start._stay(watch))
+    assert left[:4] == [1, 1, 1, 0]
+    monkeypatch.setattr(start, "STAY_S", 0.0)  # not for ever
+    watch.followers = lambda: 1
+    asyncio.run(start._stay(watch))
+
+
+def test_the_page_of_a_finished_run_without_a_browser_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    watch = Watch()
+    watch.followers = lambda: asked.append(0) or 0
+    asyncio.run(start._stay(watch))
+    assert asked == [0]
+
+
+def test_a_one_time_link_is_not_in_a_log(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def line(event: str, **fields: object) -> None:
+        lines.append(f"{event} {fields}")
+
+    async def shown() -> None:
+        options = start.RunOptions(directory=tmp_path, web="127.0.0.1:0", web_control=True, log=line)
+        with start._shown(options, "r1", logged(lambda row: None, line, run="r1", fleet="f")):
+            while not lines:
+                await asyncio.sleep(0.01)
+
+    (tmp_path / "r1").mkdir()
+    asyncio.run(shown())
+    file = tmp_path / "r1" / "web-link"
+    place, token = file.read_text(encoding="utf-8").strip().split("/open/")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert place in lines[0]
+    assert str(file) in lines[0]
+    assert not any(token in text or "/open/" in text for text in lines)
 
 
 def test_a_fault_of_the_page_does_not_touch_the_run(
