@@ -2,7 +2,8 @@
 
 Each turn runs the echo benchmark's 40 KB case (`benchmarks.network.echo`) three times: without a page, with one that
 nobody opens, and with one client that reads the stream as a browser does. Resident memory is the coordinator's at its
-highest. The order changes from turn to turn, so that a machine that slows down meets all three alike.
+highest. The order changes from turn to turn, so that a machine that slows down meets all three alike; "÷ off" is the
+median over turns of a turn's own ratio.
 
     python -m benchmarks.cost.web [--turns 3] [--case 40KB] [--write docs/results]
 """
@@ -28,20 +29,26 @@ from benchmarks.network import echo
 #: Most that the page may add to the coordinator's resident memory.
 LIMIT_MIB = 25
 MODES = ("off", "on", "followed")
+#: Longer than the page is ever silent: it pings every 15 s.
+PATIENCE_S = 30.0
 
 
 def follow(url: str, over: threading.Event, read: list[int]) -> None:
-    """Open the page, then read its stream until the run is over; ``read`` takes the bytes of each piece."""
-    while not over.is_set():
-        try:
-            httpx.get(f"{url}/")
-            with httpx.stream("GET", f"{url}/live", timeout=30) as stream:
-                for chunk in stream.iter_bytes():
-                    read.append(len(chunk))
-                    if over.is_set():
-                        return
-        except httpx.TransportError:  # not there yet, or gone with its run
-            time.sleep(0.2)
+    """Open the page, then read its stream until the run is done; ``read`` takes the bytes of each piece.
+
+    Hangs up then, as a page that is closed does: the coordinator stays for those who still look.
+    """
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as browser:
+        while not over.is_set():
+            try:
+                browser.get("/")
+                with browser.stream("GET", "/live") as stream:
+                    for chunk in stream.iter_bytes():
+                        read.append(len(chunk))
+                        if b"The run is " in chunk or over.is_set():
+                            return
+            except httpx.TransportError:  # not there yet
+                time.sleep(0.2)
 
 
 def turn(case: echo.Case, mode: str) -> tuple[echo.Outcome, int]:
@@ -55,6 +62,8 @@ def turn(case: echo.Case, mode: str) -> tuple[echo.Outcome, int]:
     with tempfile.TemporaryDirectory(prefix="edgefl-web-") as folder:
         found = asyncio.run(echo.measured(case, "mosquitto", Path(folder), options))
     over.set()
+    if mode == "followed":
+        client.join(2 * PATIENCE_S)
     if mode == "followed" and not read:
         raise SystemExit("the client read nothing of the page's stream")
     return found, sum(read)
@@ -66,14 +75,16 @@ def table(found: dict[str, list[tuple[echo.Outcome, int]]]) -> str:
     def median(mode: str, figure: Callable[[echo.Outcome], float]) -> float:
         return statistics.median(figure(outcome) for outcome, _ in found[mode])
 
-    lines = ["| page | a round, s | coordinator's CPU, s a round | coordinator's peak, MiB | more | stream, KB a run |"]
-    lines.append("|---" * 6 + "|")
+    columns = ["page", "a round, s", "÷ off", "coordinator's CPU, s a round", "coordinator's peak, MiB", "more"]
+    lines = ["| " + " | ".join([*columns, "stream, KB a run"]) + " |", "|---" * 7 + "|"]
     base = median("off", lambda one: one.coordinator_peak_bytes)
     for mode in MODES:
         peak, read = median(mode, lambda one: one.coordinator_peak_bytes), statistics.median(n for _, n in found[mode])
+        pairs = zip(found[mode], found["off"], strict=True)
         cells = [
             mode,
             f"{median(mode, lambda one: one.round_s):.3f}",
+            f"{statistics.median(one.round_s / off.round_s for (one, _), (off, _) in pairs):.2f}",
             f"{median(mode, lambda one: one.coordinator_cpu_s):.3f}",
             f"{peak / MIB:.1f}",
             f"{(peak - base) / MIB:+.1f}",
