@@ -212,6 +212,8 @@ class LocalRun:
             await _end(process, COORDINATOR_GRACE_S)
         if status != 0:
             text = "\n".join([failure, *self._ended]) if failure else _last_words(log)
+            if status < 0 and not failure:  # its last words are not the reason
+                text, remedy = f"the coordinator was ended by {signal.Signals(-status).name}", self.way_on()
             error = RunError(text or f"the coordinator ended with status {status}", remedy=remedy or f"See {log}.")
             error.exit_code = status if status > 0 else RunError.exit_code
             raise error

@@ -61,9 +61,9 @@ def command(
         found = ask_run("logs", run, runs, device, lines=lines, after=after)
         for line in [msgspec.json.encode(found).decode()] if format == "json" else found["lines"]:
             typer.echo(safe_text(line))
-        if not follow:
+        time.sleep(LOOK_S if follow else 0.0)
+        if not follow or not is_held(directory):
             return
-        time.sleep(LOOK_S)
         after, lines = found["count"], MOST_LOG_LINES
 
 

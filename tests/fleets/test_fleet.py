@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from fleet_fixture import PATIENCE_S, RUN, Fleet, Line, Program, finish, of_kind
 from transport_fixtures import broker_kinds
 
 from coordinator.ledger.ledger import Ledger
+from edgefl.errors import RunError
 from edgefl.process.parent_death import leashed
 from edgefl.records import FIGURES, Manifest
 from edgefl.run_records import AssignmentRow, RunReport
@@ -323,6 +325,17 @@ def test_local_mode_trains_and_reports(
     assert "delivered" in logs["one"]
     secret = json.loads((directory / "broker" / "identity.json").read_text())["password"]
     assert not [text for text in (done.stdout.decode(), done.stderr.decode(), page, *logs.values()) if secret in text]
+
+
+def test_local_mode_tells_of_a_coordinator_that_was_killed_and_how_to_go_on(tmp_path: Path) -> None:
+    with subprocess.Popen(local(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: any((tmp_path / "runs").glob("*/events.jsonl")))
+        family = psutil.Process(process.pid).children(recursive=True)
+        next(one for one in family if "coordinator.cli" in one.cmdline()).kill()
+        _, told = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == RunError.exit_code
+    assert "error: the coordinator was ended by SIGKILL" in told
+    assert re.search(r"Go on where it stopped with: edgefl run \S+ --resume \S+", " ".join(told.split()))
 
 
 def test_local_mode_tells_of_a_dead_agent_and_killed_itself_leaves_nothing_running(tmp_path: Path) -> None:
