@@ -16,6 +16,8 @@ from functools import lru_cache
 from html import escape
 from typing import Any, NamedTuple
 
+from edgefl.console import safe_text
+
 #: A Vega-Lite spec, or a piece of one.
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -86,8 +88,18 @@ class Chart(NamedTuple):
 
     def spec(self, width: int = WIDE) -> Spec:
         """The whole Vega-Lite spec, without what belongs to the page around it."""
-        spec = {"$schema": SCHEMA, "description": f"{self.title}. {self.caption}", "config": _CONFIG}
-        return spec | self.build(width)
+        spec: Spec = {"$schema": SCHEMA, "description": f"{self.title}. {self.caption}", "config": _CONFIG}
+        spec.update(_drawable(self.build(width)))
+        return spec
+
+
+def _drawable(piece: Any) -> Any:
+    """A piece of a spec with texts that can be drawn: a control character ends vl-convert with the whole process."""
+    if isinstance(piece, str):
+        return safe_text(piece)
+    if isinstance(piece, list):
+        return [_drawable(one) for one in piece]
+    return {name: _drawable(one) for name, one in piece.items()} if isinstance(piece, dict) else piece
 
 
 def field(name: str, kind: str, title: str | None = None, **more: Any) -> Spec:

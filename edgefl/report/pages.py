@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgefl import __version__
+from edgefl.console import safe_text
 from edgefl.report import charts
 from edgefl.report.charts import Chart
 from edgefl.report.grid import letters
@@ -20,7 +21,12 @@ def page(template: str, drawn: Sequence[Chart], *, interactive: bool = False, **
 
     loader = jinja2.PackageLoader("edgefl.report", "templates")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.globals["mark"] = letters
     script = charts.script() if interactive and drawn else ""
@@ -34,3 +40,8 @@ def page(template: str, drawn: Sequence[Chart], *, interactive: bool = False, **
         version=__version__,
         figures=[charts.figure(chart, interactive=interactive) for chart in drawn],
     )
+
+
+def _shown(value: object) -> object:
+    """A text of a run or a device without control characters; other values, and markup of ours, as they are."""
+    return "\n".join(map(safe_text, value.split("\n"))) if type(value) is str else value

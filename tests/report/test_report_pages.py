@@ -160,7 +160,7 @@ def test_html_shows_reasons_as_tips_and_hides_credentials(page: str) -> None:
 
 
 def test_html_escapes_what_devices_say(report: RunReport) -> None:
-    evil = "<script>alert(1)</script>"
+    evil = "<script>alert(1)</script>\x1b[31m"
     devices = tuple(msgspec.structs.replace(row, profile=evil) for row in report.devices)
     assignments = tuple(msgspec.structs.replace(row, device=evil) for row in report.assignments if row.device == "tiny")
     run = msgspec.structs.replace(
