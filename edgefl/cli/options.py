@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +17,8 @@ from edgefl.run_records import EndToEnd, RunReport
 from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from edgefl.report.grid import Grid
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN.yaml", help="Run file, or the name of a shipped one: demo, har.")]
@@ -42,6 +46,16 @@ def show(form: str, body: object, *grids: Grid) -> None:
         print_grids(grids, Console())
 
 
+def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:
+    """What ``draw`` prints; with colours only where it goes to a terminal."""
+    from rich.console import Console
+
+    console = Console(force_terminal=None if to_terminal else False)
+    with console.capture() as captured:
+        draw(console)
+    return captured.get()
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file the user asked for. Raises StoreError that names it and the reason."""
     try:
@@ -49,7 +63,16 @@ def write_file(path: Path, content: str | bytes) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StoreError(f"cannot write {path}: {reason}", remedy="Name another file with -o FILE.") from error
+        raise StoreError(f"cannot write {path}: {reason}", remedy="Name another file.") from error
+
+
+def write_out(path: Path, content: str | bytes) -> None:
+    """``write_file``, and say so; to stdout for the path ``-``."""
+    if str(path) == "-":
+        sys.stdout.buffer.write(content) if isinstance(content, bytes) else sys.stdout.write(content)
+        return
+    write_file(path, content)
+    sys.stderr.write(f"wrote {path}\n")
 
 
 def run_directories(runs: Path) -> list[Path]:

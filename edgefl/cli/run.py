@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import RUNS, Format, Overrides, RunFile, RunsOption, priced, read_run, show, write_file
+from edgefl.cli.options import (
+    RUNS,
+    Format,
+    Overrides,
+    RunFile,
+    RunsOption,
+    priced,
+    read_run,
+    show,
+    write_file,
+    write_out,
+)
 from edgefl.run_records import RunReport
 
 PAGE = "report.html"
@@ -150,6 +161,7 @@ def plan_command(
             "--details", help="Also what the memory goes to, what a round costs, and every schedule's stages."
         ),
     ] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it all as a page of one file.")] = None,
     format: Format = "terminal",  # noqa: A002 - the option's own name
     set_: Overrides = None,
 ) -> None:
@@ -158,12 +170,17 @@ def plan_command(
     The first sentence is the verdict: who fits, and whose budget is tightest; or who does not fit, by which numbers,
     and what would help. Then what each device would train in each stage, and this schedule beside the others.
 
-    Example: edgefl plan demo --device jetson-nano --device single-stage
+    Examples: edgefl plan demo --device jetson-nano --device single-stage · edgefl plan demo --html plan.html
     """
     from edgefl.cli.run_inputs import PlanOptions, assumptions, price_of
 
     options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [])
     price = price_of(run, set_ or [], options)
+    assumed = assumptions(run, set_ or [], options)
+    if html is not None:
+        from edgefl.report.plan_page import to_html
+
+        write_out(html, to_html(price, assumed))
     if format == "json":
         show(format, price)
         return
@@ -174,7 +191,7 @@ def plan_command(
 
     console = Console()
     console.print(verdict(price), style="bold", markup=False, highlight=False)
-    for sentence in assumptions(run, set_ or [], options):
+    for sentence in assumed:
         console.print(sentence, markup=False, highlight=False)
     for text in price.warnings:
         console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)

@@ -15,12 +15,13 @@ from edgefl.cli.options import (
     Format,
     RunArgument,
     RunsOption,
+    drawn,
     find_run,
     priced,
     read_run,
     read_runs,
     show,
-    write_file,
+    write_out,
 )
 from edgefl.registry import ROLES, default, method
 from edgefl.report import units
@@ -131,15 +132,11 @@ def report_command(
     elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:
         output /= "report.parquet"
     content = _content(report, format, to_terminal=output is None, static=static)
-    if output is None or str(output) == "-":
-        sys.stdout.buffer.write(content) if isinstance(content, bytes) else sys.stdout.write(content)
-        return
-    write_file(output, content)
-    sys.stderr.write(f"wrote {output}\n")
+    write_out(output or Path("-"), content)
 
 
 def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool) -> str | bytes:
-    """The report in the wanted format; terminal tables keep their colours only when they go to a terminal."""
+    """The report in the wanted format; terminal tables have colours only where they go to a terminal."""
     from edgefl.report import writers
 
     if form == "html":
@@ -150,12 +147,7 @@ def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool) -
         return to_parquet(report)
     if form != "terminal":
         return {"json": writers.to_json, "csv": writers.to_csv}[form](report)
-    from rich.console import Console
-
-    console = Console(force_terminal=None if to_terminal else False)
-    with console.capture() as captured:
-        writers.print_report(report, console)
-    return captured.get()
+    return drawn(lambda console: writers.print_report(report, console), to_terminal=to_terminal)
 
 
 def recipes_command(

@@ -124,7 +124,7 @@ def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> C
 def _used(share: float) -> str:
     if not share:
         return "no budget"
-    return f"{100 * share:.0f} % used" if share >= 0.01 else "under 1 % used"
+    return f"{100 * share:.0f} % used" if share >= 0.01 else "<1 % used"
 
 
 def log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]:

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+from rich.console import Console
+from rich.text import Text
 
 from edgefl.records import FIGURES, Figure, kind_of_machine
 from edgefl.report import quality, resources, units
-from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
+from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grids, table
 from edgefl.report.settings import Setting, configured, differing
 from edgefl.report.writers import MEANINGS, inert
 from edgefl.run_records import RunReport
@@ -24,6 +26,8 @@ COMPARED = (
     *("step_peak_bytes", "process_peak_bytes", "cuda_allocated_peak_bytes", "flops", "payload_up_bytes"),
     *("payload_down_bytes", "wire_up_bytes", "wire_down_bytes", "compute_s", "energy_j"),
 )
+#: Of these, what the sentence on top tells, and runs that it tells them of.
+_TOLD, _NAMED = ("step_peak_bytes", "flops", "payload_up_bytes"), 3
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -164,6 +168,29 @@ def _machines(run: RunReport) -> set[str]:
     return {kind_of_machine(device.capabilities) for device in run.devices}
 
 
+def headline(found: Comparison) -> str:
+    """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, 8.22× the FLOPs, 0.645× the payload sent."."""
+    told = []
+    for index in range(1, len(found.runs)):
+        scores = [line for line in found.lines if line.group == "scores" and line.figures[0].value is not None]
+        parts = [text for line in scores[:1] if (text := _scored(line, index))]
+        for name in _TOLD:
+            times = next((against(line, index) for line in found.lines if line.name == MEANINGS[name]), "")
+            parts += [f"{times} the {MEANINGS[name].partition(',')[0]}"] if times else []
+        told += [f"{label(index)} to A: {', '.join(parts)}"] if parts else []
+    more = [f"{len(told) - _NAMED} more in the tables"] if len(told) > _NAMED else []
+    return f"{'; '.join([*told[:_NAMED], *more])}." if told else "No figure of these runs can be compared."
+
+
+def _scored(line: Line, index: int) -> str:
+    """ "accuracy 98.8 % (−0.4 points)"; empty without a score."""
+    value, change = line.figures[index].value, against(line, index)
+    if value is None:
+        return ""
+    metric = line.name.partition(",")[0]
+    return f"{metric} {units.score(metric, value)} ({change}{' points' if line.unit == 'share' else ''})"
+
+
 def grids(found: Comparison) -> list[Grid]:
     """The runs with their letters, the scores, the costs, and the settings that differ."""
     numbered = list(enumerate(found.runs))
@@ -200,8 +227,8 @@ def _side_by_side(title: str, found: Comparison, lines: Sequence[Line], empty: s
 def _of_run(index: int) -> list[Column[Line]]:
     """A run's figure and, but for the first run, what it is against the first."""
     value: Column[Line] = Column(label(index), lambda line: _value(line, index))
-    against: Column[Line] = Column(f"{label(index)} to A", lambda line: _against(line, index))
-    return [value, against] if index else [value]
+    change: Column[Line] = Column(f"{label(index)} to A", lambda line: against(line, index))
+    return [value, change] if index else [value]
 
 
 def _value(line: Line, index: int) -> Cell:
@@ -213,7 +240,7 @@ def _value(line: Line, index: int) -> Cell:
     return measurement_cell(figure, line.unit)
 
 
-def _against(line: Line, index: int) -> str:
+def against(line: Line, index: int) -> str:
     """Points more or less of a share, else times the first run's figure."""
     first, figure = line.figures[0], line.figures[index]
     if line.unit == "share" and first.value is not None and figure.value is not None:
@@ -230,6 +257,12 @@ def _differences(found: Comparison) -> Grid:
     columns: list[Column[Setting]] = [Column("setting", lambda row: row.path, key=True, text=True, whole=True)]
     columns += map(of_run, range(len(found.runs)))
     return table("Settings that differ", columns, found.settings, empty="All settings are the same.")
+
+
+def print_all(found: Comparison, console: Console) -> None:
+    """The sentence and the tables on a terminal."""
+    console.print(Text(headline(found), style="bold"))
+    print_grids(grids(found), console)
 
 
 def to_json(found: Comparison) -> str:

@@ -233,7 +233,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeFLError, match="cannot write") as error:
         write_file(tmp_path / "file" / "report.html", "x")
-    assert "-o FILE" in error.value.remedy
+    assert "another file" in error.value.remedy
 
 
 def test_devices_shows_totals_with_reasons(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,7 @@ def test_the_wheel_holds_the_packages_with_their_data_and_the_profiles_and_nothi
         "edgefl/profiles/recipes/lw-fedmml.yaml",
         "edgefl/profiles/devices/cpu.yaml",
         "edgefl/report/templates/base.html.j2",
+        "edgefl/report/templates/brief.html.j2",
         "edgefl/report/templates/report.html.j2",
         "edgefl/report/templates/tables.html.j2",
         "edgefl/report/templates/style.css",

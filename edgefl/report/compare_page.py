@@ -1,0 +1,119 @@
+"""Runs side by side as an HTML page: one sentence, a picture of scores and costs against the first run, the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from edgefl.report import compare
+from edgefl.report.budget_plots import log_ticks
+from edgefl.report.charts import MUTED, NARROW, SERIES, SHAPES, Chart, Spec, Values, field, layer, scale, tips
+from edgefl.report.compare import Comparison, Line, grids, headline, label
+from edgefl.report.pages import page
+
+#: Conditions of the picture's scores; the table has all.
+_SCORES = 12
+#: Pixels of a row.
+_ROW = 24
+
+
+def to_html(found: Comparison) -> str:
+    """The page, without scripts."""
+    chart = picture(found)
+    runs, *tables = grids(found)
+    return page(
+        "brief.html.j2",
+        [chart] if chart else [],
+        title="Runs compared · EdgeFL",
+        facts=[f"{label(index)} {run.run}" for index, run in enumerate(found.runs)],
+        headline=headline(found),
+        remarks=runs.notes,
+        tables=[replace(runs, notes=()), *tables],
+        details=[],
+    )
+
+
+def picture(found: Comparison) -> Chart | None:
+    """Scores of the runs in percent; below, what training took as a multiple of the first run's."""
+    shown = min(len(found.runs), len(SERIES))
+    scores = [one for one in found.lines if one.group == "scores" and one.unit == "share"][:_SCORES]
+    costs = [one for one in found.lines if one.group == "costs" and one.unit != "rounds" and any(one.ratios[1:])]
+    if not scores and not costs:
+        return None
+
+    metrics = {one.name.partition(", ")[0] for one in scores}
+    metric = metrics.pop() if len(metrics) == 1 else ""
+
+    def build(width: int) -> Spec:
+        tried = _rows(scores, shown, len(metric) + 2 if metric else 0)
+        took = _rows([msgspec.structs.replace(one, name=one.name.partition(", ")[0]) for one in costs], shown)
+        panels = [_scores(tried, f"{metric or 'score'} (%)", width)] if tried else []
+        return {"vconcat": [*panels, *([_costs(took, width)] if took else [])], "spacing": 24}
+
+    caption = (
+        "Scores, with the difference to A in points; what training took as a multiple of A's, left of 1 is less. What "
+        "a run lacks and lower bounds are in the tables alone."
+    )
+    if shown < len(found.runs):
+        caption += f" The first {shown} of {len(found.runs)} runs."
+    return Chart("compared", "Scores and costs of the runs", caption, build)
+
+
+def _rows(lines: Sequence[Line], shown: int, cut: int = 0) -> Values:
+    """A row per figure and run; of two runs the second's says what it is against the first. ``cut``: of each name."""
+    rows: Values = []
+    for line in lines:
+        score = line.group == "scores"
+        values = [figure.value for figure in line.figures] if score else line.ratios
+        here: Values = [
+            {"what": line.name[cut:], "run": label(index), "at": 100 * value if score else value}
+            for index, value in enumerate(values[:shown])
+            if value is not None and (score or value > 0)
+        ]
+        if shown == len(here) == 2:
+            here[1] |= {"text": compare.against(line, 1), "right": max(row["at"] for row in here)}
+        rows += here
+    return rows
+
+
+def _scores(rows: Values, title: str, width: int) -> Spec:
+    over = {"zero": False, "padding": 24}
+    return _panel(rows, title, width, over, {"format": ",~r", "tickCount": 3 if width == NARROW else 8})
+
+
+def _costs(rows: Values, width: int) -> Spec:
+    ticks = log_ticks([row["at"] for row in rows], (1,) if width == NARROW else (1, 2, 5))
+    axis = {"values": ticks, "format": ",~r", "labelOverlap": True}
+    return _panel(rows, "figure ÷ A's (log scale)", width, {"type": "log", "nice": False, "padding": 24}, axis)
+
+
+def _panel(rows: Values, title: str, width: int, over: Spec, axis: Spec) -> Spec:
+    """Runs as points, a line of them a figure."""
+    words = 120 if width == NARROW else 220
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    y = field("what", "N", sort=None, axis={"labelLimit": words, "minExtent": words + 16})
+    x = field("at", "Q", title, scale=over, axis=axis)
+    look: Spec = {
+        "color": field("run", "N", scale=scale(runs, SERIES)),
+        "shape": field("run", "N", scale=scale(runs, SHAPES)),
+        "tooltip": tips(what="figure", run="run", at=title),
+    }
+    return {
+        "width": width - words - (105 if width == NARROW else 150),
+        "height": {"step": _ROW},
+        "data": {"values": rows},
+        "layer": [
+            layer("rule", {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "at", "aggregate": "max"}}),
+            layer("point", {"y": y, "x": x, **look}, size=80, strokeWidth=2, filled=True, opacity=1),
+            layer(
+                "text",
+                {"y": y, "x": {**x, "field": "right"}, "text": {"field": "text"}},
+                where="isValid(datum.text)",
+                align="left",
+                dx=9,
+                color=MUTED,
+            ),
+        ],
+    }
