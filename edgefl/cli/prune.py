@@ -81,7 +81,7 @@ def _chosen(runs: Path, policy: Policy) -> list[tuple[Path, str]]:
 
 
 def _ended(directory: Path) -> tuple[float, str]:
-    """When a run ended, or began; and "", or why it cannot be said to be over."""
+    """When a run ended, or began, 0 where that is not known; and "", or why it cannot be said to be over."""
     from coordinator.ledger.ledger import Ledger
 
     place = ledger_of(directory)
@@ -89,7 +89,7 @@ def _ended(directory: Path) -> tuple[float, str]:
         with Ledger(place, reading=True) as ledger:
             (run,) = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
     except (EdgeFLError, ValueError) as error:
-        return time.time(), f"its ledger cannot be read: {getattr(error, 'message', 'it holds no such run')}"
+        return 0.0, f"its ledger cannot be read: {getattr(error, 'message', 'it holds no such run')}"
     status = "interrupted" if run.status == "running" else run.status
     return run.finished_at or run.started_at, "" if status in _ENDED else status
 
