@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgefl.cli.options import RUNS, RunsOption, drawn, find_run, read_run, write_out
+
+if TYPE_CHECKING:
+    from edgefl.report.compare import Comparison
 
 
 def command(
@@ -17,14 +20,15 @@ def command(
     ],
     runs: RunsOption = RUNS,
     format: Annotated[  # noqa: A002  # the option's own name
-        Literal["terminal", "json", "csv", "html"], typer.Option("--format", help="How to show it.")
+        Literal["terminal", "json", "csv", "parquet", "html"], typer.Option("--format", help="How to show it.")
     ] = "terminal",
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="File to write; `-` is stdout. HTML goes to compare.html in the first RUN's directory by default.",
+            help="File to write; `-` is stdout. HTML and Parquet go to compare.html and compare.parquet in the first "
+            "RUN's directory by default.",
         ),
     ] = None,
 ) -> None:
@@ -41,15 +45,20 @@ def command(
     for index, directory in enumerate(directories):
         if directory.resolve() in {one.resolve() for one in directories[:index]}:
             raise typer.BadParameter(f"{run[index]} names {directory.name} again", param_hint="RUN")
-    from edgefl.report import compare
+    from edgefl.report.compare import compare
 
-    found = compare.compare([read_run(directory) for directory in directories])
-    if format == "html":
-        from edgefl.report.compare_page import to_html
+    if format in ("html", "parquet") and output is None:
+        output = directories[0] / f"compare.{format}"
+    content = _content(compare([read_run(directory) for directory in directories]), format, to_terminal=output is None)
+    write_out(output or Path("-"), content)
 
-        write_out(output or directories[0] / "compare.html", to_html(found))
-    elif format != "terminal":
-        write_out(output or Path("-"), {"json": compare.to_json, "csv": compare.to_csv}[format](found))
-    else:
-        text = drawn(lambda console: compare.print_all(found, console), to_terminal=output is None)
-        write_out(output or Path("-"), text)
+
+def _content(found: Comparison, form: str, *, to_terminal: bool) -> str | bytes:
+    """The comparison in the wanted format."""
+    from edgefl.report import compare, compare_files, compare_page
+
+    if form == "terminal":
+        return drawn(lambda console: compare.print_all(found, console), to_terminal=to_terminal)
+    if form == "parquet":
+        return compare_files.to_parquet(found)
+    return {"json": compare_files.to_json, "csv": compare_files.to_csv, "html": compare_page.to_html}[form](found)

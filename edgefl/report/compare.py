@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,12 +13,9 @@ from edgefl.records import FIGURES, Figure, kind_of_machine
 from edgefl.report import quality, resources, units
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grids, table
 from edgefl.report.settings import Setting, configured, differing
-from edgefl.report.writers import MEANINGS, inert
+from edgefl.report.writers import MEANINGS
 from edgefl.run_records import RunReport
 
-#: Grows when a field changes its meaning or goes away; new fields leave it as it is.
-SCHEMA = "edgefl.compare/1"
-CSV_COLUMNS = ("label", "run", "group", "figure", "unit", "value", "ratio", "kind", "source", "reason")
 #: Figures of the fleet that are compared, in this order: peaks of any device, else sums over devices and rounds.
 COMPARED = (
     *("step_peak_bytes", "process_peak_bytes", "cuda_allocated_peak_bytes", "flops", "payload_up_bytes"),
@@ -263,36 +258,3 @@ def print_all(found: Comparison, console: Console) -> None:
     """The sentence and the tables on a terminal."""
     console.print(Text(headline(found), style="bold"))
     print_grids(grids(found), console)
-
-
-def to_json(found: Comparison) -> str:
-    """Runs, figures with their ratios, settings and remarks as indented JSON; ``schema`` names its form."""
-    keys = ("run", "name", "recipe", "status", "started_at", "finished_at")
-    body = {
-        "schema": SCHEMA,
-        "runs": [
-            {"label": label(index), **{key: getattr(run, key) for key in keys}} for index, run in enumerate(found.runs)
-        ],
-        "figures": [{**msgspec.to_builtins(line), "ratios": line.ratios} for line in found.lines],
-        "settings": {setting.path: setting.values for setting in found.settings},
-        "remarks": found.remarks,
-    }
-    return msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
-
-
-def to_csv(found: Comparison) -> str:
-    """One line per run and figure, and per run and setting that differs; base units, shares of one."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for index, run in enumerate(found.runs):
-        head = (label(index), run.run)
-        for line in found.lines:
-            figure, ratio = line.figures[index], line.ratios[index]
-            origin = (
-                (figure.kind, figure.source, figure.reason) if figure.value is not None else ("", "", figure.reason)
-            )
-            writer.writerow(map(inert, (*head, line.group, line.name, line.unit, figure.value, ratio, *origin)))
-        for setting in found.settings:
-            writer.writerow(map(inert, (*head, "settings", setting.path, "", setting.values[index], "", "", "", "")))
-    return out.getvalue()
