@@ -260,6 +260,7 @@ def test_data_is_refused_with_what_is_here_and_what_the_model_takes():
         {"label_names": ("rest",), "class_counts": (1, 1, 1)},  # a label without a name is not looked at
         {"modalities": {"acc": ()}, "elastic": True},
         {"class_counts": ()},
+        {"label_names": (), "class_counts": (1, 1)},
         {"samples": {"": 16}},
     ]
     for change in fine:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from test_aggregation import previous, read, store, tensors, update  # noqa: F401 - fixtures
 
 from edgefl.aggregation import aggregate, history
@@ -23,7 +25,7 @@ from edgefl.aggregation.mean import (
     proportional,
 )
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.weights import RoundContext, absent_from, shares_of
+from edgefl.aggregation.weights import SIGNATURES, RoundContext, absent_from, shares_of
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.registry import choose
@@ -357,3 +359,26 @@ def test_a_signature_that_the_recipe_does_not_ask_for_is_refused_and_not_kept(st
         assert record["refused"] == [{"device": "a", "part": "signature", "reason": "malformed", "detail": detail}]
         assert record["parts"].keys() == {"task"}
         assert state.keys() == {*previous, history.KEY}
+
+
+def test_the_momentum_of_a_round_is_made_of_its_clusters(store, previous) -> None:  # noqa: F811
+    tracks = {name: history.Track(metric=0.5, cluster=cluster) for name, cluster in (("a", 0), ("b", 3))}
+    memory = store.put(msgspec.json.encode(Memory(1, {}, tracks)))
+    before = {**previous, history.KEY: memory} | dict.fromkeys((f"{SIGNATURES}{name}" for name in tracks), memory)
+    updates = [
+        replace(update(store, name, samples, task=tensors(1.0)), metrics={history.TRAINED: score})
+        for name, samples, score in (("a", 3, 0.75), ("b", 1, 0.25))
+    ]
+    recipe = {"cluster": {"lsh": {}}, "optimise": {"fedadagrad_mpo": {"risk": 0.0}}}
+    state, record = aggregate_round(updates, store, before, recipe)
+    assert record["clusters"] == {"a": 0, "b": 3}
+    told = record["momentum"]["clusters"]
+    assert {key: (one["devices"], one["weight"], one["return"]) for key, one in told.items()} == {
+        "0": (["a"], 0.75, 0.25),
+        "3": (["b"], 0.25, -0.25),
+    }
+    assert record["momentum"]["gamma"] == -0.125  # 0.75 (-0.25) + 0.25 (0.25)
+    assert {name: one.returns for name, one in history.load(store, state).devices.items()} == {
+        "a": {2: 0.25},
+        "b": {2: -0.25},
+    }
