@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_fixture import job
 
 from edgefl.errors import ModelError
 from edgefl.methods.repair.poverty_layer import (
@@ -18,10 +19,13 @@ from edgefl.methods.repair.poverty_layer import (
     adam_change,
     exact_changes,
     optimizer_changes,
+    poverty_layers,
     relative_change,
     sgd_change,
     weight_tensors,
 )
+from edgefl.methods.repair.poverty_substitution import copied, unreadable
+from edgefl.models.staged import build
 from edgefl.training.optimizers import EPS, SGD, AdamW, Group
 
 torch.set_num_threads(1)
@@ -258,3 +262,25 @@ def test_the_layer_s_number_is_counted_as_the_server_counts_it():
     parts = {"head/acc2": {"weight": np.ones((2, 2))}, "head/acc": {"weight": np.ones((2, 2)), "bias": np.ones(2)}}
     server = weight_tensors(parts)
     assert server[observer.layer(parts)] == ("head/acc", "weight")
+
+
+def test_copies_are_held_for_the_exact_form_alone():
+    made = job()
+    model = build(made.model, made.stage.present)
+    weights = poverty_layers(made, model)
+    assert {name.partition("|")[0] for name in weights.values()} == {
+        "a/stage3",
+        "b/stage3",
+        "head/a",
+        "head/b",
+        "fusion",
+        "task",
+    }
+    assert [id(one) for one in copied(made, model, form="exact")] == [id(one) for one in weights]
+    assert copied(made, model) == copied(made, model, form="optimiser") == []
+
+
+def test_a_layer_cannot_be_read_from_an_optimiser_that_keeps_no_moments():
+    text = "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
+    assert [unreadable(name) for name in ("adamw", "sgd", "adafactor")] == ["", "", text]
+    assert unreadable("adafactor", form="exact") == ""

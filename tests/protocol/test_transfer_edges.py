@@ -171,3 +171,11 @@ def test_one_that_was_dropped_is_sent_nothing_until_it_asks_again() -> None:
     assert sender.active == set()
     assert sender.on_need("a", need(epoch=1, received=1), 0.2) == []
     assert len(sender.on_need("a", need(epoch=2, **ALL), 0.3)) == 2
+
+
+def test_a_shared_chunk_takes_the_window_of_those_that_lack_it_alone() -> None:
+    sender = Counting("t", sizes(refs(2)), ["a", "b", "c"])
+    for device in ("a", "c"):
+        assert sender.on_need(device, need(device, missing={name(0): b"\x03"}), 0.0) == []
+    sent = sender.on_need("b", need("b", credit=1, missing={name(0): b"\x02"}), 0.0)
+    assert sent == [SendChunk(None, name(0), 0), SendChunk(None, name(0), 1)]
