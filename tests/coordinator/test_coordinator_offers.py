@@ -37,7 +37,7 @@ from coordinator.core.assignments import (
     transfer_of,
 )
 from coordinator.core.known_devices import ask, not_asked
-from coordinator.core.machine import step
+from coordinator.core.machine import STORY_LINES, step
 from coordinator.core.moves import Steps
 from coordinator.core.round_rules import is_buffered, open_round
 from coordinator.core.state import decode, resumed
@@ -432,6 +432,18 @@ def test_another_attempts_evaluation_is_impossible_and_says_so() -> None:
         play.receive(name)
     with pytest.raises(do.IllegalMoveError, match="this attempt is not being aggregated"):
         step(play.state, do.Aggregated(0.0, replace(FIRST, attempt=8)))
+
+
+def test_the_story_of_a_run_has_a_line_for_each_event_that_changed_something_and_the_last_forty() -> None:
+    state, _ = step(v.State(a_plan(policy=POLICY), TIMEOUTS), do.Begin(1.5, NOT_BEGUN))
+    for event in (do.Joined(2.0, A), do.Tick(2.5), do.HeartbeatSeen(2.5, "a"), do.Accepted(3.0, "a", FIRST)):
+        state, _ = step(state, event)
+    story = ["1.500 Begin [starting -> joining]", "2.000 Joined a [joining -> joining]"]
+    assert state.story == (*story, "3.000 Accepted a r1/s1/r1/a1 [joining -> joining]")
+    for count in range(STORY_LINES):
+        state, _ = step(state, do.DeviceOffline(float(count), "z"))
+    assert len(state.story) == STORY_LINES
+    assert state.story[0].startswith("0.000 DeviceOffline z")
 
 
 # --- restarts

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import pytest
 import torch
 from losses_fixture import term
 from training_fixture import job, model_spec, random_batch
 
+from edgefl.methods.objective.margin import task_loss
 from edgefl.models.staged import build
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward, copied
@@ -83,3 +87,18 @@ def test_a_step_hands_the_recipes_terms_on():
     # The copies are the heads themselves so far, so that both terms have one value.
     assert done.loss.item() == pytest.approx(2 * task.item(), rel=1e-5)
     assert task.item() > 0.5
+
+
+def test_the_task_of_a_device_with_labels_is_of_the_modalities_that_a_sample_has():
+    """Mean fusion: sample 0 by a alone, sample 1 by both, and where b is not here at all everyone by a."""
+    model = build(msgspec.structs.replace(model_spec(stages=1, modalities="ab"), fusion="mean"))
+    given = dataclasses.replace(forward(None), model=model, labels=torch.tensor([0, 2]))
+    values = {"a": torch.eye(2, 6), "b": torch.ones(2, 6)}
+    every, second = torch.tensor([True, True]), torch.tensor([False, True])
+    for has, fused in (
+        ({"a": every, "b": second}, [values["a"][0], (values["a"][1] + values["b"][1]) / 2]),
+        ({"a": every}, list(values["a"])),
+    ):
+        expected = torch.nn.functional.cross_entropy(model.classify(torch.stack(fused)), given.labels)
+        own = {m: values[m] for m in has}
+        torch.testing.assert_close(task_loss(given, own, has), expected)
