@@ -131,8 +131,6 @@ def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:
         begin, end = own.valid() if own is not None else (0.0, 0.0)
     except EdgeFLError as error:
         return None, [of_error(error, "identity-unusable")]
-    except OSError as error:  # a directory of another user's
-        return None, [found("identity-unusable", f"{directory}: {error.strerror}")]
     if own is None:
         return None, []
     record, now = own.record, time.time()

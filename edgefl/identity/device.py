@@ -12,6 +12,7 @@ import msgspec
 
 from edgefl.errors import IdentityError
 from edgefl.identity.keys import Verifier, check_private, key_of, make_private_directory, read, write_private
+from edgefl.storage.disk import store_errors
 from edgefl.transport import failures
 
 DIRECTORY = "credentials"
@@ -64,8 +65,10 @@ class Credentials:
 
 
 def find(state: Path) -> Credentials | None:
-    """The identity in a state directory, None if there is none."""
-    return Credentials(state) if (state / DIRECTORY / "device.json").is_file() else None
+    """The identity in a state directory, None if there is none. Raises IdentityError, StoreError."""
+    with store_errors("read", state):
+        there = (state / DIRECTORY / "device.json").is_file()
+    return Credentials(state) if there else None
 
 
 def save(state: Path, record: Record, authority_der: bytes, pem: bytes) -> None:

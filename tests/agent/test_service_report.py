@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from device_agent.runtime.service_status import Status
 from device_agent.runtime.store import AgentStore, Owner
+from device_agent.service_commands import service_here
 from device_agent.service_report import Report, lines
+from edgefl.errors import StoreError
 
 DAY = 86400
 NOW = 1_800_000_000.0
@@ -100,14 +102,23 @@ def test_who_holds_the_state_runs(tmp_path):
         store.close()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_state_of_another_account_is_named_as_unreadable(tmp_path):
-    (tmp_path / "state").mkdir(mode=0)
-    done = agent("status", "--state", str(tmp_path / "state"), home=tmp_path)
-    assert done.returncode == 15
-    assert "Permission denied" in done.stderr
-
-
 def test_times_are_of_this_machine(tmp_path):
     told = said(replace(REPORT, status=replace(STATUS, since=time.time())))
     assert time.strftime("%Y-%m-%d") in told["broker"]
+
+
+def test_a_state_of_another_account_is_named_as_unreadable(tmp_path, monkeypatch):
+    """The service's is its account's alone, and status is asked by whoever is logged in."""
+    (tmp_path / "state" / "credentials").mkdir(parents=True)
+    (tmp_path / "state" / "credentials" / "device.json").touch()
+    (tmp_path / "state").chmod(0)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")  # the test's own may not be read either
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)
+        with pytest.raises(StoreError, match=f"cannot read {tmp_path / 'state'}: Permission denied"):
+            service_here("edgefl-agent", tmp_path / "state")
+    finally:
+        os.seteuid(user)
+        (tmp_path / "state").chmod(0o700)
