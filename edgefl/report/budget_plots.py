@@ -55,9 +55,9 @@ def memory(report: RunReport) -> Chart | None:
         held = resources.measured("step_peak_bytes", rows), resources.predicted("step_peak_bytes", rows)
         values = (held[0].value, held[1].value, resources.step_limit(resources.device_row(report, name)))
         found = {what: value / units.MIB for what, value in zip(_WHAT, values, strict=True) if value}
-        if found.keys() & {"measured", "predicted"}:
+        if found:
             known[name] = found
-    if not known:
+    if all(found.keys() == {"budget"} for found in known.values()):
         return None
     caption = (
         "Largest step of the run: measured (circle) and predicted (hollow), within what the device may use (bar, up "
@@ -82,7 +82,7 @@ def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> C
         for what in _WHAT:
             if every := [found[what] for found in known.values() if what in found]:
                 points.append({"device": row, "what": what, "mib": quantile(every, QUANTILES[row])})
-    labels: Values = [{"device": n, "mib": max(known[n].values()), "text": _used(used(n))} for n in shown]
+    labels: Values = [{"device": n, "mib": max(known[n].values()), "text": _used(used(n), need(n))} for n in shown]
 
     kinds = [what for what in _WHAT if any(row["what"] == what for row in points)]
     colours, shapes, fills = zip(*(_WHAT[what] for what in kinds), strict=True)
@@ -121,7 +121,9 @@ def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> C
     return Chart("memory", "Memory of each device against its budget", caption, build)
 
 
-def _used(share: float) -> str:
+def _used(share: float, need: float) -> str:
+    if not need:
+        return "not trained"
     if not share:
         return "no budget"
     return f"{100 * share:.0f} % used" if share >= 0.01 else "<1 % used"

@@ -20,7 +20,6 @@ from edgefl.report.charts import (
     PAPER,
     PURPLE,
     WARN,
-    WIDE,
     Chart,
     Spec,
     Values,
@@ -100,7 +99,7 @@ def over_time(report: RunReport) -> Chart | None:
         )
         colour = field("activity", "N", scale=scale(done, [_LOOK[one][0] for one in done]), sort=done)
         shape = field("activity", "N", scale=scale(done, [_swatch(_LOOK[one][1]) for one in done]), sort=done)
-        columns = 0 if width == WIDE else 3 if shown == every else 2
+        columns = 2 if width == NARROW else 0
         for channel in (colour, shape):
             channel["legend"] = {"columns": columns, "symbolStrokeWidth": 0, "symbolSize": 140}
         swatch, legend = {"color": colour, "shape": shape}, [{"activity": one} for one in done]  # drawn nowhere else

@@ -61,13 +61,15 @@ def accuracy(report: RunReport) -> Chart | None:
     room = max(0.5, (max(every) - min(every)) * 0.08)
     domain = [max(0.0, min(every) - room), min(100.0, max(every) + room) if share else max(every) + room]
     last = _labels(values, domain)
-    unit = f"{metric} (%)" if share else metric
+    words = units.metric_words(metric)
+    short = words.partition(" (")[0]
+    unit = f"{short} (%)" if share else short
 
     def build(width: int) -> Spec:
         columns = 1 if width == NARROW else min(4, len(panels))
         panel = (width - 66) // columns - 18
-        words = panel / max(40, panel - 7 * max(len(row["text"]) for row in last))  # room for them, right of the lines
-        x = field("round", "Q", "round", scale={"domain": [1, 1 + words * max(1, len(place) - 1)], "nice": False})
+        room = panel / max(40, panel - 7 * max(len(row["text"]) for row in last))  # for words, right of the lines
+        x = field("round", "Q", "round", scale={"domain": [1, 1 + room * max(1, len(place) - 1)], "nice": False})
         x["axis"] = {"values": _ticks(len(place)), "format": "d", "grid": False}
         y = field("value", "Q", unit, scale={"domain": domain, "nice": False, "clamp": True}, axis={"tickCount": 4})
         colour = field(
@@ -101,10 +103,10 @@ def accuracy(report: RunReport) -> Chart | None:
 
     values += last
     caption = (
-        f"Test {metric} of the one global model, by what it is given; the lines end in what stands in for the rest. In "
+        f"Test {words} of the one global model, by what it is given; the lines end in what stands in for the rest. In "
         "every panel the same scale, cut where nothing lies."
     )
-    return Chart("accuracy", f"{metric.capitalize()} by what the model was given", caption, build)
+    return Chart("accuracy", f"{words.capitalize()} by what the model was given", caption, build)
 
 
 def _name(given: Sequence[str]) -> str:

@@ -65,6 +65,7 @@ def evaluation(report: RunReport) -> Grid:
     metric = primary_metric(report)
     rows = [row for row in latest(report.evaluations) if row.metric == metric]
     unit, points = ("%", "points") if units.is_share(metric) else ("", "")
+    words = units.metric_words(metric)
     tips = masks()
     plain, *others = tips
     evaluated = [mask for mask in others if any(row.missing == mask for row in rows)] or others[:1]
@@ -74,12 +75,12 @@ def evaluation(report: RunReport) -> Grid:
         return " + ".join(row.available) + alone
 
     def shown(name: str, mask: str, tip: str = "") -> Column[_Given]:
-        return Column(name, lambda row: score(row.by_mask.get(mask)), unit, metric, tip=tip)
+        return Column(name, lambda row: score(row.by_mask.get(mask)), unit, words, tip=tip)
 
     def gain(mask: str) -> Column[_Given]:
         name = "gain" if len(evaluated) == 1 else f"{mask} gain"
         tip = f"{mask.capitalize()} mask minus {plain} mask."
-        return Column(name, lambda row: _gain(row.by_mask.get(plain), row.by_mask.get(mask)), points, metric, tip=tip)
+        return Column(name, lambda row: _gain(row.by_mask.get(plain), row.by_mask.get(mask)), points, words, tip=tip)
 
     columns: list[Column[_Given]] = [
         Column("given to the model", name, key=True, text=True),
@@ -101,7 +102,9 @@ def evaluation(report: RunReport) -> Grid:
     own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
     where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
     empty = _OWN_MODELS if own else _NOT_YET
-    return table(f"Test {metric}{where}", columns, [_Given(*item) for item in given.items()], notes, empty)
+    return table(
+        f"Test {units.metric_words(metric)}{where}", columns, [_Given(*item) for item in given.items()], notes, empty
+    )
 
 
 def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None) -> Cell:

@@ -106,7 +106,7 @@ def _score(report: RunReport) -> list[str]:
     metric = quality.primary_metric(report)
     rows = [row for row in quality.latest(report.evaluations) if row.metric == metric and row.missing == "none"]
     best = max(rows, key=lambda row: len(row.available), default=None)
-    tested = [] if best is None else [f"test {metric.replace('_', ' ')} {units.score(metric, best.value)}"]
+    tested = [] if best is None else [f"test {units.metric_words(metric)} {units.score(metric, best.value)}"]
     own = None if metric == "accuracy" and tested else quality.own_accuracy(report)
     return tested if own is None else [*tested, f"accuracy of the devices' own models {units.percent(own)}"]
 

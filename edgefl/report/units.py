@@ -104,6 +104,12 @@ def score(metric: str, value: float) -> str:
     return percent(value) if is_share(metric) else number(value)
 
 
+def metric_words(metric: str) -> str:
+    """A metric in words: "recall at 1 (acc to gyro)" of ``acc_to_gyro_recall_at_1``, "macro f1" of ``macro_f1``."""
+    pair, _, at = metric.partition("_recall_at_")
+    return f"recall at {at} ({pair.replace('_', ' ')})" if at else metric.replace("_", " ")
+
+
 def samples(counts: Mapping[str, int], noun: str = "") -> str:
     """{"": 40, "acc": 40, "gyro": 31} -> "40 (acc 40, gyro 31)"; ``noun`` follows the whole."""
     parts = ", ".join(f"{name} {number:,}" for name, number in counts.items() if name)

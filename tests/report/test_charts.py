@@ -111,6 +111,10 @@ def outside() -> Iterator[Callable[[str], list[str]]]:
             for width in (1280, 390):
                 page = browser.new_page(viewport={"width": width, "height": 900})
                 page.set_content(text)
+                if "<script>" in text:
+                    for one in page.locator("figure").all():
+                        one.scroll_into_view_if_needed()
+                        one.locator(".vega-embed svg").wait_for()
                 found += page.evaluate(_OUTSIDE)
                 page.close()
             return found
@@ -135,9 +139,9 @@ _OUTSIDE = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) =
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("report", [REPORT, RunReport(run="r")], ids=["run", "empty"])
-def test_no_mark_and_no_legend_lies_outside_the_picture(report: RunReport, outside: Callable[[str], list[str]]) -> None:
-    assert outside(to_html(report, interactive=False)) == []
+@pytest.mark.parametrize("interactive", [False, True], ids=["static", "interactive"])
+def test_no_mark_and_no_legend_lies_outside_the_picture(interactive: bool, outside: Callable[[str], list[str]]) -> None:
+    assert outside(to_html(REPORT, interactive=interactive)) == []
 
 
 def test_what_lies_outside_a_picture_is_found(outside: Callable[[str], list[str]]) -> None:
@@ -241,3 +245,16 @@ def test_the_legend_of_the_memory_plot_names_only_what_is_drawn() -> None:
 
 def test_a_quantile_is_a_value_that_is_there() -> None:
     assert [crowds.quantile([5, 1, 4, 2, 3], share) for share in (0.0, 0.5, 0.9, 1.0)] == [1, 3, 5, 5]
+
+
+def test_a_device_that_never_trained_shows_its_budget_alone() -> None:
+    kept = tuple(row for row in REPORT.assignments if row.device != "tiny")
+    chart = memory(msgspec.structs.replace(REPORT, assignments=kept))
+    assert chart is not None
+    points, labels = (
+        next(iter(rows))
+        for rows in ([[r for r in rows if r["device"] == "tiny"]] for _, rows in [*layers(chart.spec())][-2:])
+    )
+    assert [row["what"] for row in points] == ["budget"]
+    assert [row["text"] for row in labels] == ["not trained"]
+    assert memory(msgspec.structs.replace(REPORT, assignments=())) is None

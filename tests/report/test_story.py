@@ -101,6 +101,11 @@ def test_what_went_wrong_is_said_with_both_numbers_and_the_device_s_own_words() 
     assert story.troubles(RUN) == []
 
 
+def test_a_recall_is_said_in_words() -> None:
+    rows = (EvaluationRow(1, 1, ("acc", "gyro"), "none", "acc_to_gyro_recall_at_1", 0.017, 10),)
+    assert "; test recall at 1 (acc to gyro) 1.7 %" in story.headline(msgspec.structs.replace(RUN, evaluations=rows))
+
+
 # The timeline
 
 
