@@ -113,6 +113,7 @@ def test_a_state_of_another_account_is_named_as_unreadable(tmp_path, monkeypatch
     (tmp_path / "state" / "credentials" / "device.json").touch()
     (tmp_path / "state").chmod(0)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")  # the test's own may not be read either
+    service_here("edgefl-agent", tmp_path)  # loads what the other user may not read
     user = os.geteuid()
     try:
         if user == 0:
