@@ -119,6 +119,12 @@ def test_names_and_settings_are_text_without_control_characters(name: str) -> No
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", page)
 
 
+def test_a_long_table_is_folded() -> None:
+    many = msgspec.structs.replace(planned(), devices=tuple(plan(f"d{n}", 1, step=n) for n in range(1, 31)))
+    assert "<details><summary>30 rows</summary>" in plan_page.to_html(many)
+    assert "rows</summary>" not in plan_page.to_html(planned())
+
+
 # The picture of a plan
 
 
