@@ -387,7 +387,7 @@ class Link:
         self._post(self._listener.opened, client, properties, session_kept)
 
     def _spoken(self, address: Address) -> str:
-        """``port_probe.speaks``, unless nobody waits for the answer any more: it may take seconds."""
+        """``port_probe.speaks``, unless its caller has given up meanwhile: it may take seconds."""
         return "" if self._stopping.is_set() else port_probe.speaks(address)
 
     def _serve(self, client: MeteredClient) -> None:
