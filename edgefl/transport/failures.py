@@ -15,30 +15,22 @@ from edgefl.transport.address import Address
 _DISTRUST = {9: "clock-behind", 10: "broker-expired", 62: "broker-other-host", 64: "broker-other-host"}
 #: A broker's TLS alerts about this device's certificate: OpenSSL's name -> (the finding, what it means).
 _ALERTS: dict[str, tuple[str, str]] = {
-    name: (finding, meaning)
-    for names, finding, meaning in (
-        (
-            ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
-            "identity-revoked",
-            "this device's certificate was revoked: the fleet has shut it out",
-        ),
-        (
-            ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED"),
-            "identity-expired",
-            "this device's certificate has expired",
-        ),
-        (
-            ("TLSV1_ALERT_UNKNOWN_CA",),
-            "identity-foreign",
-            "the broker does not know the authority of this device's certificate",
-        ),
-        (
-            ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
-            "identity-missing",
-            "the broker asks for a certificate of this device",
-        ),
-    )
-    for name in names
+    **dict.fromkeys(
+        ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
+        ("identity-revoked", "this device's certificate was revoked: the fleet has shut it out"),
+    ),
+    **dict.fromkeys(
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED"),
+        ("identity-expired", "this device's certificate has expired"),
+    ),
+    "TLSV1_ALERT_UNKNOWN_CA": (
+        "identity-foreign",
+        "the broker does not know the authority of this device's certificate",
+    ),
+    **dict.fromkeys(
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+        ("identity-missing", "the broker asks for a certificate of this device"),
+    ),
 }
 
 

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, ParamSpec, Protocol
+from typing import NamedTuple, ParamSpec, Protocol
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -30,6 +30,7 @@ from edgefl.errors import BrokerError
 from edgefl.transport import failures, port_probe
 from edgefl.transport.address import Address
 from edgefl.transport.interface import Will
+from edgefl.transport.metered_client import Meter, MeteredClient
 
 _LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -38,16 +39,12 @@ P = ParamSpec("P")
 KEEPALIVE_S = 30
 #: How long opening the socket, TLS included, may take: several round trips of a bad mobile link.
 CONNECT_TIMEOUT_S = 5.0
-#: How long to wait for the broker to close its side after DISCONNECT: a round trip, generously.
-HANG_UP_S = 0.5
 #: How long the broker keeps an absent client's session: a device switched off overnight finds its messages, one that
 #: was scrapped does not hold a queue for ever.
 SESSION_EXPIRY_S = 24 * 3600
 #: Largest packet a broker may send us. MQTT 5 brokers drop larger ones; with 3.1.1 only the broker's own limit
 #: protects. Equal to mosquitto's default since 2.1 and to what the generated configuration admits.
 MAX_PACKET_BYTES = 2 * 2**20
-#: Reasons of MQTT 5. paho admits the second one in a PUBACK, and not the first.
-_PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
 #: Full jitter: the n-th wait is uniform in 0 … min(cap, base · 2^n). A broker restarts within a second, so the first
 #: wait is short; at the cap 200 devices knock about 13 times a second altogether, and each is back within half a
 #: minute.
@@ -91,100 +88,6 @@ class Settings:
     will: Will | None = None
     tls: ssl.SSLContext | None = None
     clean_session: bool = False
-
-
-@dataclass
-class Meter:
-    """Bytes through the socket, over all connections of a transport."""
-
-    sent: int = 0
-    received: int = 0
-
-
-class MeteredClient(Client):
-    """paho's client, counting at the two calls that touch its socket.
-
-    Exact for plain TCP: a test compares it with a proxy that counts. Under TLS it counts what enters and leaves the
-    TLS session, so without handshake and record headers (about 0.2 % for chunks).
-    """
-
-    def __init__(self, meter: Meter, **options: Any) -> None:
-        super().__init__(CallbackAPIVersion.VERSION2, **options)
-        self._meter = meter
-        self.alert: ssl.SSLError | None = None  # the peer's last TLS alert; paho only logs it
-        self.oversize: set[int] = set()  # ids of messages that the broker refused for their size
-
-    def _sock_send(self, buf: bytes | bytearray) -> int:
-        try:
-            count = super()._sock_send(buf)
-        except ssl.SSLError as error:
-            self.alert = error
-            raise
-        self._meter.sent += count
-        return count
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        try:
-            data = super()._sock_recv(bufsize)
-        except ssl.SSLError as error:
-            self.alert = error
-            raise
-        self._meter.received += len(data)
-        return data
-
-    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
-        """As paho's, which leaks the socket when the handshake fails."""
-        if self._ssl_context is None:
-            raise ssl.SSLError("no TLS context")
-        wrapped = self._ssl_context.wrap_socket(tcp_sock, server_hostname=self.host, do_handshake_on_connect=False)
-        try:
-            wrapped.settimeout(self.connect_timeout)
-            wrapped.do_handshake()
-        except BaseException:
-            wrapped.close()
-            raise
-        return wrapped
-
-    def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
-        """As paho's, which ends the connection on a reason that it does not know for this packet.
-
-        mosquitto refuses what exceeds its message_size_limit so.
-        """
-        packet = self._in_packet["packet"]
-        if self.protocol == MQTTProtocolVersion.MQTTv5 and len(packet) > 2 and packet[2] == _PACKET_TOO_LARGE:
-            self.oversize.add(int.from_bytes(packet[:2], "big"))
-            packet[2] = _QUOTA_EXCEEDED
-        return super()._handle_pubackcomp(cmd)
-
-    def withdraw(self, mid: int) -> None:
-        """Do not send this message again when the connection is back."""
-        with self._out_message_mutex:
-            if self._out_messages.pop(mid, None) is not None:
-                self._inflight_messages -= 1
-
-    def drop(self) -> None:
-        """Close the connection without DISCONNECT. It may connect again, and other threads may go on publishing."""
-        self._sock_close()
-
-    def release(self) -> None:
-        """Close everything, the pair of sockets that wakes the loop included. No call may follow."""
-        self._reset_sockets()
-
-    def hang_up(self, opened: socket.socket) -> None:
-        """Close our direction and read until the broker has closed its own, or HANG_UP_S have passed.
-
-        Closing a socket with unread data resets it, and a broker may then miss the DISCONNECT and send the will.
-        """
-        try:
-            opened.settimeout(HANG_UP_S)
-            if isinstance(opened, ssl.SSLSocket):
-                opened.unwrap()
-                return
-            opened.shutdown(socket.SHUT_WR)
-            while data := opened.recv(65536):
-                self._meter.received += len(data)
-        except (OSError, ValueError):
-            pass  # gone already, or deaf
 
 
 def tls_context(address: Address, files: TlsFiles) -> ssl.SSLContext | None:

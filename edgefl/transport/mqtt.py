@@ -21,17 +21,8 @@ from edgefl.errors import BrokerError
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, Limits, Will, check_payload, closed_error
-from edgefl.transport.link import (
-    QUOTA,
-    TOO_LARGE,
-    Link,
-    Meter,
-    MeteredClient,
-    Settings,
-    TlsFiles,
-    load_own,
-    tls_context,
-)
+from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Settings, TlsFiles, load_own, tls_context
+from edgefl.transport.metered_client import Meter, MeteredClient
 
 _LOG = logging.getLogger(__name__)
 _Refusals = list[str | None]  # of a subscription, one a pattern

@@ -33,7 +33,8 @@ from transport_fixtures import (
 from edgefl.errors import BrokerError
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import Broker, start_broker
-from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Meter, Settings, TlsFiles, backoff_s
+from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Settings, TlsFiles, backoff_s
+from edgefl.transport.metered_client import Meter
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
 
