@@ -7,7 +7,7 @@ from test_transfer import CHUNK, Counting, bitmap, everything, name, need, refs,
 
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
-from edgefl.transfer.receiver import SLOW_LINK, STEP_BITS, Receiver, SendChunk
+from edgefl.transfer.receiver import SLOW_LINK, STEP_BITS, Completed, Receiver, SendChunk
 from edgefl.transfer.sender import MAX_INCARNATIONS, PACE_STALL_S, Epochs, ReceiverState, Sender
 
 ALL = {"missing": {name(0): b"\x07"}}
@@ -179,3 +179,10 @@ def test_a_shared_chunk_takes_the_window_of_those_that_lack_it_alone() -> None:
         assert sender.on_need(device, need(device, missing={name(0): b"\x03"}), 0.0) == []
     sent = sender.on_need("b", need("b", credit=1, missing={name(0): b"\x02"}), 0.0)
     assert sent == [SendChunk(None, name(0), 0), SendChunk(None, name(0), 1)]
+
+
+def test_a_receiver_that_lacks_nothing_is_done_at_once_with_no_chunk_received() -> None:
+    receiver = Receiver("t", "a", refs(1), CHUNK, 4, incarnation=7)
+    (done, completed) = receiver.start({}, 0.0)
+    assert (done.received, done.done, done.missing) == (0, True, {})
+    assert completed == Completed("a")
