@@ -1,6 +1,6 @@
 """Memory and round time of a coordinator with its live page off, on, and on with a browser that follows it, by turns.
 
-Each turn runs the echo benchmark's 40 KB case (`benchmarks.network.echo`) three times: without a page, with one that
+Each turn runs a case of the echo benchmark (`benchmarks.network.echo`) three times: without a page, with one that
 nobody opens, and with one client that reads the stream as a browser does. Resident memory is the coordinator's at its
 highest. The order changes from turn to turn, so that a machine that slows down meets all three alike; "÷ off" is the
 median over turns of a turn's own ratio.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -111,7 +112,9 @@ def main() -> None:
     sys.stdout.write(text)
     if asked.write is not None:
         explained = (__doc__ or "").split("\n\n")[1]
-        sections.transport(asked.write, "The live page", "python -m benchmarks.cost.web", f"{explained}\n\n{text}")
+        command = f"python -m benchmarks.cost.web --case {case.name} --turns {asked.turns}"
+        load = f"Load of the machine when it ended, over a quarter of an hour: {os.getloadavg()[2]:.1f}."
+        sections.transport(asked.write, "The live page", command, f"{explained}\n\n{text}\n{load}\n")
     peaks = {mode: statistics.median(one.coordinator_peak_bytes for one, _ in found[mode]) for mode in MODES}
     if (peaks["followed"] - peaks["off"]) / MIB > LIMIT_MIB:
         raise SystemExit(f"the page takes more than {LIMIT_MIB} MiB")
