@@ -53,7 +53,7 @@ DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3], [1, 3])
 _CONFIG: Spec = {
     "background": "transparent",
     "aria": False,  # the picture has one label of its own; one for each mark doubled the page
-    "font": "Inter, Segoe UI, system-ui, Helvetica Neue, Liberation Sans, Arial, sans-serif",
+    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
     "padding": {"left": 10, "right": 6, "top": 4, "bottom": 4},
     "view": {"stroke": None},
     "axis": {
@@ -88,7 +88,12 @@ class Chart(NamedTuple):
 
     def spec(self, width: int = WIDE) -> Spec:
         """The whole Vega-Lite spec, without what belongs to the page around it."""
-        spec: Spec = {"$schema": SCHEMA, "description": f"{self.title}. {self.caption}", "config": _CONFIG}
+        roomy = {"columnPadding": 10 if width <= NARROW else 34}  # a reader's letters may be a fifth wider
+        spec: Spec = {
+            "$schema": SCHEMA,
+            "description": f"{self.title}. {self.caption}",
+            "config": _CONFIG | {"legend": _CONFIG["legend"] | roomy},
+        }
         spec.update(_drawable(self.build(width)))
         return spec
 

@@ -122,7 +122,7 @@ def outside() -> Iterator[Callable[[str], list[str]]]:
         yield look
 
 
-#: Script -> figure, mark and its text of whatever is drawn beyond the edge of its picture by more than a pixel.
+#: Script -> figure, mark and text of what is drawn beyond the edge of its picture, or over the next in a legend.
 _OUTSIDE = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) => {
   const all = svg.getBoundingClientRect();
   if (!all.width) return [];
@@ -133,6 +133,13 @@ _OUTSIDE = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) =
     return seen && (aside || box.top < all.top - 1 || box.bottom > all.bottom + 1);
   });
   const wide = all.right > innerWidth ? [svg] : [];
+  const symbols = [...svg.querySelectorAll(".role-legend-symbol path")].map((one) => one.getBoundingClientRect());
+  const covering = [...svg.querySelectorAll(".role-legend-label text")].filter((one) => {
+    const box = one.getBoundingClientRect();
+    const level = (other) => other.top < box.bottom && other.bottom > box.top;
+    return symbols.some((other) => level(other) && other.left > box.left && other.left < box.right);
+  });
+  far.push(...covering);
   const name = `${innerWidth} ${svg.closest("figure").id}`;
   return [...far, ...wide].map((one) => `${name} ${one.tagName} ${one.textContent.slice(0, 40)}`);
 })"""
