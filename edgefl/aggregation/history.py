@@ -242,9 +242,11 @@ def server_step(
 ) -> Step:
     """The optimiser's step (state, previous, combined) -> (next, state), with this round's own options."""
     if slot.method.adjust is not None:
-        participants = {u.device: NO_CLUSTER for u in updates} | grouped(updates, clusters)
         weights = {u.device: u.weight for u in updates}
-        changed, told = slot.bind(slot.method.adjust)(memory, participants, weights)
+        total = sum(weights.values()) or 1.0
+        participants = {u.device: NO_CLUSTER for u in updates} | grouped(updates, clusters)
+        shares = {device: weight / total for device, weight in weights.items()}
+        changed, told = slot.bind(slot.method.adjust)(memory, participants, shares)
         record |= told
         slot = slot._replace(options={**slot.options, **changed})
     return slot.bind(slot.method.step)
