@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,8 @@ def test_hostile_texts_stay_texts_and_nothing_is_wider_than_the_screen(tmp_path:
         if path.startswith("/live"):
             route.fulfill(content_type="text/event-stream", body="event: over\ndata: done\n\n")
             return
+        if path.endswith("hx-sse.min.js"):
+            time.sleep(0.5)  # however late it comes, the stream is opened
         got = text.get(path)
         route.fulfill(status=got.status_code, headers=dict(got.headers), body=got.content)
 
@@ -99,6 +102,7 @@ def test_hostile_texts_stay_texts_and_nothing_is_wider_than_the_screen(tmp_path:
         page = context.new_page()
         page.goto("http://localhost/")
         page.wait_for_selector(".plot canvas")
+        expect(page.locator("body")).to_have_attribute("data-link", "over", timeout=PATIENCE_MS)
         assert page.locator("img").count() == 0
         assert HOSTILE in page.locator("h3").first.inner_text()
         assert page.evaluate("document.documentElement.scrollWidth") == width
