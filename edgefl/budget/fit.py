@@ -144,6 +144,7 @@ def _with(job: Job, **changes: object) -> Job:
 def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
     """The first variant of ``job`` that fits; a placement with the last refusal when none does."""
     refusal, short = None, False
+    *deeper, shallowest = shallower(job.stage)
     for variant in _fallbacks(job, traffic.stage):
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
@@ -169,6 +170,11 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             if refusal.reason not in _MEMORY or refusal.where == HOST:
                 break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
             short = True
+            # It spares activations alone. Where the rest is too much, a shallower stage can help; the shallowest is
+            # tried in all pieces, for the least that the device lacks.
+            rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
+            if variant.stage in deeper and verdict(cost_of(one, candidate, rest, traffic), candidate) is not None:
+                break
     if refusal is None:
         declined = candidate.declined
         refusal = declined[-1].refusal if declined else Refusal(reason="error", detail="no variant is left")

@@ -67,6 +67,27 @@ def test_blocks_are_computed_anew_before_the_optimiser_changes_and_that_before_d
     assert how(put_lean(404, lean=None)) == (0, False, "adamw", 3)
 
 
+def test_no_pieces_are_priced_where_what_they_do_not_spare_is_too_much():
+    """Weights and the like take 100 for each depth, activations 10 for each row of a piece."""
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
+    seen: list[tuple[int, int]] = []
+
+    def watched(job: Job, samples) -> Priced:
+        seen.append((trained_depth(job.stage), job.hyper.micro_batch))
+        activations = 10 * (job.hyper.micro_batch or job.hyper.batch_size)
+        return price(job, samples)._replace(memory={"weights": 100 * seen[-1][0], "activations": activations})
+
+    def tried(limit: int) -> list[tuple[int, int]]:
+        seen.clear()
+        device = candidate(Budget(step_memory_bytes=limit))
+        place(Job(MODEL, stage, Hyper(batch_size=8), SUPERVISED), device, PART_BYTES, watched)
+        return seen
+
+    assert tried(330) == [(4, 0), (3, 0), (3, 4), (3, 2)]
+    assert tried(400) == [(4, 0), (4, 4), (4, 2), (4, 1), (4, 1), (3, 0)]  # 400 would do if pieces had no rows
+    assert tried(90) == [(4, 0), (3, 0), (2, 0), (1, 0), (1, 4), (1, 2), (1, 1), (1, 1)]  # the least it lacks is told
+
+
 def test_a_decline_leaves_what_takes_less():
     why = Refusal("ceiling", 2.0, 1.0, "B")
     placed = put_lean(480)
