@@ -144,7 +144,7 @@ def _with(job: Job, **changes: object) -> Job:
 def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
     """The first variant of ``job`` that fits; a placement with the last refusal when none does."""
     refusal, short = None, False
-    *deeper, shallowest = shallower(job.stage)
+    deeper = shallower(job.stage)[:-1]
     for variant in _fallbacks(job, traffic.stage):
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
