@@ -100,7 +100,8 @@ class ModelTasks:
 
     async def _planned(self, one: Plan) -> Planned:
         request = Request(self._plan, str(self.store.root), one.stage, shared(self.manifest), candidates=one.candidates)
-        return Planned(self._clock(), one.ticket, await self._ask("plan_stage", tuple[Placement, ...], request))
+        placements = await self._ask("plan_stage", tuple[Placement, ...], request)
+        return Planned(self._clock(), one.ticket, placements)  # now: a round's deadline begins when it is offered
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         updates = [self._info(update, one.attempt) for update in one.updates]

@@ -392,6 +392,26 @@ def test_the_planner_is_sent_the_parts_that_are_everyones(tmp_path: Path) -> Non
     assert sent == [{"task": ref}]
 
 
+def test_what_was_planned_is_of_the_time_at_which_it_was_planned(tmp_path: Path) -> None:
+    """A round's deadline begins when it is offered, however long the planning took."""
+    clock = [10.0]
+
+    class Slow(FakeWorker):
+        def plan_stage(self, request: Request) -> list[Placement]:
+            clock[0] += 500.0
+            return super().plan_stage(request)
+
+    async def plan_one() -> list[Any]:
+        events: list[Any] = []
+        models = ModelTasks(a_plan(), ObjectStore(tmp_path), Slow(), events.append, lambda: clock[0])
+        models.begin({}, {})
+        models.start(do.Plan(1, 1, ()))
+        await models._tasks.wait()
+        return events
+
+    assert [event.at for event in asyncio.run(plan_one())] == [510.0]
+
+
 def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done, send, tidy = list[str](), Publisher.send, ModelTasks.collect
 
