@@ -83,7 +83,7 @@ def _begin(steps: Steps, event: m.Begin) -> None:
     if was is not None and (was.stage, was.number) in {following, (stands.stage, stands.round)}:
         steps.state = replace(was, plan=plan)
     stage, number = following or (stands.stage, stands.round)
-    steps.set(stage=stage, number=number, made_ms=stands.made_ms, memory=event.memory)
+    steps.set(stage=stage, number=number, made_ms=stands.made_ms, earlier_ms=stands.earlier_ms, memory=event.memory)
     steps.set(began_at=event.at)
     if following is not None:
         steps.set(attempt=stands.attempt)

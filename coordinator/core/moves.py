@@ -26,7 +26,7 @@ class Position(NamedTuple):
     """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next.
 
     ``unevaluated``: that round, if it was not evaluated. ``made_ms``: when the run was made, in milliseconds since the
-    epoch.
+    epoch: a restored run counts as made when it was restored, and has the times before that in ``earlier_ms``.
     """
 
     stage: int
@@ -35,6 +35,7 @@ class Position(NamedTuple):
     manifest: Manifest
     unevaluated: Attempt | None
     made_ms: int
+    earlier_ms: tuple[int, ...] = ()
 
 
 class Begin(msgspec.Struct, frozen=True):

@@ -156,6 +156,7 @@ class State(msgspec.Struct, frozen=True):
     attempt: int = 0
     tries: int = 0
     made_ms: int = 0  # when the run was made, in milliseconds since the epoch; ``began_at``: this process, on its clock
+    earlier_ms: tuple[int, ...] = ()  # of a restored run: the same before it was restored
     began_at: float = 0.0
     until: float = 0.0  # when joining, waiting or retrying ends; 0 in joining: when no device is expected back
     paused: str = ""  # who paused the run; "": it is not. An open round is finished first

@@ -24,7 +24,7 @@ from coordinator.ledger.database import (
     transact,
     writing,
 )
-from coordinator.ledger.tables import RunRow, SavedFigure, SnapshotRow, put, put_figures, remove, rows
+from coordinator.ledger.tables import MADE, RunRow, SavedFigure, SnapshotRow, put, put_figures, remove, rows
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, EvaluationRow, Figure, Figures, Manifest
@@ -91,13 +91,13 @@ class Ledger:
         with self._reading() as connection:
             made, attempts = self._run(connection, run), list(rows(connection, SavedRound, run))
             scored = {(row.stage, row.round) for row in rows(connection, EvaluationRow, run)}
+            made_ms, earlier = made_of(made, rows(connection, SnapshotRow, run))
         finished = [row for row in attempts if row.status == "done"]
-        made_ms = round(1000 * made.started_at)
         last = finished[-1] if finished else SavedRound(manifest=made.manifest)
         key = (last.stage, last.round)
         attempt = max((row.attempt for row in attempts if (row.stage, row.round) > key), default=0)
         unevaluated = Attempt(run, *key, last.attempt, made_ms) if finished and key not in scored else None
-        return Position(*key, attempt, last.manifest or {}, unevaluated, made_ms)
+        return Position(*key, attempt, last.manifest or {}, unevaluated, made_ms, earlier)
 
     def states(self, run: str) -> dict[tuple[int, int], Manifest]:
         """The model state each finished round made, by (stage, round); (0, 0) is the initial state."""
@@ -244,6 +244,13 @@ class Ledger:
     def _writing(self) -> Iterator[Connection]:
         with named_errors(self._name), writing(self._engine) as connection, connection.begin():
             yield connection
+
+
+def made_of(made: RunRow, pieces: Iterable[SnapshotRow]) -> tuple[int, tuple[int, ...]]:
+    """When a run was made, in milliseconds since the epoch: restored last; and the times before that."""
+    restored = next((msgspec.convert(one.value, list[int]) for one in pieces if one.kind == MADE), [])
+    *earlier, last = [round(1000 * made.started_at), *restored]
+    return last, tuple(earlier)
 
 
 def _is(attempt: Attempt) -> ColumnElement[bool]:

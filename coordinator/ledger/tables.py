@@ -69,6 +69,10 @@ class SavedFigure(Figure, frozen=True):
     name: str = ""
 
 
+#: The kind of the piece that says when a run was restored, in milliseconds since the epoch, each time.
+MADE = "made"
+
+
 class SnapshotRow(msgspec.Struct, frozen=True):
     """One piece of the coordinator's state (``coordinator.core.state``): its position, a device, an assignment."""
 

@@ -91,9 +91,9 @@ class Publisher:
         elif isinstance(one, do.SendDrain):
             self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.SendWelcome):
-            run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
-            welcome = m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat, release=__version__)
-            self.post(one.device, welcome)
+            welcome = m.Welcome(self._session, heartbeat_s=self._heartbeat_s, release=__version__)
+            made = {"run": self._plan.run, "made_ms": state.made_ms, "earlier_ms": state.earlier_ms}
+            self.post(one.device, msgspec.structs.replace(welcome, **made))
         elif isinstance(one, do.SendAbort):
             self.uploads.cancel(one.device)
             self.away(one.device)

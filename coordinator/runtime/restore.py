@@ -8,14 +8,15 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.tables import KEPT
+from coordinator.ledger.ledger import Ledger, made_of
+from coordinator.ledger.tables import KEPT, MADE, RunRow, SnapshotRow
 from coordinator.runtime.backup import MANIFEST, MEMBER, PIECE, ROWS, Contents, Member
 from edgefl.errors import EdgeFLError, StoreError
 from edgefl.protocol.topics import check_name
@@ -114,7 +115,7 @@ def _finish(staged: Path, place: Path, was: str, ledger: str) -> None:
     if (file := staged / "run.yaml").is_file():
         file.write_text(file.read_text(encoding="utf-8").replace(f"{was}/", f"{place}/"), encoding="utf-8")
     with Ledger(ledger or staged / LEDGER) as opened, (staged / ROWS).open("rb") as rows:
-        opened.take_in(place.name, _rows(rows, f"{was}/", f"{place}/"))
+        opened.take_in(place.name, _rows(rows, f"{was}/", f"{place}/", place.name))
     (staged / ROWS).unlink()
     if ledger:
         note_ledger(staged, ledger)
@@ -126,7 +127,37 @@ def _forget(ledger: str, run: str) -> None:
             opened.forget(run)
 
 
-def _rows(source: BinaryIO, was: str, now: str) -> Iterator[msgspec.Struct]:
+def _rows(source: BinaryIO, was: str, now: str, run: str) -> Iterator[msgspec.Struct]:
+    """The copy's rows, with paths moved, of a run that is made now.
+
+    Devices may have closed attempts that the copy is yet to make, and drop offers of them; those of a run that was made
+    later they take, and refuse the original's from then on.
+    """
+    started, pieces = None, list[SnapshotRow]()
+    for row in _read(source, was, now):
+        if isinstance(row, SnapshotRow):
+            pieces.append(row)
+            continue
+        started = row if isinstance(row, RunRow) else started
+        yield row
+    if started is None:
+        raise StoreError(f"the copy's ledger has no run {run}", remedy=_DAMAGED)
+    last, earlier = made_of(started, pieces)
+    made_ms = max(round(1000 * time.time()), last + 1)  # also by a clock that is behind the original's
+    for piece in pieces:
+        yield msgspec.structs.replace(piece, value=_made(piece.value, run, made_ms))
+    yield SnapshotRow(MADE, "", [*earlier[1:], *([last] if earlier else []), made_ms])
+
+
+def _made(value: Any, run: str, made_ms: int) -> Any:
+    """``value`` with the attempts of the run that it holds as attempts of the run made at ``made_ms``."""
+    if isinstance(value, dict):
+        changed = {key: _made(one, run, made_ms) for key, one in value.items()}
+        return {**changed, "made_ms": made_ms} if value.get("run") == run and "made_ms" in value else changed
+    return [_made(one, run, made_ms) for one in value] if isinstance(value, list) else value
+
+
+def _read(source: BinaryIO, was: str, now: str) -> Iterator[msgspec.Struct]:
     while line := source.readline(_MOST_ROW):
         try:
             table, values = msgspec.json.decode(line, type=tuple[str, dict[str, Any]])

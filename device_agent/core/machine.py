@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from device_agent.core import state as v
 from device_agent.core.offer_check import check_offer, is_older_run, is_over, newest_closed, replayed
-from device_agent.core.retained import restore_residuals, retained, retained_before
+from device_agent.core.retained import restore_residuals, retained, retained_before, taken_over
 from device_agent.core.state import Event, Instruction, State, TaskPhase, TrainerPhase
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Job
@@ -174,7 +174,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     if not current.same_run(before):
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
-        state = replace(state, retained=tuple(one for one in state.retained if one.attempt.same_run(current)))
+        state = replace(state, retained=taken_over(state.retained, current, message.earlier_ms))
         state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
         out += dropped
     return _repeat(state, out, now) if another else (state, out)

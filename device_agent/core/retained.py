@@ -21,6 +21,12 @@ def retained(state: State, attempt: Attempt, manifest: Manifest) -> tuple[Retain
     return (*before, RetainedParts(attempt, manifest)) if manifest or before else ()
 
 
+def taken_over(kept: tuple[RetainedParts, ...], run: Attempt, earlier_ms: tuple[int, ...]) -> tuple[RetainedParts, ...]:
+    """What was retained of this run (as an attempt of it), also before it was restored from a copy, as of this run."""
+    of_run = [one for one in kept if one.attempt.run == run.run and one.attempt.made_ms in {run.made_ms, *earlier_ms}]
+    return tuple(replace(one, attempt=replace(one.attempt, made_ms=run.made_ms)) for one in of_run)
+
+
 def restore_residuals(state: State, attempt: Attempt) -> State:
     """The state after this attempt's update was refused: residuals of the round before are due again."""
     if not state.retained or state.retained[-1].attempt != attempt:

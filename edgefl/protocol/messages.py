@@ -149,6 +149,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     protocol: int = PROTOCOL_VERSION
     run: str = ""
     made_ms: int = 0  # when that run was made, as in Attempt
+    earlier_ms: tuple[int, ...] = ()  # the same before it was restored from a copy: what a device retained of it counts
     heartbeat_s: float = 10.0
     release: str = ""  # of the coordinator's program
 

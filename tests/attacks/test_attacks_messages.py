@@ -25,7 +25,7 @@ from test_coordinator_runner import Scene, played
 from coordinator.runtime.inbound import Inbound
 from device_agent.core.machine import initial, step
 from device_agent.core.offer_check import replayed
-from device_agent.core.state import Disk, Received, Save, State, TrainerPhase
+from device_agent.core.state import Disk, Received, RetainedParts, Save, State, TrainerPhase
 from edgefl.errors import BrokerError, ProtocolError
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet
@@ -166,6 +166,27 @@ def test_the_last_offer_of_a_finished_run_can_not_be_replayed() -> None:
         state, _ = step(state, Received(event, Disk(0, None)), 1.0)
     assert state.task is None
     assert state.dropped["closed-attempt"] == 1
+
+
+def test_a_restored_run_goes_on_below_what_was_closed_and_the_original_is_refused_from_then_on() -> None:
+    """What was retained before the round that the copy is in, is still there; without the time it was made, nothing."""
+    own = RetainedParts(Attempt("r2", 1, 2, 1, made_ms=200), {})
+    state = State(device="d1", strict=True, connected=True, trainer=TrainerPhase.IDLE, facts=agent.FACTS)
+    state = replace(state, retained=(own, RetainedParts(Attempt("r3", 1, 2, 1, made_ms=200), {})))
+    original = an_offer(Attempt("r2", 1, 3, 1, made_ms=200))
+    for event in (m.Welcome("c", run="r2", made_ms=200), original, m.Abort(original.attempt)):
+        state, _ = step(state, Received(event, Disk(0, None)), 1.0)
+    copied = an_offer(Attempt("r2", 1, 3, 1, made_ms=300))
+    for event in (m.Welcome("c2", run="r2", made_ms=300, earlier_ms=(200,)), copied, original):
+        state, _ = step(state, Received(event, Disk(0, None)), 2.0)
+    assert state.task is not None
+    assert state.task.attempt == copied.attempt
+    assert [one.attempt.made_ms for one in state.retained] == [300]
+    assert state.declined is None
+    assert state.dropped == {"not-wanted": 1, "closed-attempt": 1}
+    later, _ = step(state, Received(an_offer(Attempt("r2", 2, 1, 1, made_ms=200)), Disk(0, None)), 3.0)
+    assert later.task == state.task
+    assert later.declined[1].refusal.reason == "replay"
 
 
 def test_an_old_welcome_does_not_end_the_work_in_hand() -> None:
