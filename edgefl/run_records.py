@@ -99,7 +99,8 @@ class BundleRow(msgspec.Struct, frozen=True):
 class EndToEnd(msgspec.Struct, frozen=True):
     """What training everything at once would cost a device of the run, as predicted: largest step, a mean round.
 
-    ``refusal``: why its budget would not admit it, with the smallest step that the planner tries.
+    ``refusal``: the first limit of its budget that this exceeds, the whole model in whole batches, without the fallbacks
+    of the planner.
     """
 
     step_peak_bytes: float = 0.0

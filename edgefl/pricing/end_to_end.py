@@ -19,8 +19,6 @@ from edgefl.records import Cost
 from edgefl.registry import Choice, default, method
 from edgefl.run_records import DeviceRow, EndToEnd
 
-#: What a step holds of memory however small its micro-batches are: a device that lacks this much has no way out.
-_WHATEVER_THE_BATCH = ("weights", "optimizer", "libraries")
 replace = msgspec.structs.replace
 
 
@@ -66,13 +64,12 @@ def _prices(whole: _Whole, rows: Sequence[DeviceRow]) -> list[EndToEnd]:
     mean = {m: round(sum(row.samples.get(m, 0) for row in rows) / len(rows)) for m in rows[0].samples}
     mean[""] = max(size, mean.get("", 0))
     cost = whole.cost(mean)
-    least = sum(cost.memory.get(name, 0) for name in _WHATEVER_THE_BATCH)
     usual = (rounds - 1) * (cost.payload_down_bytes + cost.payload_up_bytes)
     payload = (cost.joining_down_bytes + cost.signature_bytes + cost.whole_up_bytes + usual) / rounds
     found = []
     for row in rows:
         device = Candidate(row.device, row.capabilities, row.budget, row.samples)
         flops = cost.flops * row.samples.get("", 0) / mean[""]
-        refusal = verdict(replace(cost, flops=flops, step_peak_bytes=least), device)
+        refusal = verdict(replace(cost, flops=flops), device)
         found.append(EndToEnd(cost.step_peak_bytes, flops, payload, refusal))
     return found

@@ -26,7 +26,6 @@ from edgefl.report.charts import (
 )
 from edgefl.report.crowds import MANY, QUANTILES, how_many, quantile, rows_of
 from edgefl.report.events import refusal_text
-from edgefl.report.folding import listed
 from edgefl.run_records import RunReport
 
 #: Kind of a point -> its colour, shape and fill.
@@ -37,6 +36,8 @@ _WHAT = {
 }
 #: Ratio from which a prediction counts as off.
 _OFF = 1.25
+#: Devices that the caption names with their numbers.
+_NAMED = 4
 #: Room for the words right of the last point, in pixels.
 _ROOM = 88
 #: Figures of which prediction and measurement are compared, with the words of their panels.
@@ -189,13 +190,18 @@ def against_end_to_end(report: RunReport) -> Chart | None:
 
 
 def _unaffordable(report: RunReport) -> str:
-    """Which devices' budgets end to end would not fit, the first with both numbers."""
-    refused = {name: refusal_text(asdict(one.refusal)) for name, one in report.end_to_end.items() if one.refusal}
+    """Which devices could not train the whole model by their budgets, each with its first limit and both numbers."""
+    refused = [
+        f"{name} ({refusal_text(asdict(one.refusal))})" for name, one in report.end_to_end.items() if one.refusal
+    ]
     if not refused:
         return ""
-    first, why = next(iter(refused.items()))
     of = f"{len(refused)} of {len(report.end_to_end)} devices"
-    return f" By their budgets {of} could not train so: {listed(list(refused))} ({first}: {why})."
+    more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+    return (
+        f" In whole batches, without the planner's fallbacks to smaller steps or fewer parts, {of} could not train the "
+        f"whole model: {'; '.join(refused[:_NAMED])}{more}."
+    )
 
 
 def prediction(report: RunReport) -> Chart | None:

@@ -214,14 +214,15 @@ def test_many_that_are_away_are_counted() -> None:
 
 def test_whom_end_to_end_would_not_fit_is_said_with_both_numbers() -> None:
     prices = {
-        **RUN.end_to_end,
-        "wrist": EndToEnd(50 * MIB, 4e9, 20 * MIB, Refusal("step_memory", 31 * MIB, 20 * MIB, "B")),
+        "box": EndToEnd(60 * MIB, 44e9, 25 * MIB, Refusal("payload", 25 * MIB, 16 * MIB, "B")),
+        "wrist": EndToEnd(50 * MIB, 4e9, 20 * MIB, Refusal("step_memory", 50 * MIB, 20 * MIB, "B")),
     }
     chart = budget_plots.against_end_to_end(msgspec.structs.replace(RUN, end_to_end=prices))
     assert chart is not None
     assert chart.caption.endswith(
-        "By their budgets 1 of 2 devices could not train so: wrist (wrist: step memory over budget: needs 31.0 MiB, "
-        "allowed 20.0 MiB)."
+        "In whole batches, without the planner's fallbacks to smaller steps or fewer parts, 2 of 2 devices could not "
+        "train the whole model: box (bytes over budget: needs 25.0 MiB, allowed 16.0 MiB); wrist (step memory over "
+        "budget: needs 50.0 MiB, allowed 20.0 MiB)."
     )
     plain = budget_plots.against_end_to_end(RUN)
     assert plain is not None
