@@ -89,7 +89,8 @@ def lines(report: Report, now: float) -> list[tuple[str, str]]:
         link = f"{'connected' if seen.connected else 'away'} since {_when(seen.since, now)}"
         samples = ", ".join(f"{name or 'all'} {count}" for name, count in seen.samples.items())
         found += [
-            ("doing" if report.running else "did last", f"{seen.text} (noted {_when(seen.at, now)})"),
+            ("as noted", _when(seen.at, now)),
+            ("doing" if report.running else "did last", seen.text),
             ("broker", f"{seen.broker}, {link}" if report.running else seen.broker),
             (
                 "last contact",
@@ -97,6 +98,8 @@ def lines(report: Report, now: float) -> list[tuple[str, str]]:
             ),
             ("data", f"{seen.data} ({samples})" if samples else f"{seen.data}, not read yet"),
         ]
+        if seen.ended_at:
+            found.append(("last run", f"{seen.ended.run}, ended {_when(seen.ended_at, now)}"))
         if seen.version != report.versions["edgefl"]:
             found.append(("restart", f"due: what ran last is {seen.version}, installed is {report.versions['edgefl']}"))
     return [

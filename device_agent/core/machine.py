@@ -281,7 +281,8 @@ def _drain(state: State, message: m.Drain, now: float) -> Step:
     if message.final:
         state = replace(state, retained=tuple(one for one in state.retained if not one.attempt.same_run(over)))
     if state.current.same_run(over):
-        state = replace(state, run="", made_ms=0)
+        ended = over if message.final else state.ended
+        state = replace(state, run="", made_ms=0, ended=ended)
     if state.task is None and state.update is None:
         out.append(v.CollectGarbage(frozenset(ref.id for one in state.retained for ref in one.manifest.values())))
     return state, [*out, _save(state), v.Log("drained", {"run": message.run, "reason": message.reason})]

@@ -130,6 +130,7 @@ class State(msgspec.Struct, frozen=True):
     release: str = ""  # the coordinator's, likewise
     run: str = ""  # the coordinator's run, from its welcome; "": none
     made_ms: int = 0  # when that run was made
+    ended: Attempt = Attempt()  # the last run that is finished, from its drain
     greeting: bool = False  # a hello was sent and its welcome has not come yet
     greeted_at: float = 0.0
     heartbeat_s: float = HEARTBEAT_S

@@ -16,11 +16,13 @@ from device_agent.core.state import State, TaskPhase, TrainerPhase
 from device_agent.runtime.agent import Agent
 from edgefl.errors import StoreError
 from edgefl.process.notify import Notify
+from edgefl.records import Attempt
 from edgefl.storage.disk import read_at_most, store_errors, write_new
 
 FILE: Final = "status.json"
-#: How often it is looked at; sooner where the watchdog is impatient.
-LOOK_S: Final = 10.0
+#: How often it is looked at, so how late a change is written at most; sooner where the watchdog is impatient. The
+#: agent's own timers wake it twice as often.
+LOOK_S: Final = 1.0
 #: Signs of life within the watchdog's time: one that is late, on a busy device, must not end the agent.
 SIGNS: Final = 3
 #: The file is written when something changes, and as often as this: small writes wear out SD cards.
@@ -30,7 +32,10 @@ _MAX_TEXT = 200
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Status ``at`` a time (s since the epoch). ``since``: connected, or not, since then; ``heard_at`` 0: never."""
+    """Status ``at`` a time (s since the epoch). ``since``: connected, or not, since then; ``heard_at`` 0: never.
+
+    ``ended``: the last run that is finished, which was heard at ``ended_at``; 0: none.
+    """
 
     at: float = 0.0
     text: str = ""
@@ -42,21 +47,29 @@ class Status(msgspec.Struct, frozen=True):
     broker: str = ""
     data: str = ""
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
+    ended: Attempt = Attempt()
+    ended_at: float = 0.0
 
 
 def describe(state: State) -> str:
-    """One line for a person: connection and work."""
+    """One line for a person: connection, work, and the run, stage and round that it is for."""
     if (task := state.task) is not None:
         doing = {TaskPhase.FETCHING: "fetching", TaskPhase.READY: "ready for", TaskPhase.TRAINING: "training"}
-        text = f"{doing[task.phase]} {task.attempt}"
+        text = f"{doing[task.phase]} {_named(task.attempt)}"
     elif state.update is not None:
-        text = f"sending the update of {state.update.attempt}"
-    elif state.trainer in {TrainerPhase.DOWN, TrainerPhase.WARMING}:
+        text = f"sending the update of {_named(state.update.attempt)}"
+    elif state.trainer is TrainerPhase.WARMING or (state.trainer is TrainerPhase.DOWN and state.facts is None):
         text = "loading torch and the data"
+    elif state.closed is not None and state.closed.same_run(state.current):
+        text = f"waiting for work; the last was {_named(state.closed)}"
     else:
-        text = "waiting for work"
+        text = f"waiting for work in run {state.run}" if state.run else "waiting for the next run"
     text = f"{'connected' if state.connected else 'broker away'}, {text}"
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:_MAX_TEXT])  # a run names itself
+
+
+def _named(attempt: Attempt) -> str:
+    return f"run {attempt.run}, stage {attempt.stage}, round {attempt.round}, attempt {attempt.attempt}"
 
 
 def read_status(directory: Path) -> Status | None:
@@ -71,7 +84,15 @@ def read_status(directory: Path) -> Status | None:
 @contextlib.asynccontextmanager
 async def reporting(agent: Agent, manager: Notify, broker: str, data: str) -> AsyncIterator[None]:
     """Signs of life of a running agent, from its own loop: one that hangs gives none, one whose broker is away does."""
-    known = Status(version=edgefl.__version__, protocol=edgefl.PROTOCOL_VERSION, broker=broker, data=data)
+    last = read_status(agent.store.directory) or Status()  # of an earlier start
+    known = Status(
+        ended=last.ended,
+        ended_at=last.ended_at,
+        version=edgefl.__version__,
+        protocol=edgefl.PROTOCOL_VERSION,
+        broker=broker,
+        data=data,
+    )
     work = asyncio.ensure_future(_report(agent, manager, known))
     try:
         yield
@@ -90,7 +111,7 @@ async def _report(agent: Agent, manager: Notify, known: Status) -> None:
         seen = _look(agent, known)
         try:
             manager.tell(first, f"STATUS={seen.text}")
-            changed = (seen.text, seen.samples) != (known.text, known.samples)
+            changed = (seen.text, seen.samples, seen.ended_at) != (known.text, known.samples, known.ended_at)
             if changed or seen.at - known.at >= WRITE_S:
                 _write(agent, seen)
                 known = seen
@@ -104,6 +125,7 @@ async def _report(agent: Agent, manager: Notify, known: Status) -> None:
 
 def _look(agent: Agent, known: Status) -> Status:
     now, state = time.time(), agent.state
+    fresh = state.ended.run != "" and not state.ended.same_run(known.ended)
     return msgspec.structs.replace(
         known,
         at=now,
@@ -112,6 +134,8 @@ def _look(agent: Agent, known: Status) -> Status:
         since=known.since if known.since and known.connected == state.connected else now,
         heard_at=agent.heard_at,
         samples=state.facts.samples if state.facts is not None else {},
+        ended=state.ended if fresh else known.ended,
+        ended_at=now if fresh else known.ended_at,
     )
 
 

@@ -133,7 +133,7 @@ def test_installed_from_a_folder_it_survives_what_happens_to_devices(machine: li
     # The broker comes: it connects. What it sees of the machine is what its sandbox leaves.
     box.do("systemctl", "start", "mosquitto", check=True)
     until(lambda: status(box)["status"]["connected"], 90)
-    until(lambda: status(box)["status"]["text"] == "connected, waiting for work", 90)
+    until(lambda: status(box)["status"]["text"] == "connected, waiting for the next run", 90)
     assert status(box)["status"]["samples"] == {"": 3, "acc": 3}
     text = box.do(AGENT, "status", check=True).stdout
     assert "starts at boot" in text

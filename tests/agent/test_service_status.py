@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,9 +18,13 @@ from agent_fixtures import FACTS, job
 from msgspec.structs import replace
 
 import edgefl
+from device_agent.core import state as v
+from device_agent.core.machine import step
 from device_agent.core.state import State, Task, TaskPhase, TrainerPhase
-from device_agent.runtime.service_status import describe, read_status
-from edgefl.protocol.messages import Offer, Update
+from device_agent.runtime import service_status
+from device_agent.runtime.service_status import describe, read_status, reporting
+from edgefl.process.notify import Notify
+from edgefl.protocol.messages import Drain, Offer, Update
 from edgefl.records import Attempt
 
 ATTEMPT = Attempt("r1", 2, 3, 1)
@@ -29,13 +35,25 @@ IDLE = State(connected=True, trainer=TrainerPhase.IDLE, facts=FACTS)
     ("state", "text"),
     [
         (State(), "broker away, loading torch and the data"),
-        (IDLE, "connected, waiting for work"),
-        (replace(IDLE, task=Task(Offer(ATTEMPT, 60.0, job()))), "connected, fetching r1/s2/r3/a1"),
+        (IDLE, "connected, waiting for the next run"),
+        (replace(IDLE, trainer=TrainerPhase.DOWN), "connected, waiting for the next run"),  # its memory is given back
+        (replace(IDLE, run="r1"), "connected, waiting for work in run r1"),
+        (
+            replace(IDLE, run="r1", closed=ATTEMPT),
+            "connected, waiting for work; the last was run r1, stage 2, round 3, attempt 1",
+        ),
+        (
+            replace(IDLE, task=Task(Offer(ATTEMPT, 60.0, job()))),
+            "connected, fetching run r1, stage 2, round 3, attempt 1",
+        ),
         (
             replace(IDLE, connected=False, task=Task(Offer(ATTEMPT, 60.0, job()), TaskPhase.TRAINING)),
-            "broker away, training r1/s2/r3/a1",
+            "broker away, training run r1, stage 2, round 3, attempt 1",
         ),
-        (replace(IDLE, update=Update(attempt=ATTEMPT)), "connected, sending the update of r1/s2/r3/a1"),
+        (
+            replace(IDLE, update=Update(attempt=ATTEMPT)),
+            "connected, sending the update of run r1, stage 2, round 3, attempt 1",
+        ),
     ],
 )
 def test_one_line_says_what_the_agent_is_doing(state, text):
@@ -85,3 +103,37 @@ def test_a_status_that_was_torn_counts_as_none(tmp_path: Path):
     assert read_status(tmp_path) is None
     (tmp_path / "status.json").write_text('{"at": 17')
     assert read_status(tmp_path) is None
+
+
+class OneAgent:
+    """What the status is made of, without the rest of an agent."""
+
+    def __init__(self, directory: Path, state: State) -> None:
+        self.store = SimpleNamespace(directory=directory)
+        self.state, self.heard_at = state, 0.0
+
+
+def test_a_change_is_noted_at_the_next_look_and_the_end_of_a_run_is_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(service_status, "LOOK_S", 0.01)
+    run = replace(IDLE, run="r1", made_ms=7, task=Task(Offer(replace(ATTEMPT, made_ms=7), 60.0, job())))
+
+    async def noted(first: State, *later: State) -> list[str]:
+        agent, texts = OneAgent(tmp_path, first), []
+        async with reporting(agent, Notify({}), "mqtt://b", "data"):
+            for state in (first, *later):
+                agent.state = state
+                while (seen := read_status(tmp_path)) is None or seen.text != describe(state):
+                    await asyncio.sleep(0.01)
+                texts.append(seen.text)
+        return texts
+
+    ended, _ = step(run, v.Received(Drain("r1", "finished", 7, final=True)), 1.0)
+    assert asyncio.run(noted(IDLE, run, ended)) == [
+        describe(IDLE),
+        describe(run),
+        "connected, waiting for the next run",
+    ]
+    first = read_status(tmp_path)
+    assert (first.ended.run, first.ended_at > 0) == ("r1", True)
+    asyncio.run(noted(IDLE))
+    assert read_status(tmp_path).ended_at == first.ended_at  # it outlives the process
