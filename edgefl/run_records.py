@@ -99,8 +99,7 @@ class BundleRow(msgspec.Struct, frozen=True):
 class EndToEnd(msgspec.Struct, frozen=True):
     """What training everything at once would cost a device of the run, as predicted: largest step, a mean round.
 
-    ``refusal``: the first limit of its budget that this exceeds, the whole model in whole batches, without the fallbacks
-    of the planner.
+    ``refusal``: the first limit of its budget that this exceeds: the whole model in whole batches, without fallbacks.
     """
 
     step_peak_bytes: float = 0.0

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from edgefl.records import FIGURES, Figure, kind_of_machine
 from edgefl.report import quality, resources, units
+from edgefl.report.folding import listed
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grids, table
 from edgefl.report.settings import Setting, configured, differing
 from edgefl.report.writers import MEANINGS
@@ -35,9 +36,19 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
-        """Each run's figure over the first one's; lower bounds have none."""
+        """Each run's figure over the first one's; shares, which have points, and lower bounds have none."""
         first = self.figures[0]
-        return tuple(_ratio(figure, first) for figure in self.figures)
+        return tuple(None if self.unit == "share" else _ratio(figure, first) for figure in self.figures)
+
+    @property
+    def points(self) -> tuple[float | None, ...]:
+        """Percentage points that each run's share is above the first one's; of other figures none."""
+        first = self.figures[0].value
+        known = first is not None and self.unit == "share"
+        return tuple(
+            100 * (one.value - first) if known and one.value is not None else None  # type: ignore[operator]
+            for one in self.figures
+        )
 
 
 class Comparison(NamedTuple):
@@ -115,7 +126,7 @@ def _costs(runs: Sequence[RunReport]) -> Iterator[Line]:
         if any(figure.value is not None for figure in figures) or not name.startswith("cuda"):
             yield Line("costs", MEANINGS[name], FIGURES[name], figures)
     yield Line("costs", "whole run", "s", tuple(map(_took, runs)))
-    done = [Figure(float(sum(row.status == "done" for row in run.rounds)), "counted", "ledger") for run in runs]
+    done = [Figure(float(_rounds(run)), "counted", "ledger") for run in runs]
     yield Line("costs", "rounds", "rounds", tuple(done))
 
 
@@ -137,8 +148,9 @@ def _remarks(runs: Sequence[RunReport]) -> Iterator[str]:
 
 def _hindrances(first: RunReport, run: RunReport) -> Iterator[str]:
     if run.status != "done":
-        rounds = sum(row.status == "done" for row in run.rounds)
-        yield f"{run.status or 'not over'}; its figures are of the {rounds} rounds it finished"
+        yield f"{run.status or 'not over'}; its figures are of the {_rounds(run)} rounds it finished"
+    if untrained := _untrained(run):
+        yield f"{listed(untrained)} trained no round: its totals are of the other devices"
     metric, own = quality.primary_metric(first), quality.primary_metric(run)
     if first.evaluations and run.evaluations and metric != own:
         yield f"scores cannot be compared with A's: {own} is not {metric}"
@@ -148,6 +160,16 @@ def _hindrances(first: RunReport, run: RunReport) -> Iterator[str]:
         yield "other data than A's (data, seed): a difference in score is not the method's alone"
     if _machines(first) != _machines(run):
         yield "on another kind of machine than A: seconds and joules are not comparable"
+
+
+def _untrained(run: RunReport) -> list[str]:
+    """Devices that took no part in any round that others trained."""
+    trained = {row.device for row in run.assignments if row.status == "done"}
+    return [one.device for one in run.devices if trained and one.device not in trained]
+
+
+def _rounds(run: RunReport) -> int:
+    return sum(row.status == "done" for row in run.rounds)
 
 
 def _modalities(run: RunReport) -> list[str]:
@@ -164,14 +186,21 @@ def _machines(run: RunReport) -> set[str]:
 
 
 def headline(found: Comparison) -> str:
-    """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, 8.22× the FLOPs, 0.645× the payload sent."."""
+    """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, 8.22× the FLOPs, 0.645× the payload sent.".
+
+    Then of how many rounds the totals are, where these differ, and who trained none.
+    """
     told = []
+    first = _rounds(found.runs[0])
     for index in range(1, len(found.runs)):
         scores = [line for line in found.lines if line.group == "scores" and line.figures[0].value is not None]
         parts = [text for line in scores[:1] if (text := _scored(line, index))]
         for name in _TOLD:
             times = next((against(line, index) for line in found.lines if line.name == MEANINGS[name]), "")
             parts += [f"{times} the {MEANINGS[name].partition(',')[0]}"] if times else []
+        own, untrained = _rounds(found.runs[index]), _untrained(found.runs[index])
+        parts += [f"totals of {own} rounds against {first}"] if parts and own != first else []
+        parts += [f"{listed(untrained)} trained no round"] if parts and untrained else []
         told += [f"{label(index)} to A: {', '.join(parts)}"] if parts else []
     more = [f"{len(told) - _NAMED} more in the tables"] if len(told) > _NAMED else []
     return f"{'; '.join([*told[:_NAMED], *more])}." if told else "No figure of these runs can be compared."
@@ -237,9 +266,8 @@ def _value(line: Line, index: int) -> Cell:
 
 def against(line: Line, index: int) -> str:
     """Points more or less of a share, else times the first run's figure."""
-    first, figure = line.figures[0], line.figures[index]
-    if line.unit == "share" and first.value is not None and figure.value is not None:
-        return f"{100 * (figure.value - first.value):+.1f}".replace("-", "−")
+    if (points := line.points[index]) is not None:
+        return f"{points:+.1f}".replace("-", "−")
     ratio = line.ratios[index]
     return "" if ratio is None else f"{units.number(ratio)}×"
 

@@ -14,11 +14,11 @@ from edgefl.report.writers import inert
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
 SCHEMA = "edgefl.compare/1"
-CSV_COLUMNS = ("label", "run", "group", "figure", "unit", "value", "ratio", "kind", "source", "reason")
+CSV_COLUMNS = ("label", "run", "group", "figure", "unit", "value", "ratio", "points", "kind", "source", "reason")
 #: Of Parquet, whose values are numbers: a setting's value is in a column of its own.
 PARQUET_COLUMNS = (*CSV_COLUMNS, "setting")
 #: Its columns that are no texts.
-_NUMBERS = dict.fromkeys(("value", "ratio"), "float64")
+_NUMBERS = dict.fromkeys(("value", "ratio", "points"), "float64")
 
 _Row = tuple[str | float | None, ...]
 
@@ -31,7 +31,9 @@ def to_json(found: Comparison) -> str:
         "runs": [
             {"label": label(index), **{key: getattr(run, key) for key in keys}} for index, run in enumerate(found.runs)
         ],
-        "figures": [{**msgspec.to_builtins(line), "ratios": line.ratios} for line in found.lines],
+        "figures": [
+            {**msgspec.to_builtins(line), "ratios": line.ratios, "points": line.points} for line in found.lines
+        ],
         "settings": {setting.path: setting.values for setting in found.settings},
         "remarks": found.remarks,
     }
@@ -61,8 +63,8 @@ def _rows(found: Comparison) -> Iterator[_Row]:
     for index, run in enumerate(found.runs):
         head = (label(index), run.run)
         for line in found.lines:
-            figure, ratio = line.figures[index], line.ratios[index]
-            origin = (figure.kind, figure.source) if figure.value is not None else ("", "")
-            yield (*head, line.group, line.name, line.unit, figure.value, ratio, *origin, figure.reason, None)
+            figure, change = line.figures[index], (line.ratios[index], line.points[index])
+            origin = (figure.kind, figure.source) if figure.value is not None else ("missing", "")
+            yield (*head, line.group, line.name, line.unit, figure.value, *change, *origin, figure.reason, None)
         for setting in found.settings:
-            yield (*head, "settings", setting.path, "", None, None, "", "", "", setting.values[index])
+            yield (*head, "settings", setting.path, "", None, None, None, "", "", "", setting.values[index])

@@ -19,7 +19,7 @@ from coordinator.core.moves import SaveEnd
 from coordinator.ledger.ledger import Ledger
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, Capabilities, EvaluationRow, Figure
-from edgefl.report.compare import Comparison, compare, grids
+from edgefl.report.compare import Comparison, compare, grids, headline
 from edgefl.report.compare_files import PARQUET_COLUMNS, SCHEMA, to_csv, to_json
 from edgefl.report.grid import print_grids
 from edgefl.report.settings import differing
@@ -84,6 +84,10 @@ def test_json_and_csv_hold_the_same_figures(runs: Path, capsys: pytest.CaptureFi
     cells = {(row["label"], row["figure"]): row for row in rows}
     assert (cells["B", "payload sent"]["value"], cells["B", "payload sent"]["ratio"]) == (str(1.0 * MIB), "0.5")
     assert (cells["A", "energy"]["value"], cells["A", "energy"]["reason"]) == ("", "no sensor")
+    assert cells["A", "energy"]["kind"] == "missing"
+    score = cells["B", "accuracy, acc"]
+    assert (score["ratio"], float(score["points"])) == ("", pytest.approx(-5.0))
+    assert figures["accuracy, acc"]["ratios"] == [None, None]
     assert cells["B", "training.epochs"]["value"] == "2"
 
 
@@ -94,7 +98,7 @@ def test_parquet_holds_the_rows_of_the_csv_with_types(runs: Path, capsys: pytest
     assert (code, out, f"wrote {file}" in told) == (0, "", True)
     found = parquet.read_table(file)
     assert tuple(found.schema.names) == PARQUET_COLUMNS
-    assert {field.name for field in found.schema if str(field.type) == "double"} == {"value", "ratio"}
+    assert {field.name for field in found.schema if str(field.type) == "double"} == {"value", "ratio", "points"}
     assert found.schema.metadata[b"edgefl.schema"] == SCHEMA.encode()
     lines = csv.DictReader(io.StringIO(edgefl("compare", "r1", "r2", "--format", "csv", capsys=capsys)[1]))
     for row, line in zip(found.to_pylist(), lines, strict=True):
@@ -140,6 +144,20 @@ def test_what_can_not_be_compared_is_said_with_the_reason() -> None:
     assert steps.figures[1].reason == "no round was trained"
     energy = next(line for line in found.lines if line.name == "energy")
     assert energy.ratios == (None, None, None)  # a lower bound has no ratio
+
+
+def test_unequal_work_is_said_in_the_sentence_and_who_did_not_train_is_named() -> None:
+    first = run_report()
+    wrist = first.assignments[0].device
+    fewer = tuple(row for row in first.assignments if row.device != wrist)
+    other = msgspec.structs.replace(first, rounds=first.rounds[:1], assignments=fewer)
+    found = compare([first, other])
+    done = [sum(row.status == "done" for row in run.rounds) for run in found.runs]
+    assert done[0] != done[1]
+    assert headline(found).endswith(f"totals of {done[1]} rounds against {done[0]}, {wrist} trained no round.")
+    assert f"B: {wrist} trained no round: its totals are of the other devices" in found.remarks
+    same = headline(compare([first, first]))
+    assert "rounds" not in same
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -49,6 +49,8 @@ def test_csv_tells_figures_in_base_units_and_null_with_its_reason(report: RunRep
     assert tuple(rows[0]) == CSV_COLUMNS
     energy = next(row for row in rows if row["figure"] == "energy_j" and row["device"] == "nano")
     assert (energy["measured"], energy["reason"], energy["unit"]) == ("", NO_ENERGY, "J")
+    assert energy["kind"] == "missing"
+    assert all((row["kind"] == "missing") == (row["measured"] == "") for row in rows if row["figure"])
     declined = next(row for row in rows if row["status"] == "declined" and row["figure"] == "step_peak_bytes")
     assert (declined["refusal"], declined["measured"]) == ("ceiling", "")
     assert float(declined["needed"]) == pytest.approx(26.4 * MIB)
