@@ -94,7 +94,7 @@ def find_run(text: str, runs: Path) -> Path:
     if not directories:
         raise RunError(
             f"there is no run in {runs}",
-            remedy="Start one with `edgefl run RUN.yaml`, or name the directory with --runs DIR.",
+            remedy="Name their directory by --runs DIR or EDGEFL_RUNS, or start one with `edgefl run RUN.yaml`.",
         )
     if text == "latest":
         return directories[0]
