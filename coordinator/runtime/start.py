@@ -97,6 +97,7 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
     guard = _guard(options.identity, options.fleet)
     fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", options.fleet or "default")
     plan, broker = _planned(options, say)
+    plan = _reached(plan, options, guard, broker)
     directory = options.directory / plan.run
     make_private(directory)
     write_run_file(plan, directory / "run.yaml")
@@ -107,7 +108,7 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
         check_protected(options.broker, insecure=options.insecure)
     shown = emit if options.log is None else logged(emit, options.log, run=plan.run, fleet=fleet)
     try:
-        with tracked(shown, options.track, plan, directory) as shown:
+        with _only_run(guard, directory), tracked(shown, options.track, plan, directory) as shown:
             return asyncio.run(_run(plan, options, guard, shown, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on where it stopped with the same options and --resume {plan.run}."
@@ -131,6 +132,24 @@ def _planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, 
         remedy = f"Go on with it by --resume {run}, or give another --run."
         raise StoreError(f"there is a run {run!r} already", remedy=remedy)
     return _compiled(options, resume or run, say)
+
+
+def _reached(plan: RunPlan, options: RunOptions, guard: Guard | None, broker: str) -> RunPlan:
+    """The plan, with how the run's devices are reached. Raises where a run that goes on would wait for them elsewhere.
+
+    ``broker``: the run file's.
+    """
+    own = guard.fleet.record.fleet if guard is not None else ""
+    if plan.fleet not in {"", own}:
+        text = f"run {plan.run!r} is of the fleet {plan.fleet!r}, whose devices take nothing without its identity"
+        remedy = "Name its directory, which `edgefl-coordinator init` has made: --identity DIRECTORY (EDGEFL_IDENTITY)."
+        raise IdentityError(text, remedy=remedy)
+    wanted = options.broker or broker
+    if plan.broker_given and not own and not options.broker and "://" not in wanted:
+        text = "name the URL that the run was started with, where its devices are (EDGEFL_BROKER); auto starts one here"
+        raise ConfigError(f"run {plan.run}", [Problem("--broker", text)])
+    given = plan.broker_given or "://" in options.broker
+    return msgspec.structs.replace(plan, fleet=own, broker_given=given)
 
 
 async def _run(
@@ -226,6 +245,18 @@ def _guard(identity: Path | None, fleet: str) -> Guard | None:
         text = f"{identity} is the identity of fleet {opened.record.fleet!r}, not of {fleet!r}"
         raise IdentityError(text, remedy="Leave --fleet away, or name the other fleet's --identity.")
     return Guard(opened)
+
+
+@contextlib.contextmanager
+def _only_run(guard: Guard | None, directory: Path) -> Iterator[None]:
+    """Hold the fleet's identity: of two coordinators with it, each would throw the other off their broker."""
+    if guard is None:
+        yield
+        return
+    place = guard.fleet.directory / "run"
+    remedy = "A fleet has one run at a time: end that one first (`edgefl runs stop`), or wait for its end."
+    with hold_directory(place, by=str(directory.resolve()), remedy=remedy):
+        yield
 
 
 def _heed_signals() -> None:

@@ -189,3 +189,5 @@ class RunPlan(msgspec.Struct, frozen=True):
     credit: int = 16
     transfer: Transfer = Transfer()
     config: dict[str, object] = {}  # the run file as resolved, for the record
+    fleet: str = ""  # whose identity the run was started with; "": without one
+    broker_given: bool = False  # by a URL on the command line, which is not kept: it may hold a password

@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.fleet_auth import Guard
+from coordinator.runtime.start import RunOptions, _reached
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, IdentityError, StoreError
+from edgefl.identity.fleet import Fleet, Record, create_fleet
+from edgefl.plan.job import RunPlan
+from edgefl.storage.disk import LEDGER, hold_directory
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,3 +85,43 @@ def test_a_run_without_a_test_set_says_how_to_get_one(tmp_path: Path, run_file: 
     result = coordinator(tmp_path, str(run_file), "--set", "data.test=")
     assert result.returncode == 10
     assert "data.test" in result.stderr
+
+
+def test_a_run_started_with_a_brokers_url_does_not_go_on_with_a_broker_of_its_own(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "r1").mkdir(parents=True)
+    with Ledger(runs / "r1" / LEDGER) as ledger:
+        ledger.create(RunPlan(run="r1", broker_given=True), {}, {}, 1.0)
+    refused = coordinator(tmp_path, "--resume", "r1")
+    assert refused.returncode == ConfigError.exit_code
+    assert "--broker: name the URL" in refused.stderr
+
+
+def test_what_a_run_was_started_with_is_kept(tmp_path: Path) -> None:
+    start = RunOptions(broker="mqtt://u:secret@there")
+    plan = _reached(RunPlan(run="r1"), start, None, "auto")
+    assert (plan.broker_given, plan.fleet) == (True, "")
+    assert _reached(plan, RunOptions(resume="r1", broker="auto"), None, "auto").broker_given
+    create_fleet(tmp_path, Record("home", ("localhost",)))
+    plan = _reached(RunPlan(run="r1"), RunOptions(), Guard(Fleet(tmp_path)), "auto")
+    assert (plan.broker_given, plan.fleet) == (False, "home")
+
+
+def test_a_fleets_run_goes_on_with_its_identity_alone(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "r1").mkdir(parents=True)
+    with Ledger(runs / "r1" / LEDGER) as ledger:
+        ledger.create(RunPlan(run="r1", fleet="home"), {}, {}, 1.0)
+    refused = coordinator(tmp_path, "--resume", "r1")
+    assert refused.returncode == IdentityError.exit_code
+    assert "the fleet 'home'" in refused.stderr
+    assert "--identity DIRECTORY" in refused.stderr
+
+
+def test_a_fleet_has_one_run_at_a_time_and_the_other_is_named(tmp_path: Path, run_file: Path) -> None:
+    create_fleet(tmp_path / "fleet", Record("home", ("localhost",)))
+    with hold_directory(tmp_path / "fleet" / "run", by="/elsewhere/runs/r0"):
+        refused = coordinator(tmp_path, str(run_file), "--identity", str(tmp_path / "fleet"), "--run", "r1")
+    assert refused.returncode == StoreError.exit_code
+    assert "/elsewhere/runs/r0" in refused.stderr
+    assert "one run at a time" in refused.stderr
