@@ -23,11 +23,19 @@ _DAY_S = 86400
 _UNITS = ((_DAY_S, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
+class Certificate(msgspec.Struct, frozen=True):
+    """Times of a device's certificate, in seconds since the epoch; ``renewal_due``: from when on it is renewed."""
+
+    not_before: float
+    not_after: float
+    renewal_due: float
+
+
 class Report(msgspec.Struct, frozen=True):
     """Facts; times in seconds since the epoch.
 
     ``hangs``: it runs, but gives no sign of life. ``service``: systemd's properties, empty with ``no_service``, the
-    reason. ``certificate``: until when it is valid, and from when on it is renewed; None with ``no_certificate``.
+    reason. ``certificate``: None with ``no_certificate``, the reason.
     """
 
     device: str
@@ -38,7 +46,7 @@ class Report(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     service: dict[str, str]
     no_service: str
-    certificate: tuple[float, float] | None
+    certificate: Certificate | None
     no_certificate: str
     status: Status | None
 
@@ -54,7 +62,7 @@ def report_of(place: Place, fleet: str, device: str, state: Path, now: float) ->
     certificate, no_certificate = None, "none: not enrolled"
     try:
         if (own := find(state)) is not None:
-            certificate = (own.valid()[1], own.renewal_due())
+            certificate, no_certificate = Certificate(*own.valid(), own.renewal_due()), ""
     except IdentityError as error:
         no_certificate = error.message
     versions = {"edgefl": edgefl.__version__, "protocol": str(edgefl.PROTOCOL_VERSION)}
@@ -65,7 +73,7 @@ def report_of(place: Place, fleet: str, device: str, state: Path, now: float) ->
     return Report(
         owner.device,
         owner.fleet,
-        str(state),
+        str(state.absolute()),
         running,
         hangs,
         versions,
@@ -105,7 +113,7 @@ def lines(report: Report, now: float) -> list[tuple[str, str]]:
     return [
         *found,
         ("device", f"{report.device} of fleet {report.fleet}"),
-        ("identity", _certificate(*report.certificate, now) if report.certificate else report.no_certificate),
+        ("identity", _certificate(report.certificate, now) if report.certificate else report.no_certificate),
         ("state", report.state),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())),
     ]
@@ -141,7 +149,8 @@ def _managed(known: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
-def _certificate(until: float, renewal: float, now: float) -> str:
+def _certificate(known: Certificate, now: float) -> str:
+    until, renewal = known.not_after, known.renewal_due
     if until <= now:
         return f"expired on {_day(until)}: ask for a new token"
     due = "due now" if renewal <= now else f"due on {_day(renewal)}"

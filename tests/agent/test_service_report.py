@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from identity_fixture import a_fleet, enrolled
 from msgspec.structs import replace
 
 from device_agent.runtime.service_status import Status
 from device_agent.runtime.store import AgentStore, Owner
 from device_agent.service_commands import service_here
-from device_agent.service_report import Report, lines
+from device_agent.service_report import Certificate, Report, lines, report_of
+from device_agent.service_steps import place_of
 from edgefl.errors import StoreError
 from edgefl.records import Attempt
 
@@ -31,7 +33,7 @@ MANAGED = {
     "ActiveEnterTimestamp": "Mon 2027-01-11 08:00:00 UTC",
 }  # fmt: skip
 REPORT = Report("cam-07", "lab", "/var/lib/edgefl-agent", True, False, {"edgefl": "0.1.0"}, MANAGED, "",
-                (NOW + 30 * DAY, NOW - DAY), "", STATUS)  # fmt: skip
+                Certificate(NOW - 60 * DAY, NOW + 30 * DAY, NOW - DAY), "", STATUS)  # fmt: skip
 
 
 def said(report: Report) -> dict[str, str]:
@@ -66,8 +68,16 @@ def test_a_running_service_in_a_persons_words():
         ({"service": {**MANAGED, "Result": "exit-code", "ExecMainStatus": "10"}}, "service", "exit-code, exit code 10"),
         ({"service": {**MANAGED, "MemoryCurrent": "[not set]"}}, "service", "process 431, starts at boot"),
         ({"service": {**MANAGED, "MemoryCurrent": str(2**64 - 1)}}, "service", "process 431, starts at boot"),
-        ({"certificate": (NOW - DAY, NOW - 40 * DAY)}, "identity", "expired on 2027-01-14: ask for a new token"),
-        ({"certificate": (NOW + 80 * DAY, NOW + DAY)}, "identity", "80 days; renewal due on 2027-01-16"),
+        (
+            {"certificate": Certificate(0.0, NOW - DAY, NOW - 40 * DAY)},
+            "identity",
+            "expired on 2027-01-14: ask for a new token",
+        ),
+        (
+            {"certificate": Certificate(0.0, NOW + 80 * DAY, NOW + DAY)},
+            "identity",
+            "80 days; renewal due on 2027-01-16",
+        ),
         ({"certificate": None, "no_certificate": "none: not enrolled"}, "identity", "none: not enrolled"),
         ({"status": None}, "last contact", "no agent has run with this state yet"),
         ({"status": replace(STATUS, heard_at=0.0)}, "last contact", "no message since it was started"),
@@ -127,3 +137,15 @@ def test_a_state_of_another_account_is_named_as_unreadable(tmp_path, monkeypatch
     finally:
         os.seteuid(user)
         (tmp_path / "state").chmod(0o700)
+
+
+def test_a_certificates_times_have_names_and_there_is_no_reason_for_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = enrolled(a_fleet(tmp_path / "fleet"), "d1", tmp_path / "state")
+    report = report_of(place_of("edgefl-agent", system=False), "default", "d1", Path("state"), NOW)
+    begin, end = own.valid()
+    assert json.loads(msgspec.json.encode(report.certificate)) == {
+        "not_before": begin, "not_after": end, "renewal_due": (begin + end) / 2
+    }  # fmt: skip
+    assert report.no_certificate == ""
+    assert report.state == str(tmp_path / "state")
