@@ -30,6 +30,8 @@ _GAP = 2
 _MAX_WORDS = 44
 #: Narrower than this, words become unreadable; then the table may exceed the terminal.
 _MIN_WORDS = 14
+#: Characters of a table's columns on a page, which is as wide as a screen of 1280 pixels and a printed sheet.
+_PAGE = 132
 #: Texts of a cell that holds nothing.
 EMPTY = frozenset({"", units.NOTHING})
 
@@ -107,6 +109,10 @@ class Grid:
             else:
                 runs.append((name, [index]))
         return runs
+
+    def parts(self) -> list[list[int]]:
+        """Column indices of as few tables as fit a page."""
+        return split(self, _PAGE)
 
     def filled(self) -> Grid:
         """Without the columns in which no row has anything; a note names them, with the reasons."""
