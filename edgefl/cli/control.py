@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import typer
@@ -24,6 +25,19 @@ def ask_run(verb: str, run: str, runs: Path, device: str = "", lines: int = 0, a
         raise ControlError(text, remedy="`edgefl runs` says how it ended; --resume goes on with one that is not done.")
     status: Record = msgspec.json.decode(request(directory, Ask(verb, device=device, lines=lines, after=after)))
     return status
+
+
+def standing(directory: Path) -> Record:
+    """Where the run stands, by its coordinator; {} where none answers: then there is the ledger, up to a minute old."""
+    import msgspec
+
+    from coordinator.runtime.control_socket import Ask, request
+
+    if is_held(directory):
+        with contextlib.suppress(ControlError):
+            status: Record = msgspec.json.decode(request(directory, Ask("status")))
+            return status
+    return {}
 
 
 def pause(run: str, runs: Path, form: str) -> None:

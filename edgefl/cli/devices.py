@@ -69,12 +69,15 @@ def devices_command(
         raise typer.BadParameter(f"{device or name!r} is one word too many", param_hint="NAME")
     import msgspec
 
+    from edgefl.cli.control import standing
     from edgefl.report import presence, resources, rounds
 
     enrolled = _enrolled(identity)
-    found = [] if enrolled and run == "latest" and not run_directories(runs) else [read_run(find_run(run, runs))]
-    report, now = found[0] if found else RunReport(), time.time()
-    there = presence.presences(report, enrolled, now, sort)
+    found = [] if enrolled and run == "latest" and not run_directories(runs) else [find_run(run, runs)]
+    report, now = read_run(found[0]) if found else RunReport(), time.time()
+    known = standing(found[0]).get("devices", {}) if found and report.status == "running" else {}
+    live = {device: presence.Live(one["online"], bool(one["left_out_by"])) for device, one in known.items()}
+    there = presence.presences(report, enrolled, now, sort, live)
     rows = resources.by_device(report)
     body = [
         {

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from edgefl.findings import Check
 
 _Choice = tuple[str, int, str, Record]  # role, place among its choices, name, options
-_RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn", "stopped": "warn"}
+_RUN_TONES: dict[str, Tone] = {
+    "done": "good",
+    "failed": "bad",
+    **dict.fromkeys(("interrupted", "stopped", "paused"), "warn"),
+}
 _CHECK_TONES: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
 
 
@@ -76,9 +80,20 @@ def runs_command(
     found, unreadable = read_runs(runs)
     for sentence in unreadable:
         sys.stderr.write(f"warning: {sentence}\n")
+    found = [_paused(report, runs) for report in found]
     keys = ("run", "name", "recipe", "status", "started_at", "finished_at")
     body = [{key: getattr(report, key) for key in keys} for report in found]
     show(format, body, runs_table(found, str(runs), time.time()))
+
+
+def _paused(report: RunReport, runs: Path) -> RunReport:
+    """The report; of a run that is paused, with that as its status: the ledger has it as running."""
+    import msgspec
+
+    from edgefl.cli.control import standing
+
+    paused = report.status == "running" and standing(runs / report.run).get("phase") == "paused"
+    return msgspec.structs.replace(report, status="paused") if paused else report
 
 
 def runs_table(reports: Sequence[RunReport], where: str, now: float) -> Grid:

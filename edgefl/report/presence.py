@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -15,7 +16,8 @@ from edgefl.run_records import DeviceRow, RunReport
 #: A coordinator records its devices' last signs of life once a minute; older by another one, none came.
 FRESH_S = 120.0
 SortBy = Literal["device", "state", "seen", "release", "identity"]
-_TONES: dict[str, Tone] = {"online": "good", "revoked": "bad", "expired": "bad", "quarantined": "warn"}
+_BARRED: dict[str, Tone] = dict.fromkeys(("quarantined", "left out"), "warn")
+_TONES: dict[str, Tone] = {"online": "good", "revoked": "bad", "expired": "bad", **_BARRED}
 
 
 class Enrolled(NamedTuple):
@@ -23,6 +25,13 @@ class Enrolled(NamedTuple):
 
     until: float
     revoked: bool
+
+
+class Live(NamedTuple):
+    """A device as a coordinator that is running knows it. ``left_out``: by its operator."""
+
+    online: bool
+    left_out: bool
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -37,10 +46,20 @@ class Presence(msgspec.Struct, frozen=True):
     certificate_until: float | None
 
 
-def presences(report: RunReport, enrolled: Mapping[str, Enrolled], now: float, by: SortBy = "device") -> list[Presence]:
-    """Every device of the run and of the fleet. ``by``: what they are sorted by, the latest and the soonest first."""
+def presences(
+    report: RunReport,
+    enrolled: Mapping[str, Enrolled],
+    now: float,
+    by: SortBy = "device",
+    live: Mapping[str, Live] = MappingProxyType({}),
+) -> list[Presence]:
+    """Every device of the run and of the fleet. ``by``: what they are sorted by, the latest and the soonest first.
+
+    ``live``: as the run's coordinator knows them now; without it, the ledger tells.
+    """
     known = {device.device: device for device in report.devices}
-    found = [_presence(report, name, known.get(name), enrolled.get(name), now) for name in sorted({*known, *enrolled})]
+    names = sorted({*known, *enrolled})
+    found = [_presence(report, name, known.get(name), enrolled.get(name), live.get(name), now) for name in names]
     keys: dict[str, Callable[[Presence], object]] = {
         "device": lambda one: one.device,
         "state": lambda one: one.state,
@@ -51,7 +70,9 @@ def presences(report: RunReport, enrolled: Mapping[str, Enrolled], now: float, b
     return sorted(found, key=keys[by])  # type: ignore[arg-type]  # of one kind each
 
 
-def _presence(report: RunReport, name: str, row: DeviceRow | None, own: Enrolled | None, now: float) -> Presence:
+def _presence(
+    report: RunReport, name: str, row: DeviceRow | None, own: Enrolled | None, live: Live | None, now: float
+) -> Presence:
     sighting = next((one for one in report.sightings if one.device == name), None)
     at, source = (sighting.at, sighting.source) if sighting else (last_seen(report, name), "ledger")
     if row is None:
@@ -60,6 +81,8 @@ def _presence(report: RunReport, name: str, row: DeviceRow | None, own: Enrolled
         state = "quarantined"
     elif report.status != "running":
         state = "run is over"  # nobody listens: whether it is there is not known
+    elif live is not None:
+        state = "left out" if live.left_out else "online" if live.online else "offline"
     else:
         state = "online" if sighting and sighting.online and now - sighting.at <= FRESH_S else "offline"
     if own is not None and (own.revoked or own.until <= now):

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from coordinator.runtime import control_socket, device_logs
 from coordinator.runtime.control_socket import SOCKET, Ask, request
 from coordinator.runtime.environment import Watch
 from coordinator.runtime.record import Record
+from edgefl.cli.devices import devices_command
+from edgefl.cli.show import runs_command
 from edgefl.errors import ControlError, StoreError
 from edgefl.protocol import messages as m
 
@@ -104,6 +107,35 @@ def test_a_device_is_left_out_and_taken_in_from_a_terminal(tmp_path: Path) -> No
             (one.kind, one.device, one.data["by"]) for one in report.events if one.kind in {"left_out", "taken_in"}
         ]
         assert kinds == [("left_out", "b", "terminal"), ("taken_in", "b", "terminal")]
+
+    played(tmp_path, script)
+
+
+def test_who_looks_is_told_what_the_coordinator_knows_and_the_ledger_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No sign of life is in the ledger yet, and to it the run is running."""
+
+    async def look(verb: Callable[..., None], *run: str) -> Any:
+        capsys.readouterr()
+        await asyncio.to_thread(verb, *run, runs=tmp_path, format="json")
+        return msgspec.json.decode(capsys.readouterr().out)
+
+    async def script(scene: Scene) -> None:
+        (tmp_path / "r1").symlink_to(scene.directory / "run")
+        task = await training(scene)
+        await ask(scene, "leave_out", "b")
+        there = (await look(devices_command, "r1"))["presence"]
+        assert {one["device"]: one["state"] for one in there} == {"a": "online", "b": "left out"}
+        assert {one["status"] for one in await look(runs_command)} == {"running"}
+        await ask(scene, "pause")
+        scene.devices["a"].hold = False
+        scene.devices["a"].train()
+        await scene.until(lambda: "paused" in scene.kinds())
+        assert {one["status"] for one in await look(runs_command)} == {"paused"}
+        await ask(scene, "stop")
+        await task
+        assert {one["status"] for one in await look(runs_command)} == {"stopped"}
 
     played(tmp_path, script)
 
