@@ -62,7 +62,8 @@ def memory(report: RunReport) -> Chart | None:
         return None
     caption = (
         "Largest step of the run: measured (circle) and predicted (hollow), within what the device may use (bar, up "
-        "to the stroke)."
+        "to the stroke). A budget of the whole process is shown without the idle trainer; its share in "
+        "`edgefl plan`'s sentence is with it."
     )
     return against_budgets(known, caption)
 

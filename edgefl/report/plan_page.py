@@ -47,7 +47,7 @@ def memory(price: RunPrice) -> Chart | None:
         return None
     caption = (
         "The largest step of any stage, predicted (circle), beside what the device may use (stroke); a budget of the "
-        "whole process is shown without the idle trainer."
+        "whole process is shown without the idle trainer, so its share is another than in the sentence."
     )
     if left := [name for name in known if name not in shown]:
         caption += f" Refused for another reason than memory: {len(left)}, see the table."

@@ -58,11 +58,16 @@ def ratio(one: Saving) -> str:
 
 
 class Use(NamedTuple):
-    """The largest share of a budget that a device used in a round: what was limited, spent and allowed."""
+    """The largest share of a budget that a device used in a round: what was limited, where, spent and allowed."""
 
     share: float
     device: str
     what: str
+    stage: int
+    round: int
+    spent: float
+    allowed: float
+    unit: str
 
 
 def tightest(report: RunReport) -> Use | None:
@@ -73,15 +78,27 @@ def tightest(report: RunReport) -> Use | None:
 def _uses(report: RunReport, row: AssignmentRow) -> Iterator[Use]:
     device = resources.device_row(report, row.device)
     budget = device.budget
-    for what, allowed, names in (
-        ("memory", resources.step_limit(device), ("step_peak_bytes",)),
-        ("byte", budget.payload_bytes, ("payload_up_bytes", "payload_down_bytes")),
-        ("FLOP", budget.flops, ("flops",)),
-        ("energy", budget.energy_j, ("energy_j",)),
+    for what, allowed, unit, names in (
+        ("memory", resources.step_limit(device), "B", ("step_peak_bytes",)),
+        ("byte", budget.payload_bytes, "B", ("payload_up_bytes", "payload_down_bytes")),
+        ("FLOP", budget.flops, "FLOP", ("flops",)),
+        ("energy", budget.energy_j, "J", ("energy_j",)),
     ):
         values = [row.measured[name].value for name in names if name in row.measured]
         if allowed and len(values) == len(names) and None not in values:
-            yield Use(sum(filter(None, values)) / allowed, row.device, what)
+            spent = sum(filter(None, values))
+            yield Use(spent / allowed, row.device, what, row.stage, row.round, spent, allowed, unit)
+
+
+def tightest_where(report: RunReport) -> str:
+    """ "Tightest budget: wrist, bytes of a round, 5.33 MiB of 8.00 MiB in stage 2, round 1."; "" without one."""
+    if (use := tightest(report)) is None:
+        return ""
+    what = {"memory": "step memory", "byte": "bytes of a round", "FLOP": "FLOPs of a round"}.get(
+        use.what, "energy of a round"
+    )
+    spent, allowed = (units.quantity(value, use.unit) for value in (use.spent, use.allowed))
+    return f"Tightest budget: {use.device}, {what}, {spent} of {allowed} in stage {use.stage}, round {use.round}."
 
 
 def headline(report: RunReport) -> str:

@@ -153,6 +153,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         took=took(report),
         done=f"{len(rounds_done)} rounds in {stages} stage{'' if stages == 1 else 's'}",
         headline=story.headline(report),
+        tightest=story.tightest_where(report),
         troubles=troubles[:MAX_TROUBLES],
         more_troubles=len(troubles[MAX_TROUBLES:]),
         evaluation=quality.evaluation(report).filled(),

@@ -8,6 +8,7 @@ from report_fixture import MIB
 
 from edgefl.records import Budget, EvaluationRow, Figure, Refusal
 from edgefl.report import budget_plots, fleet_plots, story, timeline
+from edgefl.report.writers import to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
 
 
@@ -42,6 +43,18 @@ def test_the_sentence_of_a_run_worked_out_by_hand() -> None:
         "2 of 2 devices trained; test accuracy 99.2 %; the tightest, wrist, used 50 % of its memory budget; a fifth of "
         "end-to-end’s memory, 1/12 of its FLOPs, a ninth of its bytes (end to end as predicted)."
     )
+
+
+def test_the_tightest_budget_is_told_with_both_numbers_and_the_round() -> None:
+    assert story.tightest_where(RUN) == (
+        "Tightest budget: wrist, step memory, 10.0 MiB of 20.0 MiB in stage 1, round 1."
+    )
+    narrow = DeviceRow("wrist", budget=Budget(payload_bytes=4 * MIB))
+    assert story.tightest_where(msgspec.structs.replace(RUN, devices=(RUN.devices[0], narrow))) == (
+        "Tightest budget: wrist, bytes of a round, 3.00 MiB of 4.00 MiB in stage 1, round 1."
+    )
+    assert story.tightest_where(RunReport(run="r")) == ""
+    assert story.tightest_where(RUN) in to_html(RUN, interactive=False)
 
 
 def test_only_what_is_known_is_said() -> None:
