@@ -106,7 +106,8 @@ class Access:
         self._token = os.environ.get(TOKEN, "")
         if self._token and len(self._token) < LEAST_TOKEN:
             text = f"has {len(self._token)} characters; a token needs {LEAST_TOKEN}"
-            raise ConfigError("the live page", [Problem(TOKEN, text)])
+            remedy = f"Set {TOKEN} to a longer one, such as the output of `openssl rand -hex 24`, or leave it away."
+            raise ConfigError("the live page", [Problem(TOKEN, text)], remedy=remedy)
         self._names = {"localhost", place.host, socket.gethostname().lower(), socket.getfqdn().lower()}
 
     def invite(self) -> None:

@@ -138,7 +138,7 @@ def cards(snapshot: Snapshot) -> list[Card]:
     every = snapshot.devices
     at_work = sum(snapshot.counts.get(group, 0) for group in ("training", "transferring"))
     sent, received = sum(d.sent_bytes for d in every), sum(d.received_bytes for d in every)
-    peaks = [bar.used for d in every for bar in d.bars if bar.figure == "step_peak_bytes" and bar.used is not None]
+    peaks = [d.step_peak_bytes for d in every if d.step_peak_bytes is not None]
     energy = sum(d.energy_j for d in every)
     return [
         *found[:3],

@@ -87,6 +87,7 @@ class DeviceView(msgspec.Struct, frozen=True):
     flops: float
     energy_j: float
     spans: tuple[tuple[float, str], ...]
+    step_peak_bytes: float | None  # also where no budget limits it, and it has no bar
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -233,7 +234,8 @@ class Feed:
 def _view(device: LiveDevice) -> DeviceView:
     own = {name: getattr(device, name) for name in DeviceView.__struct_fields__ if hasattr(device, name)}
     group, bars, spans = GROUP_OF.get(device.doing, "waiting"), tuple(_bars(device)), tuple(device.spans)
-    return DeviceView(**{**own, "group": group, "bars": bars, "spans": spans})
+    peak = device.highest.get("step_peak_bytes")
+    return DeviceView(**{**own, "group": group, "bars": bars, "spans": spans, "step_peak_bytes": peak})
 
 
 def _bars(device: LiveDevice) -> Iterable[Bar]:

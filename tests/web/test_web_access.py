@@ -90,8 +90,9 @@ def test_a_program_brings_a_token_that_stays(tmp_path: Path, monkeypatch: pytest
     assert page.client.get("/snapshot.json", headers={"authorization": "Bearer 0123456789abcdef"}).status_code == 200
     assert page.client.get("/snapshot.json", headers={"authorization": "Bearer 0123456789abcdeF"}).status_code == 403
     monkeypatch.setenv(TOKEN, "short")
-    with pytest.raises(ConfigError, match="has 5 characters; a token needs 16"):
+    with pytest.raises(ConfigError, match="has 5 characters; a token needs 16") as refused:
         Page(tmp_path)
+    assert refused.value.remedy.startswith(f"Set {TOKEN} to a longer one")
 
 
 def test_acting_needs_the_cookie_and_the_header(tmp_path: Path) -> None:

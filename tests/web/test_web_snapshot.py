@@ -10,7 +10,7 @@ import pytest
 from page_fixture import Page
 from test_report_live import live_events
 
-from coordinator.web.pieces import FEW, Axis, View, plots
+from coordinator.web.pieces import FEW, Axis, View, cards, plots
 from coordinator.web.snapshot import GROUPS, MOST_POINTS, REMEDIES, DeviceView, Feed, Snapshot
 from edgefl.report.events import MOST_SPANS, REASONS
 from edgefl.run_records import EventRow
@@ -37,6 +37,17 @@ def test_a_run_is_told_in_one_sentence() -> None:
     assert fed(*events).standing == "The run is done: 1 round in 2 min 11 s, 4 devices."
     failed = EventRow(events[-1].at, "run_failed", data={"text": "no quorum.", "remedy": "Lower it."})
     assert fed(*events[:-1], failed).standing == "The run failed: no quorum. Lower it."
+
+
+def test_the_largest_step_is_shown_also_of_a_device_whose_process_memory_is_limited() -> None:
+    joined = {"budget": {"memory_bytes": 512 * MIB}}
+    told = fed(
+        EventRow(10.0, "device_joined", device="a", data=joined),
+        EventRow(11.0, "round_started", 1, 1, data={"participants": ["a"]}),
+        EventRow(12.0, "update", 1, 1, "a", {"loss": 1.0, "step_peak_bytes": 15 * MIB}),
+    )
+    assert [bar.figure for bar in device(told, "a").bars][:1] == ["process_peak_bytes"]
+    assert [card.value for card in cards(told) if card.label == "largest step memory"] == ["15.0 MiB"]
 
 
 def test_transfers_show_by_what_a_device_asks_and_sends() -> None:
