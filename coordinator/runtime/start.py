@@ -147,7 +147,9 @@ def _reached(plan: RunPlan, options: RunOptions, guard: Guard | None, broker: st
     wanted = options.broker or broker
     if plan.broker_given and not own and not options.broker and "://" not in wanted:
         text = "name the URL that the run was started with, where its devices are (EDGEFL_BROKER); auto starts one here"
-        raise ConfigError(f"run {plan.run}", [Problem("--broker", text)])
+        raise ConfigError(
+            f"run {plan.run}", [Problem("--broker", text)], remedy="Resume with the options of the start."
+        )
     given = plan.broker_given or "://" in options.broker
     return msgspec.structs.replace(plan, fleet=own, broker_given=given)
 

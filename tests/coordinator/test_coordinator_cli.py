@@ -95,6 +95,7 @@ def test_a_run_started_with_a_brokers_url_does_not_go_on_with_a_broker_of_its_ow
     refused = coordinator(tmp_path, "--resume", "r1")
     assert refused.returncode == ConfigError.exit_code
     assert "--broker: name the URL" in refused.stderr
+    assert "what to do: Resume with the options of the start." in refused.stderr
 
 
 def test_what_a_run_was_started_with_is_kept(tmp_path: Path) -> None:
