@@ -34,8 +34,7 @@ def restore(file: Path, into: Path, ledger: str = "") -> Contents:
     """
     with store_errors("read", file), file.open("rb") as source:
         size = os.fstat(source.fileno()).st_size
-        with store_errors("write", into):
-            into.mkdir(parents=True, exist_ok=True)
+        with store_errors("write", into), _made_for_good(into):
             if shutil.disk_usage(into).free < size:
                 raise StoreError(f"{into} has no room for the {size} bytes of {file}")
             with tempfile.TemporaryDirectory(dir=into, prefix=".restore-") as staging:
@@ -53,6 +52,19 @@ def restore(file: Path, into: Path, ledger: str = "") -> Contents:
                     (Path(staging) / run).rename(into / run)
                 sync_directory(into)
     return contents
+
+
+@contextlib.contextmanager
+def _made_for_good(directory: Path) -> Iterator[None]:
+    """Make the directory; one that was not there goes again, as long as it is empty, when the block fails."""
+    was_there = directory.is_dir()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not was_there and not any(directory.iterdir()):
+            directory.rmdir()
+        raise
 
 
 def _unpacked(source: BinaryIO, size: int, staging: Path) -> Contents:
