@@ -22,7 +22,7 @@ def retained(state: State, attempt: Attempt, manifest: Manifest) -> tuple[Retain
 
 
 def taken_over(kept: tuple[RetainedParts, ...], run: Attempt, earlier_ms: tuple[int, ...]) -> tuple[RetainedParts, ...]:
-    """What was retained of this run (as an attempt of it), also before it was restored from a copy, as of this run."""
+    """Parts retained of this run (an attempt of it), also before it was restored from a copy, as parts of this run."""
     of_run = [one for one in kept if one.attempt.run == run.run and one.attempt.made_ms in {run.made_ms, *earlier_ms}]
     return tuple(replace(one, attempt=replace(one.attempt, made_ms=run.made_ms)) for one in of_run)
 
