@@ -95,14 +95,15 @@ def rounds(report: RunReport) -> Grid:
 
 
 def _slots(row: RoundRow) -> Cell:
-    """ "select all · weight samples · combine mean"; each slot's details are the tip."""
+    """ "select all · weight samples · combine mean", without slots that did nothing; the details are the tip."""
     short, details = [], []
     for role, did in row.record.items():
         if role == "stale":  # has a column of its own
             continue
         record = did if isinstance(did, dict) else {"choice": did}
-        short.append(f"{role} {record.get('choice', '')}".strip())
-        details += [f"{role}.{name} = {value}" for name, value in record.items() if name != "choice"]
+        if (choice := record.get("choice")) and choice != "none":
+            short.append(f"{role} {choice}")
+        details += [f"{role}.{name} = {value}" for name, value in record.items() if name != "choice" and value]
     return Cell(" · ".join(short), tip="; ".join(details))
 
 

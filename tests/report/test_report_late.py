@@ -133,3 +133,13 @@ def test_the_benchmark_of_rounds_counts_updates_by_device_and_by_age() -> None:
     found = result_of("async", RunReport(rounds=rows, events=events, evaluations=(score,)))
     assert (found.seconds, found.updates, found.slow, found.late, found.oldest) == (7.5, 3, 1, 1, 2)
     assert "| async | 7.5 | 2 | 3 | 1 | 1 | 2 | 75.0 | × 1.0 |" in async_page([found])
+
+
+def test_slots_that_did_nothing_are_left_out_of_a_round_s_words() -> None:
+    did = {
+        **{"select": {"choice": "all"}, "cluster": {"choice": "none"}, "repair": "none", "refused": [], "kept": {}},
+        "parts": {"task": {"devices": {"a": 1.0}}},
+    }
+    other = RoundRow(1, 2, 1, "done", record={**did, "select": {"choice": "half"}})
+    grid = rounds.rounds(RunReport(run="r", rounds=(RoundRow(1, 1, 1, "done", record=did), other)))
+    assert [cells[-1].text for cells in grid.rows] == ["select all", "select half"]
