@@ -137,7 +137,11 @@ def test_the_benchmark_of_rounds_counts_updates_by_device_and_by_age() -> None:
 
 def test_slots_that_did_nothing_are_left_out_of_a_round_s_words() -> None:
     did = {
-        **{"select": {"choice": "all"}, "cluster": {"choice": "none"}, "repair": "none", "refused": [], "kept": {}},
+        "select": {"choice": "all"},
+        "cluster": {"choice": "none"},
+        "repair": "none",
+        "refused": [],
+        "kept": {},
         "parts": {"task": {"devices": {"a": 1.0}}},
     }
     other = RoundRow(1, 2, 1, "done", record={**did, "select": {"choice": "half"}})
