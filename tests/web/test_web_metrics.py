@@ -129,7 +129,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path) -> None:
 
 
 def asked(port: int, query: str, start: float) -> list[Any]:
-    words = urllib.parse.urlencode({"query": query, "start": start, "end": time.time(), "step": "1"})
+    words = urllib.parse.urlencode({"query": query, "start": start, "end": time.time(), "step": "0.1"})
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query_range?{words}", timeout=10) as answer:
         found: list[Any] = json.load(answer)["data"]["result"]
     return found
@@ -146,7 +146,7 @@ def test_every_query_of_the_dashboard_returns_a_series_of_a_real_run(tmp_path: P
     page, port = free_ports(2)
     began = time.time()
     (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\nscrape_configs:\n"
+        "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\nscrape_configs:\n"
         f"- {{job_name: edgefl, static_configs: [{{targets: ['127.0.0.1:{page}']}}]}}\n"
     )
     command = [
@@ -162,7 +162,7 @@ def test_every_query_of_the_dashboard_returns_a_series_of_a_real_run(tmp_path: P
             fleet.agent("whole", share(24, "acc", "gyro", seed=1), step_memory_bytes=10**9)
             (tmp_path / "r1.yaml").write_text(RUN)
             words = ["coordinator.cli", "run", "r1.yaml", "--run", "r1", "--set", "round.devices=1"]
-            words += ["--set", "training.rounds=[2, 4]", "--web-at", f"127.0.0.1:{page}"]
+            words += ["--set", "training.rounds=[2, 4]", "--set", "training.epochs=30", "--web-at", f"127.0.0.1:{page}"]
             program = fleet._coordinator(words)
             assert program.wait() == 0, program.story()
         until(lambda: asked(port, "edgefl_run_info", began), 30)
