@@ -164,7 +164,11 @@ def enroll_command(
 
         fleet = Fleet(identity)
         typer.echo(issue_token(fleet, name, time.time(), hours * 3600))
-        if wait:
+        if not wait:
+            say(
+                f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until {name} has come"
+            )
+        else:
             from coordinator.runtime.fleet_auth import serve
 
             asyncio.run(serve(fleet, say, until=name, limit_s=hours * 3600))

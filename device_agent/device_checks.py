@@ -97,6 +97,8 @@ def examine(device: Device) -> list[Check]:
     add("clock", lambda: clock(time.time(), own.valid()[0] if own is not None else None))
     if device.broker or own is not None:
         add("broker", lambda: dial(device, own))
+    elif not told:  # else its identity is there and broken
+        checks.append(found("identity-none", f"no identity in {(device.directory or Path.cwd()).absolute()}"))
     add("python", library_checks.python)
     add("torch", lambda: library_checks.torch(device.torch_device))
     add("onnxruntime", library_checks.runtimes)

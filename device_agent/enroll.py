@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edgefl.errors import IdentityError, ProtocolError
+from edgefl.errors import BrokerUnreachableError, IdentityError, ProtocolError
 from edgefl.identity import device, token
 from edgefl.identity.authority import make_request
 from edgefl.identity.keys import key_text, make_private_directory, read_private, write_private
@@ -21,6 +21,10 @@ from edgefl.transport.mqtt import MqttTransport
 
 #: The request is sent again this often: the coordinator may start after the device.
 RESEND_S = 2.0
+_SERVER = (
+    "On the server a run, `edgefl-coordinator enrollments` or `edgefl-coordinator enroll --wait` must be running until "
+    "the device has come: ask who keeps it to start one"
+)
 
 
 async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say: Callable[[str], None]) -> Path:
@@ -83,7 +87,11 @@ async def _exchange(
             found.set_result(answer)
 
     transport.on_message = hear
-    await transport.connect()
+    try:
+        await transport.connect()
+    except BrokerUnreachableError as error:
+        remedy = f"{_SERVER}; the host and port are the token's, and the network must let this device reach them."
+        raise BrokerUnreachableError(error.message, remedy=remedy, finding=error.finding) from error
     await transport.subscribe([topics.build("enroll-down", given.fleet, client)])
     deadline = time.monotonic() + wait_s
     while (left := deadline - time.monotonic()) > 0:
@@ -93,5 +101,5 @@ async def _exchange(
             return found.result()
     raise IdentityError(
         f"nobody answered at {given.url} within {wait_s:g} s",
-        remedy="Start the run, or `edgefl-coordinator enrollments`, at the coordinator; or ask for a new token.",
+        remedy=f"{_SERVER}; or ask for a new token.",
     )

@@ -153,8 +153,11 @@ def status(given: StatusOptions) -> None:
     import msgspec
 
     from device_agent.service_report import lines, report_of
+    from edgefl.errors import StoreError
 
     place, where = service_here(given.name, given.state, given.fleet, given.device)
+    if given.state is not None and not given.state.exists():
+        raise StoreError(f"there is no such folder: {given.state.absolute()}", remedy="Give the --state of the agent.")
     now = time.time()
     report = report_of(place, where.fleet, where.device, where.state, now)
     if given.form is Format.json:
@@ -162,6 +165,8 @@ def status(given: StatusOptions) -> None:
     else:
         for subject, text in lines(report, now):
             sys.stdout.write(f"{subject:<13} {text}\n")
+        if given.state is None and not where.state.exists():
+            say("nothing is there; where the agent runs with another --state, give it here, too")
     if not report.running or report.hangs:
         raise typer.Exit(1)
 

@@ -40,6 +40,12 @@ FINDINGS: dict[str, Finding] = {
     "clock-behind": Finding(
         "fail", "the clock shows a time before the certificate's, or before this program's", f"Set it: {_CLOCK}."
     ),
+    "identity-none": Finding(
+        "warn",
+        "the device is not enrolled and no broker is named: no connection is tried, and `run` refuses with exit code 2",
+        "To enrol it, ask for a token (`edgefl-coordinator enroll`): edgefl-agent enroll TOKEN; else give --broker; "
+        "--state where its identity lies elsewhere.",
+    ),
     "identity-missing": Finding(
         "fail", "the broker asks for a certificate, and this device shows none", f"Give --cert and --key, or {_ENROL}."
     ),
@@ -100,7 +106,8 @@ FINDINGS: dict[str, Finding] = {
     "broker-distrusted": Finding(
         "fail",
         "the broker's certificate is of an unknown authority",
-        "Give the authority's certificate by --ca FILE; an enrolled device has it in its identity.",
+        "A device that is not enrolled gets the authority's certificate by `edgefl-agent enroll`, and needs no "
+        "--broker then (this port may be the one for enrolment); of a broker without a fleet, give it by --ca FILE.",
     ),
     "broker-silent": Finding("fail", "the port takes connections and does not answer as a broker", "{hint}"),
     "broker-login": Finding(

@@ -69,7 +69,9 @@ def check_source(source: str) -> None:
     elif not path.is_dir():
         raise _no_source(path)
     elif not (path / "manifest.jsonl").is_file():
-        raise DataError(f"{path}: has no manifest.jsonl", remedy=_forms())
+        files = sorted(path.glob("*.npz"))
+        there = f"It holds {', '.join(str(file) for file in files[:3])}: name one. " if files else ""
+        raise DataError(f"data source {str(path)!r} has no manifest.jsonl", remedy=there + _forms())
 
 
 def _no_source(path: Path) -> DataError:

@@ -97,10 +97,16 @@ def test_faults_of_the_command_line_are_named(tmp_path, options, code, words):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [("nothere", "does not exist"), ("folder", "has no manifest.jsonl"), ("bad.npz", "not a readable .npz file")],
+    [
+        ("nothere", "does not exist"),
+        ("folder", "folder' has no manifest.jsonl"),
+        ("folder", "folder/x.npz: name one"),
+        ("bad.npz", "not a readable .npz file"),
+    ],
 )
 def test_data_that_is_not_there_is_told_before_anything_is_dialled(tmp_path, data, words):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x.npz").touch()
     (tmp_path / "bad.npz").write_bytes(b"PK")
     given = ["--broker", "mqtt://127.0.0.1:9", "--data", str(tmp_path / data), "--state", str(tmp_path / "state")]
     done = agent("run", *given)

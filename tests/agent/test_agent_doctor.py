@@ -184,7 +184,9 @@ def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(monkeypatch
     checks = doctor.examine(Device())
     failed = [check.detail for check in checks if check.id == "doctor-failed"]
     assert failed[0] == "memory: RuntimeError: no /proc here"
-    assert [check.name for check in checks if check.id != "doctor-failed"][:3] == ["clock", "python", "torch"]
+    names = [check.name for check in checks if check.id != "doctor-failed"]
+    assert names[:4] == ["clock", "identity", "python", "torch"]
+    assert ("identity-none", "warn") in {(check.id, check.status) for check in checks}  # `run` would refuse
 
 
 def test_each_line_fits_the_terminal_and_has_the_id_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

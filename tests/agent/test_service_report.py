@@ -99,6 +99,9 @@ def agent(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_who_holds_the_state_runs(tmp_path):
     state = tmp_path / "state"
     asked = ("status", "--state", str(state), "--format", "json")
+    assert "there is no such folder: " + str(state) in agent(*asked, home=tmp_path).stderr
+    assert "give it here, too" in agent("status", home=tmp_path).stderr
+    state.mkdir()
     assert (done := agent(*asked, home=tmp_path)).returncode == 1
     assert json.loads(done.stdout)["running"] is False
     store = AgentStore(state, Owner("d1", "default"))
