@@ -86,7 +86,7 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
     with Ledger(path, create=False) as ledger:
         assert ledger.plan("r1") == a_plan()
         assert ledger.snapshot(State(a_plan())) is None
-        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS)
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS, ())
         ledger.reopen("r1", 103.0)
         again = EvaluationRow(1, 2, missing="prototype", matcher="l2")
         position = msgspec.to_builtins(RunPosition(Phase.ROUND))
@@ -181,14 +181,14 @@ def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
 
 def test_the_position_is_after_the_last_finished_round(path: str | Path) -> None:
     with begun(path) as ledger:
-        assert ledger.position("r1") == (0, 0, 0, INITIAL, None, MADE_MS)
+        assert ledger.position("r1") == (0, 0, 0, INITIAL, None, MADE_MS, ())
         ledger.commit("r1", [saved_round(FIRST)], [], 1.0)
-        assert ledger.position("r1") == (0, 0, 1, INITIAL, None, MADE_MS)
+        assert ledger.position("r1") == (0, 0, 1, INITIAL, None, MADE_MS, ())
         ledger.commit("r1", [saved_round(FIRST, "done", manifest={"task": REF})], [], 2.0)
-        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, Attempt("r1", 1, 1, 1, MADE_MS), MADE_MS)
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, Attempt("r1", 1, 1, 1, MADE_MS), MADE_MS, ())
         ledger.commit("r1", [EvaluationRow(1, 1)], [], 2.0)
         ledger.commit("r1", [saved_round(Attempt("r1", 2, 1, 1))], [], 3.0)
-        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, MADE_MS)
+        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, MADE_MS, ())
         ledger.reopen("r1", 4.0)
         assert ledger.report().rounds[-1].status == "failed"
         assert ledger.states("r1") == {(0, 0): INITIAL, (1, 1): {"task": REF}}

@@ -213,7 +213,7 @@ def backup(data: bytes) -> None:
         restore(place / "copy.tar", place / "new")
         assert [path.name for path in (place / "new").iterdir()] == ["r"]
     except StoreError:
-        assert not list((place / "new").iterdir())
+        assert not (place / "new").exists()
         raise
     finally:
         assert {path.name for path in place.iterdir()} <= {"copy.tar", "new"}
