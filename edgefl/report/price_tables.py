@@ -114,7 +114,24 @@ def _totals(price: RunPrice) -> Grid:
     if method("schedule", price.schedule).by_budget:
         name = price.schedule.capitalize()
         note += f" {name}, as this run is: a device trains the whole model, or at most what progressive has it train."
-    return table(f"Schedules; {price.name} trains {price.schedule}", columns, rows, [note])
+    return table(f"Schedules; {price.name} trains {price.schedule}", columns, rows, [note, _cheapest(price, rows)])
+
+
+def _cheapest(price: RunPrice, rows: Sequence[_Total]) -> str:
+    """Which schedule takes the fewest FLOPs, what it trains, and how to learn what it does to the accuracy."""
+    priced = [row for row in rows if row.batch_size == price.batch_size and row.flops]
+    own = next((row for row in priced if row.schedule == price.schedule), None)
+    least = min(priced, key=lambda row: row.flops, default=None)
+    if least is None:
+        return ""
+    if least is own:
+        return f"Of these {own.schedule}, as this run is, takes the fewest FLOPs."
+    name = least.schedule
+    than = f", {own.flops / least.flops:.1f} times fewer than {own.schedule}" if own is not None else ""
+    return (
+        f"The fewest FLOPs are those of {name}{than} ({method('schedule', name).summary}). What that costs in accuracy "
+        f"a run tells: the same with --set slots.schedule={name}, then `edgefl compare`."
+    )
 
 
 def _stage_key(price: RunPrice) -> list[Column[StagePrice]]:

@@ -101,6 +101,18 @@ def test_every_limit_is_told_and_the_first_that_is_too_small_refuses() -> None:
     assert refusal.reason == "flops"
 
 
+def test_the_totals_say_which_schedule_is_cheapest_and_what_it_trains() -> None:
+    found = price(plan("alpha", 1))
+    flops = {"end_to_end": 400.0, "progressive": 200.0, "layerwise": 100.0, "heads": 10.0}
+    counted = tuple(msgspec.structs.replace(row, flops_per_round=flops[row.schedule]) for row in found.schedules)
+    found = msgspec.structs.replace(found, schedules=counted)
+    note = price_grids(found)[1].notes[-1]
+    assert note.startswith("The fewest FLOPs are those of heads, 40.0 times fewer than end_to_end (whole, frozen")
+    assert "--set slots.schedule=heads" in note
+    cheapest = msgspec.structs.replace(found, schedule="heads")
+    assert price_grids(cheapest)[1].notes[-1] == "Of these heads, as this run is, takes the fewest FLOPs."
+
+
 def test_rows_that_differ_in_a_stage_or_a_device_alone_are_one() -> None:
     rows = [(device, stage, "7" if stage == 1 else "8") for device in "abcde" for stage in (1, 2, 3, 5)]
     columns = [Column(name, lambda row, i=i: str(row[i])) for i, name in enumerate(("device", "stage", "needs"))]
