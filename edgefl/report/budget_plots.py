@@ -131,11 +131,16 @@ def _used(share: float, need: float) -> str:
     return f"{100 * share:.0f} % used" if share >= 0.01 else "<1 % used"
 
 
+#: Ticks of a decade of a logarithmic axis where there is room, or where fewer would leave one alone.
+_FINE = (1, 2, 5)
+
+
 def log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]:
     """Round numbers within the values' range and next to it, for a logarithmic axis."""
     lowest, highest = min(values), max(values)
     every = [first * 10.0**power for power in range(-3, 9) for first in per_decade]
-    return [one for one in every if lowest / 2 <= one <= highest * 2]
+    near = [one for one in every if lowest / 2 <= one <= highest * 2]
+    return near if len(near) > 1 or len(per_decade) == len(_FINE) else log_ticks(values, _FINE)
 
 
 def against_end_to_end(report: RunReport) -> Chart | None:

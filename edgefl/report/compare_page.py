@@ -84,9 +84,13 @@ def _scores(rows: Values, title: str, width: int) -> Spec:
 
 
 def _costs(rows: Values, width: int) -> Spec:
-    ticks = log_ticks([row["at"] for row in rows], (1,) if width == NARROW else (1, 2, 5))
+    marks = [row["at"] for row in rows]
+    ticks = log_ticks(marks, (1,) if width == NARROW else (1, 2, 5))
+    domain = [min(marks + ticks), max(marks + ticks)]
     axis = {"values": ticks, "format": ",~r", "labelOverlap": True}
-    return _panel(rows, "figure ÷ A's (log scale)", width, {"type": "log", "nice": False, "padding": 24}, axis)
+    return _panel(
+        rows, "figure ÷ A's (log scale)", width, {"type": "log", "nice": False, "padding": 24, "domain": domain}, axis
+    )
 
 
 def _panel(rows: Values, title: str, width: int, over: Spec, axis: Spec) -> Spec:

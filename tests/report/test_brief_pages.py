@@ -244,3 +244,18 @@ def test_plan_writes_its_page_beside_its_answer(
     assert (code, f"wrote {file}" in told) == (0, True)
     assert json.loads(out)["schedule"] == "end_to_end"
     assert verdict(planned()) in shown(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("ratio", [0.83, 1.0, 1.9, 3000.0])
+def test_a_picture_of_costs_has_two_ticks_and_no_mark_beyond_its_axis(ratio: float, width: int) -> None:
+    found = compared()
+    figures = (Figure(10.0), Figure(10.0 * ratio))
+    costs = [msgspec.structs.replace(line, figures=figures) for line in found.lines if line.group == "costs"]
+    chart = compare_page.picture(found._replace(lines=tuple(costs)))
+    assert chart is not None
+    axis = chart.spec(width)["vconcat"][-1]["layer"][1]["encoding"]["x"]
+    low, high = axis["scale"]["domain"]
+    ticks = axis["axis"]["values"]
+    assert low <= min(1.0, ratio) <= max(1.0, ratio) <= high
+    assert len([tick for tick in ticks if low <= tick <= high]) >= 2
