@@ -70,7 +70,7 @@ def devices_command(
     import msgspec
 
     from edgefl.cli.control import standing
-    from edgefl.report import presence, resources, rounds
+    from edgefl.report import bills, presence, resources, rounds
 
     enrolled = _enrolled(identity)
     found = [] if enrolled and run == "latest" and not run_directories(runs) else [find_run(run, runs)]
@@ -89,7 +89,7 @@ def devices_command(
         }
         for device in report.devices
     ]
-    grids = (rounds.devices(report), resources.device_bill(report)) if found else ()
+    grids = (rounds.devices(report), bills.device_bill(report)) if found else ()
     whole = {"run": report.run, "presence": there, "devices": body}
     show(format, whole, presence.presence_grid(there, now), *grids)
 

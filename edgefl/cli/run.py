@@ -104,14 +104,14 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
     """The tables of a finished run, and what to run next."""
     from rich.console import Console
 
-    from edgefl.report import decisions, quality, resources, rounds, story
+    from edgefl.report import bills, decisions, quality, rounds, story
     from edgefl.report.grid import with_rows
 
     console = Console()
     console.print(story.headline(report), style="bold", markup=False, highlight=False)
     for text in story.troubles(report):
         console.print(text, style="yellow", markup=False, highlight=False)
-    grids = [quality.evaluation(report), *with_rows(quality.personal(report)), resources.device_bill(report)]
+    grids = [quality.evaluation(report), *with_rows(quality.personal(report)), bills.device_bill(report)]
     grids += [decisions.refusals(report), *with_rows(decisions.not_offered(report))]
     show("terminal", None, *grids, *([rounds.bundles(report)] if export else []))
     lines = []

@@ -37,9 +37,9 @@ _ROOM = 8
 #: Columns of the heat map: title, figures that are added, unit.
 _HEAT: dict[str, tuple[str, ...]] = {
     "step memory (MiB)": ("step_peak_bytes",),
-    "compute (GFLOP)": ("flops",),
+    "FLOPs (GFLOP)": ("flops",),
     "payload both ways (MiB)": ("payload_up_bytes", "payload_down_bytes"),
-    "time of its own (s)": ("wall_s",),
+    "from offer to update (s)": ("wall_s",),
 }
 #: Activity -> colour, thickness of its bar.
 _LOOK = {

@@ -63,7 +63,7 @@ def accuracy(report: RunReport) -> Chart | None:
     last = _labels(values, domain)
     words = units.metric_words(metric)
     short = words.partition(" (")[0]
-    unit = f"{short} (%)" if share else short
+    unit = (f"{short} (%)" if share else short) + (f", from {domain[0]:.0f}" if domain[0] else "")
 
     def build(width: int) -> Spec:
         columns = 1 if width == NARROW else min(4, len(panels))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from edgefl.report import decisions, quality, resources, rounds, units
-from edgefl.run_records import AssignmentRow, RunReport
+from edgefl.run_records import RunReport
 
 _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
 
@@ -57,47 +56,23 @@ def ratio(one: Saving) -> str:
     return f"{100 * share:.0f} %"
 
 
-class Use(NamedTuple):
-    """The largest share of a budget that a device used in a round: what was limited, where, spent and allowed."""
-
-    share: float
-    device: str
-    what: str
-    stage: int
-    round: int
-    spent: float
-    allowed: float
-    unit: str
-
-
-def tightest(report: RunReport) -> Use | None:
+def tightest(report: RunReport) -> resources.Use | None:
     """The device that came nearest to a limit, as measured; None: no limit, or nothing measured."""
-    return max((use for row in report.assignments if row.measured for use in _uses(report, row)), default=None)
-
-
-def _uses(report: RunReport, row: AssignmentRow) -> Iterator[Use]:
-    device = resources.device_row(report, row.device)
-    budget = device.budget
-    for what, allowed, unit, names in (
-        ("memory", resources.step_limit(device), "B", ("step_peak_bytes",)),
-        ("byte", budget.payload_bytes, "B", ("payload_up_bytes", "payload_down_bytes")),
-        ("FLOP", budget.flops, "FLOP", ("flops",)),
-        ("energy", budget.energy_j, "J", ("energy_j",)),
-    ):
-        values = [row.measured[name].value for name in names if name in row.measured]
-        if allowed and len(values) == len(names) and None not in values:
-            spent = sum(filter(None, values))
-            yield Use(spent / allowed, row.device, what, row.stage, row.round, spent, allowed, unit)
+    every = (
+        use
+        for row in report.assignments
+        if row.measured
+        for use in resources.uses(resources.device_row(report, row.device), row)
+    )
+    return max(every, default=None)
 
 
 def tightest_where(report: RunReport) -> str:
     """ "Tightest budget: wrist, bytes of a round, 5.33 MiB of 8.00 MiB in stage 2, round 1."; "" without one."""
     if (use := tightest(report)) is None:
         return ""
-    what = {"memory": "step memory", "byte": "bytes of a round", "FLOP": "FLOPs of a round"}.get(
-        use.what, "energy of a round"
-    )
     spent, allowed = (units.quantity(value, use.unit) for value in (use.spent, use.allowed))
+    what = resources.LIMITED[use.what]
     return f"Tightest budget: {use.device}, {what}, {spent} of {allowed} in stage {use.stage}, round {use.round}."
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from edgefl.cli.show import runs_table
 from edgefl.records import Budget, Capabilities, Figure, Refusal, Speed, kind_of_machine
-from edgefl.report import decisions, quality, resources, rounds, units
+from edgefl.report import bills, decisions, quality, resources, rounds, units
 from edgefl.report.events import LiveState
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grid, split, table
 from edgefl.report.writers import print_report, without_secrets
@@ -120,7 +120,7 @@ def test_the_tighter_of_two_memory_budgets_limits_the_step() -> None:
 
 
 def test_the_bill_shows_predicted_next_to_measured_with_the_ratio(report: RunReport) -> None:
-    grid = resources.device_bill(report)
+    grid = bills.device_bill(report)
     nano = [row[0].text for row in grid.rows].index("nano")
     group = "step memory"
     assert column(grid, "predicted", group)[nano].text == "13.7"
@@ -131,7 +131,7 @@ def test_the_bill_shows_predicted_next_to_measured_with_the_ratio(report: RunRep
 
 
 def test_a_missing_figure_is_a_dash_with_its_reason_as_tip_and_footnote(report: RunReport) -> None:
-    grid = resources.device_bill(report)
+    grid = bills.device_bill(report)
     energy = column(grid, "used", "energy")
     assert (energy[0].text, energy[0].tip) == ("—", NO_ENERGY)
     assert grid.footnotes[letters_index(grid.mark(energy[0]))] == NO_ENERGY
@@ -144,15 +144,15 @@ def test_seconds_and_joules_stand_next_to_the_plan_s_where_a_profile_tells_them(
         return msgspec.structs.replace(row, predicted={**row.predicted, **(known if row.device == "nano" else {})})
 
     told = msgspec.structs.replace(report, assignments=tuple(map(planned, report.assignments)))
-    grid = resources.device_bill(told)
+    grid = bills.device_bill(told)
     for group in ("time", "energy"):
         cells = {row[0].text: cell for row, cell in zip(grid.rows, column(grid, "predicted", group), strict=True)}
         assert float(cells["nano"].text) > 0
         assert all(cell.text == "—" and cell.why for device, cell in cells.items() if device != "nano")
     assert len(grid.columns) == len(grid.rows[0])
-    bills = {bill.device: [row[0].text for row in bill.grid.rows] for bill in resources.bills(told)}
-    assert {"time: predicted", "energy: predicted"} <= set(bills["nano"])
-    assert not {"time: predicted", "energy: predicted"} & set(bills["orin-nano"])
+    labels = {bill.device: [row[0].text for row in bill.grid.rows] for bill in bills.bills(told)}
+    assert {"time: predicted", "energy: predicted"} <= set(labels["nano"])
+    assert not {"time: predicted", "energy: predicted"} & set(labels["orin-nano"])
 
 
 def test_seconds_of_another_kind_of_machine_s_profile_have_no_ratio(report: RunReport) -> None:
@@ -164,7 +164,7 @@ def test_seconds_of_another_kind_of_machine_s_profile_have_no_ratio(report: RunR
             msgspec.structs.replace(row, capabilities=has) if row.device == "nano" else row for row in report.devices
         )
         rows = tuple(msgspec.structs.replace(row, predicted={**row.predicted, **known}) for row in report.assignments)
-        grid = resources.device_bill(msgspec.structs.replace(report, devices=devices, assignments=rows))
+        grid = bills.device_bill(msgspec.structs.replace(report, devices=devices, assignments=rows))
         place = [row[0].text for row in grid.rows].index("nano")
         return column(grid, "ratio", "time")[place].text
 
@@ -180,9 +180,9 @@ def test_the_page_s_three_bills_leave_no_column_of_the_bill_out(report: RunRepor
         more = {name: Figure(1000.0, "counted", "test") for name in names} if row.measured else {}
         return msgspec.structs.replace(row, measured={**row.measured, **more})
 
-    whole = resources.device_bill(msgspec.structs.replace(report, assignments=tuple(map(told, report.assignments))))
+    whole = bills.device_bill(msgspec.structs.replace(report, assignments=tuple(map(told, report.assignments))))
     assert ("of the payload", "signature sent") in {(column.group, column.name) for column in whole.columns}
-    for bill in resources.bills(msgspec.structs.replace(report, assignments=tuple(map(told, report.assignments)))):
+    for bill in bills.bills(msgspec.structs.replace(report, assignments=tuple(map(told, report.assignments)))):
         assert bill.device == "tiny" or "of the payload: signature sent" in [row[0].text for row in bill.grid.rows]
 
 
@@ -192,9 +192,9 @@ def letters_index(mark: str) -> int:
 
 def test_every_dash_has_a_reason(report: RunReport) -> None:
     grids = (
-        resources.device_bill(report),
-        resources.stage_bill(report),
-        resources.stage_totals(report),
+        bills.device_bill(report),
+        bills.stage_bill(report),
+        bills.stage_totals(report),
         rounds.rounds(report),
     )
     cells = [cell for grid in grids for row in grid.rows for cell in row]
@@ -312,7 +312,7 @@ def test_footnote_letters_go_on_after_z() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 def test_no_table_is_wider_than_the_terminal_and_no_cell_is_lost(report: RunReport, width: int) -> None:
-    grids = [resources.device_bill(report), resources.stage_bill(report), rounds.rounds(report)]
+    grids = [bills.device_bill(report), bills.stage_bill(report), rounds.rounds(report)]
     for grid in grids:
         text = shown(grid, width)
         assert max(len(text_line) for text_line in text.splitlines()) <= width
@@ -323,7 +323,7 @@ def test_no_table_is_wider_than_the_terminal_and_no_cell_is_lost(report: RunRepo
 
 
 def test_a_wide_table_is_cut_between_groups_and_repeats_its_keys(report: RunReport) -> None:
-    grid = resources.device_bill(report)
+    grid = bills.device_bill(report)
     parts = split(grid, 90)
     assert len(parts) > 1
     assert all(part[:1] == [0] for part in parts)

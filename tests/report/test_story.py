@@ -7,7 +7,7 @@ import pytest
 from report_fixture import MIB
 
 from edgefl.records import Budget, EvaluationRow, Figure, Refusal
-from edgefl.report import budget_plots, fleet_plots, story, timeline
+from edgefl.report import bills, budget_plots, fleet_plots, story, timeline
 from edgefl.report.writers import to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
 
@@ -55,6 +55,14 @@ def test_the_tightest_budget_is_told_with_both_numbers_and_the_round() -> None:
     )
     assert story.tightest_where(RunReport(run="r")) == ""
     assert story.tightest_where(RUN) in to_html(RUN, interactive=False)
+
+
+def test_a_bill_s_line_holds_what_a_round_took_against_each_budget() -> None:
+    told = {bill.device: bill.facts for bill in bills.bills(RUN)}
+    assert told["wrist"] == (
+        "trained 1 of 1 rounds · step memory 10.0 MiB of 20.0 MiB · bytes of a round 3.00 MiB of 8.00 MiB"
+    )
+    assert told["box"] == "trained 1 of 1 rounds · step memory 12.0 MiB of 100 MiB"  # no other budget
 
 
 def test_only_what_is_known_is_said() -> None:

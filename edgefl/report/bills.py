@@ -1,0 +1,257 @@
+"""Tables of what each device spent: predicted beside measured, by device, by stage, and all devices together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from edgefl.records import FIGURES, Figure, kind_of_machine
+from edgefl.report import units
+from edgefl.report.crowds import rows_of
+from edgefl.report.grid import EMPTY, Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
+from edgefl.report.resources import (
+    LIMITED,
+    Use,
+    by_device,
+    by_device_and_stage,
+    device_row,
+    fleet,
+    measured,
+    predicted,
+    step_limit,
+    uses,
+)
+from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
+
+_Line = tuple[str, str, str]  # a figure of the ledger, heading of its group, its own heading
+
+
+class _Spent(NamedTuple):
+    """A row of a bill: a device's assignments, of the run or of one stage, in which ``held`` rounds took place."""
+
+    device: DeviceRow
+    stage: int
+    assignments: Sequence[AssignmentRow]
+    held: int
+
+
+#: Predicted and measured side by side.
+_COMPARED: tuple[_Line, ...] = (
+    ("step_peak_bytes", "step memory", "measured"),
+    ("flops", "FLOPs", "counted"),
+    ("payload_up_bytes", "payload sent", "counted"),
+    ("payload_down_bytes", "payload received", "counted"),
+)
+#: Measured alone. Neighbours of one group stay neighbours when some of _ESTIMATED go to the end of what is compared.
+_MEASURED: tuple[_Line, ...] = (
+    ("wall_s", "time", "from offer to update"),
+    ("compute_s", "time", "in training steps"),
+    ("energy_j", "energy", "used"),
+    ("process_peak_bytes", "process", "peak"),
+    ("prototypes_up_bytes", "of the payload", "prototypes sent"),
+    ("prototypes_down_bytes", "of the payload", "prototypes received"),
+    ("signature_up_bytes", "of the payload", "signature sent"),
+    ("layer_down_bytes", "of the payload", "layer received"),
+    ("wire_up_bytes", "on the wire", "sent"),
+    ("wire_down_bytes", "on the wire", "received"),
+    ("temperature_c", "heat", "highest"),
+)
+#: Compared too where some device's profile gives its speed and power; the ratio where it gives those of its machine.
+_ESTIMATED = ("energy_j", "compute_s")
+#: The brief bill, for terminals: cost of a stage, without what hardly changes from stage to stage.
+_BRIEF: tuple[_Line, ...] = (
+    ("flops", "FLOPs", "counted"),
+    ("payload_up_bytes", "payload", "sent"),
+    ("payload_down_bytes", "payload", "received"),
+    ("wall_s", "time", "from offer to update"),
+)
+_STEP_NOTE = (
+    "Step memory is what training adds to the idle trainer process (runtime and data loaded, no model): the peak of "
+    "all rounds. Process memory is the whole trainer process, which is what the out-of-memory killer looks at."
+)
+_SUM_NOTE = (
+    "FLOPs count forward and backward as run, 2 per multiply-accumulate, and add up over rounds. Payload is tensors "
+    "only; on the wire is everything that passed the broker's socket. Bytes add up over rounds."
+)
+_RATIO_NOTE = (
+    "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, above 1.25 "
+    "it is coloured. Seconds and joules have one only where the profile was measured on this kind of machine "
+    "(`edgefl-agent profile`)."
+)
+NOTES = (_STEP_NOTE, _SUM_NOTE, _RATIO_NOTE)
+
+
+def device_bill(report: RunReport) -> Grid:
+    """One row per device over the whole run."""
+    side_by_side, alone = _lines(report)
+    columns: list[Column[_Spent]] = [
+        Column("device", lambda row: Cell(row.device.device, tip=row.device.profile), key=True, text=True),
+        _trained("run"),
+        limit_column("budget", lambda row: step_limit(row.device), "B", _COMPARED[0][1]),
+        *(column for line in side_by_side for column in _comparison(line)),
+        *map(_measurement, alone),
+    ]
+    rows = [
+        _Spent(device_row(report, name), 0, assignments, len(report.rounds))
+        for name, assignments in by_device(report).items()
+    ]
+    return table("What each device spent", columns, rows, NOTES, "No device has joined yet.")
+
+
+def stage_bill(report: RunReport) -> Grid:
+    """One row per device and stage, without what a terminal has no room for."""
+    columns: list[Column[_Spent]] = [
+        Column("device", lambda row: row.device.device, key=True, text=True),
+        Column("stage", lambda row: row.stage, key=True),
+        _trained("stage"),
+        _BATCH,
+        *(column for line in _COMPARED[:1] for column in _comparison(line)),
+        *map(_measurement, _BRIEF),
+    ]
+    held = Counter(row.stage for row in report.rounds)
+    rows = [
+        _Spent(device_row(report, name), stage, assignments, held[stage])
+        for (name, stage), assignments in by_device_and_stage(report).items()
+    ]
+    return table("What each device spent, stage by stage", columns, rows, NOTES, "No round yet.")
+
+
+class DeviceBill(NamedTuple):
+    """Everything one device spent: what it is and how far it came, in a line; and a row a figure, a column a stage."""
+
+    device: str
+    facts: str
+    grid: Grid
+
+
+def billed(report: RunReport) -> list[str]:
+    """Devices that get a bill: all, or of many those that used the largest share of their step memory."""
+
+    def used(name: str) -> float:
+        spent, limit = measured("step_peak_bytes", spending[name]).value, step_limit(device_row(report, name))
+        return (spent or 0.0) / limit if limit else 0.0
+
+    spending = by_device(report)
+    return rows_of(list(spending), used)[1]
+
+
+def bills(report: RunReport) -> Iterator[DeviceBill]:
+    """The bill of each of ``billed``; figures that are not known are left out."""
+    held = Counter(row.stage for row in report.rounds)
+    side_by_side, alone = _lines(report)
+    lines = [_trained("stage"), _BATCH, *(one for line in side_by_side for one in _comparison(line))]
+    lines += map(_measurement, alone)
+    of_stage: dict[str, dict[int, list[AssignmentRow]]] = {}
+    for (name, stage), rows in by_device_and_stage(report).items():
+        of_stage.setdefault(name, {})[stage] = rows
+    spending = by_device(report)
+    for name in billed(report):
+        device, rows = device_row(report, name), spending[name]
+        spent = [_Spent(device, stage, mine, held[stage]) for stage, mine in of_stage.get(name, {}).items()]
+        spent += [_Spent(device, 0, rows, len(report.rounds))] if rows else []
+        every = [(line, [line.cell(one) for one in spent]) for line in lines]
+        shown = [(line, cells) for line, cells in every if any(cell.text not in EMPTY for cell in cells)]
+        columns = [
+            Column[None]("figure", lambda _: None, key=True, text=True),
+            Column[None]("unit", lambda _: None, text=True),
+        ]
+        columns += [Column(f"stage {one.stage}" if one.stage else "run", lambda _: None) for one in spent]
+        body = tuple((Cell(line.label), Cell(line.unit), *cells) for line, cells in shown)
+        yield DeviceBill(
+            name, _facts(device, spent), Grid(name, tuple(columns), body, empty="It took part in no round.")
+        )
+
+
+def _facts(device: DeviceRow, spent: Sequence[_Spent]) -> str:
+    """ "single-stage · trained 12 of 12 rounds · step memory 13.4 of 24.0 MiB · bytes of a round 5.33 of 8.00 MiB"."""
+    whole = spent[-1] if spent else _Spent(device, 0, (), 0)
+    done = len({(one.stage, one.round) for one in whole.assignments if one.status == "done"})
+    largest, limit = measured("step_peak_bytes", whole.assignments).value, step_limit(device)
+    told = [device.profile, f"trained {done} of {whole.held} rounds"]
+    told += [f"step memory {units.mib(largest)}{f' of {units.mib(limit)}' if limit else ''}"] if largest else []
+    most: dict[str, Use] = {}  # of each budget of a round, where most of it was used
+    for use in (use for row in whole.assignments for use in uses(device, row) if use.what != "memory"):
+        most[use.what] = max(use, most.get(use.what, use))
+    told += [
+        f"{LIMITED[what]} {units.quantity(use.spent, use.unit)} of {units.quantity(use.allowed, use.unit)}"
+        for what, use in most.items()
+    ]
+    return " · ".join(filter(None, told))
+
+
+def stage_totals(report: RunReport) -> Grid:
+    """One row per stage over all devices: bytes, FLOPs and time."""
+
+    def all_devices(line: _Line) -> Column[int]:
+        return _figure(line, lambda stage: fleet(line[0], report, stage))
+
+    def trained(stage: int) -> int:
+        return len({row.device for row in report.assignments if row.stage == stage and row.status == "done"})
+
+    columns: list[Column[int]] = [
+        Column("stage", lambda stage: stage, key=True),
+        Column("rounds", lambda stage: len([row for row in report.rounds if row.stage == stage])),
+        Column("devices", trained, tip="Devices that trained at least one round of the stage."),
+        all_devices(("step_peak_bytes", "step memory", "highest")),
+        *map(all_devices, _BRIEF[:3]),
+        all_devices(("compute_s", "time", "in training steps")),
+    ]
+    stages = sorted({row.stage for row in report.rounds} | {row.stage for row in report.assignments})
+    return table("What each stage cost, all devices together", columns, stages, empty="No round yet.")
+
+
+def _lines(report: RunReport) -> tuple[Sequence[_Line], Sequence[_Line]]:
+    """Figures shown predicted beside measured, and those shown measured alone."""
+    known = {name for row in report.assignments for name in row.predicted}
+    measured = {name for row in report.assignments for name in row.measured}
+    estimated = [line for name in _ESTIMATED for line in _MEASURED if line[0] == name and name in known]
+    there = [line for line in _MEASURED if line[1] != "of the payload" or line[0] in measured]
+    return [*_COMPARED, *estimated], [line for line in there if line not in estimated]
+
+
+def _trained(of: str) -> Column[_Spent]:
+    def cell(row: _Spent) -> Cell:
+        done = {(one.stage, one.round) for one in row.assignments if one.status == "done"}
+        return Cell(f"{len(done)} / {row.held}", tone="warn" if len(done) < row.held else "")
+
+    return Column("trained", cell, "of all", "rounds", tip=f"Rounds this device finished, of all rounds of the {of}.")
+
+
+def _figure(line: _Line, get: Callable[[Row], Figure]) -> Column[Row]:
+    name, group, heading = line
+    unit = FIGURES[name]
+    return Column(heading, lambda row: measurement_cell(get(row), unit), units.printed_unit(unit), group)
+
+
+def _measurement(line: _Line) -> Column[_Spent]:
+    return _figure(line, lambda row: measured(line[0], row.assignments))
+
+
+def _comparison(line: _Line) -> list[Column[_Spent]]:
+    """Predicted, measured, ratio. Seconds and joules of another kind of machine's profile get no ratio."""
+    name, group, _ = line
+
+    def ratio(row: _Spent) -> Cell:
+        has = row.device.capabilities
+        if name in _ESTIMATED and has.speed.machine != kind_of_machine(has):
+            return Cell()
+        return ratio_cell(measured(name, row.assignments), predicted(name, row.assignments))
+
+    return [
+        _figure((name, group, "predicted"), lambda row: predicted(name, row.assignments)),
+        _measurement(line),
+        Column("ratio", ratio, "×", group, tip="measured over predicted, of the same rounds"),
+    ]
+
+
+def _batch(row: _Spent) -> str:
+    """Batch size of the last attempt, with the micro-batch in brackets when it is smaller."""
+    last = row.assignments[-1]
+    micro = f" ({last.micro_batch})" if 0 < last.micro_batch < last.batch_size else ""
+    return f"{last.batch_size}{micro}" if last.batch_size else ""
+
+
+_BATCH: Column[_Spent] = Column(
+    "batch", _batch, tip="Samples per optimiser step; in brackets: computed at once (micro-batch)."
+)
