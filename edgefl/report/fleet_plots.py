@@ -168,7 +168,7 @@ def _pauses(pauses: Values, x: Spec) -> list[Spec]:
         layer("rect", {"x": x, "x2": {"field": "end"}, "tooltip": tip}, values=pauses, color=OLIVE, opacity=0.25),
         layer(
             "text",
-            {"x": x, "y": {"value": 8}, "text": {"field": "name"}},
+            {"x": x, "y": {"value": -19}, "text": {"field": "name"}},
             values=pauses,
             align="left",
             dx=3,
