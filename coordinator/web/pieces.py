@@ -145,7 +145,7 @@ def cards(snapshot: Snapshot) -> list[Card]:
         Card("devices at work", f"{at_work} of {len(every)}", f"{snapshot.counts.get('away', 0)} away"),
         Card("payload", units.mib(sent), f"sent; received {units.mib(received)}"),
         Card("largest step memory", units.mib(max(peaks, default=None)), "of any device in a round"),
-        Card("compute", units.gflop(sum(d.flops for d in every)), "all devices, forward and backward"),
+        Card("FLOPs", units.gflop(sum(d.flops for d in every)), "all devices, forward and backward"),
         *([Card("energy", units.quantity(energy, "J"), "of devices that measure it")] if energy else []),
     ]
 

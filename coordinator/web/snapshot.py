@@ -32,7 +32,7 @@ LIMITS: dict[str, tuple[str, str, str]] = {
     "step_memory_bytes": ("step_peak_bytes", "step memory", "B"),
     "memory_bytes": ("process_peak_bytes", "process memory", "B"),
     "gpu_memory_bytes": ("cuda_reserved_peak_bytes", "GPU memory", "B"),
-    "flops": ("flops", "compute", "FLOP"),
+    "flops": ("flops", "FLOPs", "FLOP"),
     "payload_bytes": ("payload_bytes", "payload", "B"),
     "energy_j": ("energy_j", "energy", "J"),
 }

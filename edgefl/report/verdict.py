@@ -23,7 +23,7 @@ _REMEDIES = {
     "data": "give it data of the model's kind, or set a smaller training.batch_size",
 }
 #: Reason of a refusal -> the budget of a round; of the others the reason's own words name it.
-_OF_A_ROUND = {"flops": "compute a round", "payload": "payload a round", "energy": "energy a round"}
+_OF_A_ROUND = {"flops": "FLOPs a round", "payload": "payload a round", "energy": "energy a round"}
 
 
 def verdict(price: RunPrice) -> str:
