@@ -20,7 +20,16 @@ from coordinator.ledger.tables import KEPT, MADE, RunRow, SnapshotRow
 from coordinator.runtime.backup import MANIFEST, MEMBER, PIECE, ROWS, Contents, Member
 from edgefl.errors import EdgeFLError, StoreError
 from edgefl.protocol.topics import check_name
-from edgefl.storage.disk import LEDGER, make_private, note_ledger, store_errors, sync_directory
+from edgefl.storage.disk import (
+    LEDGER,
+    hold_directory,
+    is_held,
+    ledger_of,
+    make_private,
+    note_ledger,
+    store_errors,
+    sync_directory,
+)
 
 #: Bounds of what is held in memory: the manifest, a row of the ledger, members.
 _MOST_MANIFEST, _MOST_ROW, _MOSTMEMBERS = 2**28, 2**28, 2**20
@@ -40,16 +49,21 @@ def restore(file: Path, into: Path, ledger: str = "") -> Contents:
             with tempfile.TemporaryDirectory(dir=into, prefix=".restore-") as staging:
                 contents = _unpacked(source, size, Path(staging))
                 for run in contents.runs:
-                    if (into / run).exists():
-                        remedy = "Name another directory with --into, or move that run away."
-                        raise StoreError(f"{into / run} is there already", remedy=remedy)
+                    _check_free(into / run)
+                for run, was in contents.runs.items():
+                    _finish(Path(staging) / run, (into / run).resolve(), was, ledger)
                 with contextlib.ExitStack() as undo:
                     for run, was in contents.runs.items():
-                        _finish(Path(staging) / run, (into / run).resolve(), was, ledger)
-                        undo.callback(_forget, ledger, run)
+                        place = into / run
+                        if place.exists():  # what a restore that was cut off has left
+                            shutil.rmtree(place)
+                        (Path(staging) / run).rename(place)
+                        undo.callback(shutil.rmtree, place)
+                        if ledger:  # last, and at once: what is in a database is whole
+                            with hold_directory(place):
+                                _take_in(place, place.resolve(), was, ledger)
+                            undo.callback(_forget, ledger, run)
                     undo.pop_all()
-                for run in contents.runs:
-                    (Path(staging) / run).rename(into / run)
                 sync_directory(into)
     return contents
 
@@ -121,22 +135,42 @@ def _checked(manifest: bytes, files: Mapping[str, Member], staging: Path) -> Con
     return contents
 
 
+def _check_free(place: Path) -> None:
+    """Raise StoreError where a run is; what a restore that was cut off has left there is none."""
+    if place.exists() and not _is_cut_off(place):
+        remedy = "Name another directory with --into, or move that run away."
+        raise StoreError(f"{place} is there already", remedy=remedy)
+
+
+def _is_cut_off(place: Path) -> bool:
+    """Whether a restore into a database ended before the run was in it."""
+    if not (place / ROWS).is_file() or is_held(place):
+        return False
+    with Ledger(ledger_of(place)) as opened:
+        return all(known.run != place.name for known in opened.runs())
+
+
 def _finish(staged: Path, place: Path, was: str, ledger: str) -> None:
-    """Make a run's directory of its unpacked files: the ledger, and paths inside ``was`` as they are in ``place``."""
+    """Make a run's directory of its unpacked files: paths inside ``was`` are now in ``place``; and its own ledger."""
     make_private(staged)
     if (file := staged / "run.yaml").is_file():
         file.write_text(file.read_text(encoding="utf-8").replace(f"{was}/", f"{place}/"), encoding="utf-8")
-    with Ledger(ledger or staged / LEDGER) as opened, (staged / ROWS).open("rb") as rows:
-        opened.take_in(place.name, _rows(rows, f"{was}/", f"{place}/", place.name))
-    (staged / ROWS).unlink()
     if ledger:
         note_ledger(staged, ledger)
+    else:
+        _take_in(staged, place, was, staged / LEDGER)
+
+
+def _take_in(at: Path, place: Path, was: str, ledger: str | Path) -> None:
+    """Take the copy's rows, in the directory ``at``, into the ledger."""
+    with Ledger(ledger) as opened, (at / ROWS).open("rb") as rows:
+        opened.take_in(place.name, _rows(rows, f"{was}/", f"{place}/", place.name))
+    (at / ROWS).unlink()
 
 
 def _forget(ledger: str, run: str) -> None:
-    if ledger:
-        with Ledger(ledger) as opened:
-            opened.forget(run)
+    with Ledger(ledger) as opened:
+        opened.forget(run)
 
 
 def _rows(source: BinaryIO, was: str, now: str, run: str) -> Iterator[msgspec.Struct]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -147,6 +150,34 @@ def test_a_copy_of_all_runs_goes_into_one_database(finished: Path, tmp_path: Pat
         ledger.forget("r1")  # again is nothing
     shutil.rmtree(tmp_path / "new")
     restore(tmp_path / "copy.tar", tmp_path / "new", url)
+
+
+@pytest.mark.parametrize("at", ["before", "after"], ids=["before its rows are in", "after"])
+def test_a_restore_into_a_database_that_was_cut_off_can_be_repeated(finished: Path, tmp_path: Path, at: str) -> None:
+    """Killed beside the transaction: nothing half there looks whole, and what is whole stays."""
+    url = new_database() if POSTGRESQL else f"sqlite:///{tmp_path / 'all.sqlite'}"
+    back_up([finished], tmp_path / "copy.tar")
+    killed = (
+        "import os, signal, sys; from pathlib import Path; from coordinator.ledger.ledger import Ledger\n"
+        "from coordinator.runtime.restore import restore\n"
+        "real = Ledger.take_in\n"
+        "def take_in(self, run, kept):\n"
+        f"    if {at == 'after'}: real(self, run, kept)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Ledger.take_in = take_in\n"
+        "restore(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])\n"
+    )
+    command = [sys.executable, "-c", killed, tmp_path / "copy.tar", tmp_path / "new", url]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    with Ledger(url) as ledger:
+        assert [one.run for one in ledger.runs()] == (["r1"] if at == "after" else [])
+    if at == "after":
+        with pytest.raises(StoreError, match="is there already"):
+            restore(tmp_path / "copy.tar", tmp_path / "new", url)
+    else:
+        restore(tmp_path / "copy.tar", tmp_path / "new", url)
+    assert last_state(ledger_of(tmp_path / "new" / "r1")) == last_state(ledger_of(finished))
+    assert (tmp_path / "new" / "r1" / "shares" / "test.npz").is_file()
 
 
 def test_a_restored_run_counts_as_made_when_it_was_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
