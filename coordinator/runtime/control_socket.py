@@ -36,6 +36,8 @@ MOST_AT_ONCE = 16
 LINE_S = 5.0
 #: An answer waits for the ledger's transaction; one about a device, for the device.
 ANSWER_S = 30.0
+#: How it stands it knows by heart.
+STATUS_S = 5.0
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -146,10 +148,13 @@ def request(directory: Path, ask: Ask) -> bytes:
     """The result of a request to the coordinator that holds ``directory``, as JSON. Raises ControlError."""
     try:
         with _address(directory) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-            link.settimeout(ANSWER_S)
+            link.settimeout(STATUS_S if ask.verb == "status" else ANSWER_S)
             link.connect(address)
             link.sendall(msgspec.json.encode(ask) + b"\n")
             line = _line(link)
+    except TimeoutError as error:
+        text = f"the coordinator of {directory.name} runs, and has not answered for {link.gettimeout():g} s"
+        raise ControlError(text, remedy="It is very busy, or hangs: see its output, or `edgefl runs`.") from error
     except OSError as error:
         text = f"the coordinator of {directory.name} does not answer: {error.strerror or error}"
         raise ControlError(text, remedy="It may be starting or ending: try again in a moment.") from error
