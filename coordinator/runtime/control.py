@@ -6,7 +6,8 @@ Each request is answered once the ledger has it. What a request cannot do now ra
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -18,11 +19,16 @@ from edgefl.protocol.messages import LogLines
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """A device as the coordinator has it. ``part``: its status in the open attempt, "" where it has none."""
+    """A device as the coordinator has it. ``part``: its status in the open attempt, "" where it has none.
+
+    ``seen_at``, ``seen_by``: its last sign of life, seconds since the epoch and kind; 0, "": none in this process.
+    """
 
     online: bool = False
     part: str = ""
     left_out_by: str = ""
+    seen_at: float = 0.0
+    seen_by: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -40,7 +46,8 @@ class RunStatus(msgspec.Struct, frozen=True):
 class Control:
     """One run's. ``perform`` takes a request to the machine and gives the state once that is committed.
 
-    ``by``: who asks, as the ledger has it: "terminal", "web". All calls come from the event loop's thread.
+    ``signs``: device -> its last sign of life by ``clock``, and its kind. ``by``: who asks, as the ledger has it:
+    "terminal", "web". All calls come from the event loop's thread.
     """
 
     def __init__(
@@ -49,15 +56,28 @@ class Control:
         state: Callable[[], State],
         clock: Callable[[], float],
         logs: DeviceLogs,
+        signs: Mapping[str, tuple[float, str, bool]],
     ) -> None:
         self._logs = logs
         self._perform = perform
         self._state = state
         self._clock = clock
+        self._signs = signs
 
     def status(self) -> RunStatus:
         """Where the run stands."""
-        return status_of(self._state())
+        return self._status_of(self._state())
+
+    def _status_of(self, state: State) -> RunStatus:
+        parts = {**state.stragglers, **state.assignments}
+        ahead = time.time() - self._clock()
+        devices = {}
+        for name, device in sorted(state.devices.items()):
+            part = parts[name].status if name in parts else ""
+            at, by, _ = self._signs.get(name, (-ahead, "", False))
+            devices[name] = DeviceStatus(device.online, part, device.left_out, ahead + at, by)
+        where = (state.stage, state.number, state.attempt)
+        return RunStatus(state.plan.run, state.phase.value, *where, state.paused, devices)
 
     async def pause(self, by: str) -> RunStatus:
         """Open no further round; an open one is finished first."""
@@ -98,7 +118,7 @@ class Control:
         return await self._logs.ask(device, lines, after)
 
     async def _ask(self, request: Request) -> RunStatus:
-        return status_of(await self._perform(request))
+        return self._status_of(await self._perform(request))
 
     def _running(self) -> State:
         state = self._state()
@@ -118,14 +138,3 @@ class Control:
         meant = f"Did you mean {near[0]}? " if near else ""
         known = ", ".join(sorted(devices)[:20]) or "none yet"
         raise ControlError(f"the run knows no device {device[:64]!r}", remedy=f"{meant}Devices it knows: {known}.")
-
-
-def status_of(state: State) -> RunStatus:
-    """Where a run stands, of the machine's state."""
-    parts = {**state.stragglers, **state.assignments}
-    devices = {
-        name: DeviceStatus(device.online, parts[name].status if name in parts else "", device.left_out)
-        for name, device in sorted(state.devices.items())
-    }
-    where = (state.stage, state.number, state.attempt)
-    return RunStatus(state.plan.run, state.phase.value, *where, state.paused, devices)

@@ -22,7 +22,7 @@ from coordinator.runtime.control import Control
 from coordinator.runtime.control_socket import listening
 from coordinator.runtime.device_logs import DeviceLogs
 from coordinator.runtime.environment import Environment
-from coordinator.runtime.inbound import Inbound
+from coordinator.runtime.inbound import Inbound, Sign
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.record import Journal, Move, Record, dated, forward_warnings, warning
@@ -96,7 +96,9 @@ class Runner:
         store, report = ObjectStore(self._directory / "objects"), self._events.put_nowait
         self._publisher = Publisher(plan, environment, store, report, self.clock)
         self._logs = DeviceLogs(self._publisher.post)
-        self.control = Control(self._ask, lambda: self.state, self.clock, self._logs)
+        signs: dict[str, Sign] = {}
+        self._inbound.signs.append(signs)
+        self.control = Control(self._ask, lambda: self.state, self.clock, self._logs, signs)
         if environment.watch is not None:
             self._inbound.signs.append(environment.watch.signs)
             environment.watch.control, environment.watch.phase = self.control, lambda: self.state.phase.value

@@ -76,7 +76,11 @@ def devices_command(
     found = [] if enrolled and run == "latest" and not run_directories(runs) else [find_run(run, runs)]
     report, now = read_run(found[0]) if found else RunReport(), time.time()
     known = standing(found[0]).get("devices", {}) if found and report.status == "running" else {}
-    live = {device: presence.Live(one["online"], bool(one["left_out_by"])) for device, one in known.items()}
+    live = {
+        # of a coordinator of before, which goes on after an upgrade, the signs of life are in the ledger alone
+        device: presence.Live(one["online"], bool(one["left_out_by"]), one.get("seen_at", 0.0), one.get("seen_by", ""))
+        for device, one in known.items()
+    }
     there = presence.presences(report, enrolled, now, sort, live)
     rows = resources.by_device(report)
     body = [

@@ -28,10 +28,12 @@ class Enrolled(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A device as a coordinator that is running knows it. ``left_out``: by its operator."""
+    """A device as a coordinator that runs knows it. ``left_out``: by its operator; ``seen_at`` 0: not seen yet."""
 
     online: bool
     left_out: bool
+    seen_at: float = 0.0
+    seen_by: str = ""
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ def _presence(
 ) -> Presence:
     sighting = next((one for one in report.sightings if one.device == name), None)
     at, source = (sighting.at, sighting.source) if sighting else (last_seen(report, name), "ledger")
+    if live is not None and live.seen_at > (at or 0.0):
+        at, source = live.seen_at, live.seen_by
     if row is None:
         state = "never seen"
     elif _quarantined(report, name):

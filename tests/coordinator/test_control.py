@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def test_a_run_is_paused_resumed_and_stopped_from_a_terminal(tmp_path: Path) -> 
         task = await training(scene)
         status = await ask(scene, "pause")
         assert (status["run"], status["phase"], status["paused_by"]) == ("r1", "round", "terminal")
-        assert status["devices"]["a"] == {"online": True, "part": "accepted", "left_out_by": ""}
+        device = status["devices"]["a"]
+        assert (device["online"], device["part"], device["left_out_by"]) == (True, "accepted", "")
         assert "paused already (terminal)" in await refused(scene, "pause")
         for device in scene.devices.values():
             device.hold = False
@@ -89,7 +91,8 @@ def test_a_device_is_left_out_and_taken_in_from_a_terminal(tmp_path: Path) -> No
         assert "Devices it knows: a, b." in await refused(scene, "take_in", "\x1b[31m" + "x" * 3000)
         assert "b is not left out" in await refused(scene, "take_in", "b")
         status = await ask(scene, "leave_out", "b")
-        assert status["devices"]["b"] == {"online": True, "part": "left_out", "left_out_by": "terminal"}
+        device = status["devices"]["b"]
+        assert (device["online"], device["part"], device["left_out_by"]) == (True, "left_out", "terminal")
         assert "b is left out already" in await refused(scene, "leave_out", "b")
         await scene.until(lambda: scene.devices["b"].drained.is_set() and scene.devices["b"].aborts)
         scene.devices["a"].hold = False
@@ -127,6 +130,8 @@ def test_who_looks_is_told_what_the_coordinator_knows_and_the_ledger_does_not(
         await ask(scene, "leave_out", "b")
         there = (await look(devices_command, "r1"))["presence"]
         assert {one["device"]: one["state"] for one in there} == {"a": "online", "b": "left out"}
+        assert {one["seen_by"] for one in there} <= {"hello", "accept", "need"}  # and not "ledger"
+        assert all(abs(time.time() - one["seen_at"]) < 60 for one in there)
         assert {one["status"] for one in await look(runs_command)} == {"running"}
         await ask(scene, "pause")
         scene.devices["a"].hold = False
@@ -155,6 +160,17 @@ def test_the_socket_is_its_owners_replaces_one_left_behind_and_goes_with_the_run
         assert not left.exists()
 
     played(tmp_path, script)
+
+
+def test_a_coordinator_that_hangs_keeps_who_asks_for_seconds_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_socket, "STATUS_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(tmp_path / SOCKET))
+        hanging.listen()
+        with pytest.raises(ControlError, match=r"runs, and has not answered for 0\.2 s"):
+            request(tmp_path, Ask("status"))
 
 
 def test_a_directory_with_a_path_longer_than_a_sockets_is_no_obstacle(tmp_path: Path) -> None:
