@@ -46,11 +46,18 @@ class Guard:
         self._newcomers: Newcomers | None = None
         self._post: Callable[[str, m.DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning
+        self._welcome: Callable[[str], None] = lambda name: self._say(f"device {name} has enrolled")
         self._tasks = Tasks(self._failed)
 
-    def start(self, post: Callable[[str, m.DownMessage], None], say: Callable[[str], None] = _LOG.warning) -> None:
-        """``post`` a message to a device, signed; ``say`` something to a person."""
+    def start(
+        self,
+        post: Callable[[str, m.DownMessage], None],
+        say: Callable[[str], None] = _LOG.warning,
+        enrolled: Callable[[str], None] | None = None,
+    ) -> None:
+        """``post`` a message to a device, signed; ``say`` something to a person; ``enrolled``: this device has."""
         self._post, self._say = post, say
+        self._welcome = enrolled or self._welcome
 
     def listen(self, url: str) -> Newcomers:
         """Answer devices that enrol, from now on. ``url``: of the fleet's broker as this machine dials it."""
@@ -114,7 +121,7 @@ class Guard:
         if self._newcomers is not None:
             self._newcomers.publish(client, answer)
         for name in set(self.fleet.devices()) - before:
-            self._say(f"device {name} has enrolled")
+            self._welcome(name)
 
     async def _renewing(self, message: m.Renew) -> None:
         answer = await asyncio.to_thread(renew, self.fleet, message.device, message.request, time.time())

@@ -103,7 +103,10 @@ class Runner:
             self._inbound.signs.append(environment.watch.signs)
             environment.watch.control, environment.watch.phase = self.control, lambda: self.state.phase.value
         if self._guard is not None:
-            self._guard.start(self._publisher.post)
+            put = self._events.put_nowait
+            self._guard.start(
+                self._publisher.post, enrolled=lambda name: put(EventRow(time.time(), "enrolled", device=name))
+            )
         self._models = ModelTasks(plan, store, self._worker, report, self.clock)
 
     @staticmethod

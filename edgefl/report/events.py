@@ -446,6 +446,7 @@ class EventKind(NamedTuple):
 
 KINDS: dict[str, EventKind] = {
     "run_started": EventKind(_run_started, kept=True),
+    "enrolled": EventKind(lambda _, event: f"{event.device} has enrolled", kept=True),
     "device_joined": EventKind(_device_joined),
     "device_left": EventKind(_device_left, kept=True, style="red"),
     "stage_planned": EventKind(_stage_planned),

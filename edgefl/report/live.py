@@ -54,7 +54,8 @@ class LiveView:
             self._live.start()
         refused = event.kind == "stage_planned" and any(not p.get("ok", True) for p in event.data.get("placements", []))
         if text is not None and (self.plain or KINDS[event.kind].kept or refused):
-            clock = f"{event.at - (self.state.began_at or event.at):7.1f} s  "  # before the first line alone
+            since = max(0.0, event.at - (self.state.began_at or event.at))  # a device may enrol before the run begins
+            clock = f"{since:7.1f} s  "  # before the first line alone
             for words in text.split("\n"):
                 line = Text(clock, style="dim").append(words, style=KINDS[event.kind].style)
                 self.console.print(line, soft_wrap=self.plain)

@@ -179,6 +179,8 @@ def test_a_device_enrols_into_a_run_over_tls_and_no_secret_is_left_anywhere(tmp_
         report, resident = asyncio.run(asyncio.wait_for(play(), 60))
         assert report.status == "done"
         assert [row.participants for row in report.rounds] == [("cam-1", "cam-2", "cam-3")] * 3
+        assert [event.device for event in scene.events if event.kind == "enrolled"] == ["cam-3"]
+        assert not any("has enrolled" in str(event.data) for event in scene.events)  # as a warning
         print("supervisors over TLS, VmRSS:", [f"{size / 2**20:.1f} MiB" for size in resident])  # noqa: T201 - by -rP
         assert max(resident) < LIMIT_BYTES
         for device in scene.devices:
