@@ -33,7 +33,10 @@ BROKER = typer.Option(
 )
 PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
 SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
-STATE = typer.Option(help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl.")
+STATE = typer.Option(
+    help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl; the machine's service "
+    "has /var/lib/edgefl-agent and no other."
+)
 DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
 FORMAT = typer.Option("--format", help="text, or json: one object a line.")
 LOG_FORMAT = typer.Option("--log-format", "--format", help="Of the log lines: text, or json: one object a line.")

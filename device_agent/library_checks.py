@@ -188,7 +188,9 @@ def judge_torch(facts: TorchFacts, wanted: str, machine: Board) -> Check:
             return found("torch-no-gpu", f"the profile asks for cuda; no GPU is here ({told})")
     if facts.fault:
         return found("torch-broken", f"{told}: {facts.fault[:300]}", source=source)
-    return well("torch", f"{told} on {facts.on}, {facts.seconds:.2f} s")
+    where = f"{facts.on}, {facts.seconds:.2f} s"
+    where += "; no GPU here: it trains on the processor" if wanted == "auto" and not facts.available else ""
+    return well("torch", f"{told} on {where}")
 
 
 def runtimes(machine: Board | None = None) -> list[Check]:

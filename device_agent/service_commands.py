@@ -50,7 +50,8 @@ def install(given: InstallOptions) -> None:
 
     place = place_of(given.name, not given.user)
     if place.state and given.state not in {None, place.state}:
-        raise typer.BadParameter(f"the machine's service keeps its state in {place.state}", param_hint="--state")
+        text = f"the machine's service keeps its state in {place.state}: leave it out, or give --user"
+        raise typer.BadParameter(text, param_hint="--state")
     check_source(given.data)
     profile = load_device(given.profile, given.overrides or [])
     where = whose(place.state or given.state, given.fleet, given.device)
