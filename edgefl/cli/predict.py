@@ -14,7 +14,7 @@ import typer
 from edgefl.cli.options import Format, show
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
-from edgefl.data.readers import SampleError, read, target
+from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
@@ -32,24 +32,16 @@ CLASSIFIER = {"task", "fusion"}
 UNTRAINED = (
     "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
 )
-#: Ends of a single sample's file -> kinds of modality it may hold.
-SAMPLES: dict[str, tuple[str, ...]] = {
-    ".npy": ("sensor", "vision", "audio", "text"),
-    ".csv": ("sensor",),
-    ".png": ("vision",),
-    ".jpg": ("vision",),
-    ".jpeg": ("vision",),
-    ".wav": ("audio",),
-    ".txt": ("text",),
-}
 
 
 def command(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or the folder of all bundles.")],
     file: Annotated[
-        Path,
+        list[str],
         typer.Argument(
-            metavar="FILE", help="An .npz file, a folder with manifest.jsonl, or one sample: .npy .csv .png .wav .txt."
+            metavar="FILE...",
+            help="An .npz file, a folder with manifest.jsonl, or one sample: one file a modality, .npy .csv .png .jpg "
+            ".wav .txt, or MODALITY=FILE where a file may be several.",
         ),
     ],
     modality: Annotated[
@@ -74,7 +66,8 @@ def command(
     Each sample is answered by all modalities it has. With a folder of bundles, a sample with one modality goes to that
     modality's bundle, any other to the bundle of all modalities.
 
-    Examples: edgefl predict runs/ID/bundles runs/ID/shares/test.npz · edgefl predict bundles/acc walk.csv
+    Examples: edgefl predict runs/ID/bundles runs/ID/shares/test.npz · edgefl predict bundles/acc walk.csv ·
+    edgefl predict bundles image=cat.png text=cat.txt
     """
     bundles = find_bundles(bundle)
     data = read_input(file, encoders(bundles), next(iter(bundles.values())).labels, modality or [], bad_samples)
@@ -84,11 +77,11 @@ def command(
     answers, left = apply(bundles, data, mask=mask, device=device)
     if not answers:
         raise DataError(
-            f"{file}: no bundle takes {_having(data, int(left[0]))} alone; "
+            f"{' '.join(file)}: no bundle takes {_having(data, int(left[0]))} alone; "
             f"there are: {', '.join(manifest.name for manifest in bundles.values())}",
             remedy="Give the folder of all bundles, or a file that has the other modalities as well.",
         )
-    for name in npz_names(file) if file.suffix.lower() == ".npz" else []:
+    for name in npz_names(Path(file[0])) if file[0].lower().endswith(".npz") else []:
         if is_modality(name) and name not in encoders(bundles):
             sys.stderr.write(f"not used: {name}, which no bundle here takes\n")
     for problem in data.skipped:
@@ -100,55 +93,32 @@ def command(
 
 
 def read_input(
-    path: Path, known: Mapping[str, EncoderSpec], labels: tuple[str, ...], only: list[str], bad_samples: str
+    files: list[str], known: Mapping[str, EncoderSpec], labels: tuple[str, ...], only: list[str], bad_samples: str
 ) -> Dataset:
-    """The samples at ``path``, as the encoders ``known`` take them. Raises DataError."""
+    """The samples in the files, as the encoders ``known`` take them; several are one sample. Raises DataError."""
     unknown = [m for m in only if m not in known]
     if unknown:
         raise DataError(f"no bundle takes {', '.join(unknown)}", remedy=f"Choose from: {', '.join(known)}.")
     wanted = {m: encoder for m, encoder in known.items() if not only or m in only}
-    if path.is_file() and path.suffix.lower() != ".npz":
-        return _single(path, wanted)
-    return load(path, bad_samples=bad_samples, modalities=wanted, label_names=labels)
+    if len(files) > 1 or _is_sample(files[0]):
+        return raw_samples(_by_modality(files, wanted), wanted)
+    return load(Path(files[0]), bad_samples=bad_samples, modalities=wanted, label_names=labels)
 
 
-#: For a recording that is longer, or shorter, than what a model was trained on.
-_WINDOWS = (
-    "Cut it into pieces of the rows that the encoder takes, as for training: one file each, or all in an .npz with an "
-    "array [pieces, rows, channels] a modality; each piece is a sample."
-)
+def _is_sample(file: str) -> bool:
+    return "=" in file if not Path(file).exists() else Path(file).is_file() and not file.lower().endswith(".npz")
 
 
-def _single(path: Path, wanted: Mapping[str, EncoderSpec]) -> Dataset:
-    """One sample of one modality: the only one that can be read from the file."""
-    kinds = SAMPLES.get(path.suffix.lower())
-    if kinds is None:
-        raise DataError(
-            f"{path}: can not be read", remedy=f"Give .npz, a folder with manifest.jsonl, or {', '.join(SAMPLES)}."
-        )
-    if "text" in kinds and any(c.isspace() for c in path.name):
-        raise DataError(f"{path}: the name has a blank, and would be read as a text itself", remedy="Rename the file.")
-    found: dict[str, np.ndarray] = {}
-    refused = [f"{m} is {encoder.kind}" for m, encoder in wanted.items() if encoder.kind not in kinds]
-    for m, encoder in wanted.items():
-        if encoder.kind in kinds:
-            try:
-                found[m] = read(path.parent, path.name, target(encoder))
-            except SampleError as error:
-                refused.append(f"{m}: {error.message}")
-    if not found:
-        shaped = any(f"{m}: has shape" in told for m in wanted for told in refused)
-        raise DataError(
-            f"{path}: is no sample of these bundles ({'; '.join(refused)})",
-            remedy=_WINDOWS if shaped else "Give another file.",
-        )
-    if len(found) > 1:
-        raise DataError(
-            f"{path}: may be {' or '.join(found)}",
-            remedy=f"Say which, for instance with --modality {next(iter(found))}.",
-        )
-    ((m, value),) = found.items()
-    return Dataset({m: value[None]}, {m: np.ones(1, dtype=bool)}, None, (), [path.name])
+def _by_modality(files: list[str], wanted: Mapping[str, EncoderSpec]) -> dict[str, Path | str]:
+    found: dict[str, Path | str] = {}
+    for file in files:
+        name, equals, rest = file.partition("=")
+        named = bool(equals) and not Path(file).exists()
+        m, path = (name, Path(rest)) if named else (modality_of_file(Path(file), wanted), Path(file))
+        if m in found:
+            raise DataError(f"{file} and {found[m]} are both {m}", remedy="Several files are one sample: one each.")
+        found[m] = path
+    return found
 
 
 def accuracy(data: Dataset, answers: list[Answers]) -> float | None:

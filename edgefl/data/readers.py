@@ -243,11 +243,7 @@ def _text(root: Path, value: object, to: Target) -> Array:
     length = to.shape[0] if to.shape else DEFAULT_LENGTH
     suffix = _suffix(value)
     if suffix != ".npy":
-        text = _utf8(inside(root, value, MAX_TEXT_BYTES).read_bytes()) if suffix == ".txt" else value
-        if not text.strip():
-            raise SampleError("the text is empty")
-        tokenize = to.tokenize or tokenizer(to.vocabulary)
-        return tokenize(text, length)
+        return read_text(_utf8(inside(root, value, MAX_TEXT_BYTES).read_bytes()) if suffix == ".txt" else value, to)
     ids = as_values(read_npy(inside(root, value)), "text")
     if ids.ndim != 1 or not 0 < len(ids) <= length:
         raise SampleError(f"has shape {list(ids.shape)}; at most {length} token ids are expected")
@@ -255,6 +251,14 @@ def _text(root: Path, value: object, to: Target) -> Array:
         top = to.vocabulary - 1 if to.vocabulary else "…"
         raise SampleError(f"token ids from {ids.min()} to {ids.max()}; valid: 0 to {top}")
     return np.asarray(np.pad(ids, (0, length - len(ids))))
+
+
+def read_text(text: str, to: Target) -> Array:
+    """[length] token ids of a text as it is. Raises SampleError for an empty one."""
+    if not text.strip():
+        raise SampleError("the text is empty")
+    tokenize = to.tokenize or tokenizer(to.vocabulary)
+    return tokenize(text, to.shape[0] if to.shape else DEFAULT_LENGTH)
 
 
 def _utf8(data: bytes) -> str:

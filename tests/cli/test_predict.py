@@ -143,13 +143,25 @@ def test_a_single_sample_is_recognised_by_its_shape(tmp_path: Path, suffix: str,
     assert found["probability"] == pytest.approx(float(expected.probabilities.max()), abs=1e-6)
 
 
+def test_several_files_are_one_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    x = windows(exported().spec, 1)
+    for m, array in x.items():
+        np.save(tmp_path / f"{m}.npy", array[0])
+    files = (tmp_path / "acc.npy", f"gyro={tmp_path / 'gyro.npy'}")
+    assert edgefl("predict", exported().directory, *files, "--format", "json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    expected = load_bundle(exported().directory / "acc+gyro").predict(x)
+    assert (found["id"], found["bundle"], found["label"]) == ("acc.npy+gyro.npy", "acc+gyro", expected.labels[0])
+    assert "are both acc" in refused(capsys, DataError, "predict", exported().directory, *[tmp_path / "acc.npy"] * 2)
+
+
 def test_a_sample_that_fits_two_modalities_needs_a_word(tmp_path: Path):
     np.save(tmp_path / "x.npy", np.zeros((12, 3), np.float32))
     known = {"acc": sensor(), "ankle": sensor()}
     with pytest.raises(DataError, match=r"may be acc or ankle") as raised:
-        read_input(tmp_path / "x.npy", known, LABELS, [], "error")
+        read_input([str(tmp_path / "x.npy")], known, LABELS, [], "error")
     assert "--modality acc" in raised.value.remedy
-    assert list(read_input(tmp_path / "x.npy", known, LABELS, ["ankle"], "error").modalities) == ["ankle"]
+    assert list(read_input([str(tmp_path / "x.npy")], known, LABELS, ["ankle"], "error").modalities) == ["ankle"]
 
 
 def test_bad_input_is_named(tmp_path: Path, npz: Path, capsys: pytest.CaptureFixture[str]):

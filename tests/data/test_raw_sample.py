@@ -1,0 +1,64 @@
+"""One sample of several modalities from raw files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgefl.data.raw_sample import modality_of_file, raw_samples
+from edgefl.data.tokens import hashed
+from edgefl.errors import DataError
+from edgefl.models.spec import EncoderSpec
+
+ENCODERS = {
+    "image": EncoderSpec(kind="vision", input_shape=(2, 2, 3), patch=2),
+    "text": EncoderSpec(kind="text", input_shape=(5,), vocabulary=100),
+    "acc": EncoderSpec(kind="sensor", input_shape=(2, 3)),
+}
+
+
+def test_a_picture_a_text_and_a_table_are_one_sample(tmp_path: Path):
+    Image.new("RGB", (2, 2), (255, 0, 51)).save(tmp_path / "a.png")
+    (tmp_path / "walk.csv").write_text("1,2,3\n4,5,6\n")
+    data = raw_samples({"image": tmp_path / "a.png", "text": "red square", "acc": tmp_path / "walk.csv"}, ENCODERS)
+    assert len(data) == 1
+    assert data.modalities["image"][0, 0, 0].tolist() == pytest.approx([1, 0, 0.2])
+    assert data.modalities["text"][0].tolist() == hashed("red square", 5, 100).tolist()
+    assert data.modalities["acc"][0].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert all(rows.all() for rows in data.present.values())
+    assert data.labels is None
+
+
+def test_a_text_is_never_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "secret.txt").write_text("what it says")
+    monkeypatch.chdir(tmp_path)
+    data = raw_samples({"text": "secret.txt"}, ENCODERS)
+    assert data.modalities["text"][0].tolist() == hashed("secret.txt", 5, 100).tolist()
+
+
+def test_a_file_is_known_by_what_can_be_read_from_it(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    assert modality_of_file(tmp_path / "x.npy", ENCODERS) == "acc"
+    (tmp_path / "x.txt").write_text("red")
+    assert modality_of_file(tmp_path / "x.txt", ENCODERS) == "text"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "needs one modality"),
+        ({"sound": "x"}, "no bundle takes sound"),
+        ({"acc": "a text"}, "a text is no sensor sample"),
+        ({"text": "  "}, "the text is empty"),
+        ({"image": Path("x.csv")}, "is vision, and .csv files hold sensor"),
+        ({"image": Path("none.png")}, "there is no such file"),
+        ({"image": Path("x.mp4")}, "can not be read"),
+    ],
+)
+def test_what_is_no_sample_is_refused_with_the_reason(files: dict[str, Path | str], said: str, tmp_path: Path):
+    placed = {m: tmp_path / value if isinstance(value, Path) else value for m, value in files.items()}
+    with pytest.raises(DataError, match=said):
+        raw_samples(placed, ENCODERS)
