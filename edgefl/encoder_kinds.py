@@ -7,6 +7,7 @@ travel between coordinator and devices, never code. No torch here; ``EncoderKind
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -120,6 +121,28 @@ def _text_faults(encoder: EncoderSpec) -> Iterator[Fault]:
         yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
     if encoder.positions and encoder.positions < encoder.input_shape[0]:
         yield "positions", f"{encoder.positions} rows for texts of {encoder.input_shape[0]} tokens; use 0 or more rows"
+
+
+def preparation_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    """Faults of the fields that say how files become samples; of any kind of encoder."""
+    kind, channels = encoder.kind, encoder.input_shape[-1]
+    for field in ("step", "rate", "source_rate"):
+        value = getattr(encoder, field)
+        if not 0 <= value < math.inf:
+            yield field, f"is {value}; use 0 or more"
+        elif value and kind != "sensor":
+            yield field, f"is of recordings of a sensor; leave it out for {kind}"
+    if encoder.crop not in {"stretch", "center"}:
+        yield "crop", f"'{encoder.crop}' is unknown; choose stretch, center"
+    if encoder.standardize not in {"none", "fleet"}:
+        yield "standardize", f"'{encoder.standardize}' is unknown; choose none, fleet"
+    elif encoder.standardize == "fleet" and kind != "sensor":
+        yield "standardize", f"is of the channels of a sensor; leave it out for {kind}"
+    told = len(encoder.mean)
+    if told != len(encoder.std) or told not in {0, channels} or (told and encoder.standardize == "none"):
+        yield "mean", f"and std have {told} and {len(encoder.std)} values for {channels} channels"
+    elif not all(math.isfinite(m) and 0 < s < math.inf for m, s in zip(encoder.mean, encoder.std, strict=True)):
+        yield "std", "and mean have to be finite, and std above 0"
 
 
 def _audio_tokens(encoder: EncoderSpec) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from edgefl.encoder_kinds import encoder_kind, kinds_not_installed
+from edgefl.encoder_kinds import encoder_kind, kinds_not_installed, preparation_faults
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
 from edgefl.records import MODALITY_RULE, is_modality
@@ -154,4 +154,5 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
             f"{list(encoder.input_shape)} is no sample's shape; {encoder.kind} needs [{', '.join(kind.axes)}]",
         )
         return
+    yield from preparation_faults(encoder)
     yield from kind.faults(encoder)

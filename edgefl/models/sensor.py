@@ -1,7 +1,7 @@
 """The sensor encoder: a patch transformer over time series, in the manner of ViT (arXiv 2010.11929), in plain torch.
 
 Non-overlapping patches of time, each flattened and mapped to a token; a class token and learned positions; pre-norm
-blocks.
+blocks. A standardised sensor's channels are scaled first, by constants of the specification.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from edgefl.models.spec import EncoderSpec
 class SensorEmbed(nn.Module):
     """[B, T, C] -> tokens [B, 1 + ceil(T / patch), D]. A last short patch is filled with zeros."""
 
+    mean: Tensor  # [C]
+    std: Tensor
+
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         time, channels = spec.input_shape
@@ -26,8 +29,15 @@ class SensorEmbed(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.patches, spec.width))
         self.dropout = nn.Dropout(spec.dropout)
+        self.standardized = spec.standardize == "fleet"
+        if self.standardized:  # no part of the part: they come with the specification
+            mean, std = (spec.mean, spec.std) if spec.mean else ((0.0,) * channels, (1.0,) * channels)
+            self.register_buffer("mean", torch.tensor(mean), persistent=False)
+            self.register_buffer("std", torch.tensor(std), persistent=False)
 
     def forward(self, x: Tensor) -> TokenState:
+        if self.standardized:
+            x = (x - self.mean) / self.std
         padded = F.pad(x, (0, 0, 0, self.padding)) if self.padding else x
         patches = self.project(padded.reshape(x.shape[0], self.patches, -1))
         tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), patches), dim=1)

@@ -31,7 +31,9 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     """One modality's encoder. ``input_shape`` is one sample's shape without the batch axis.
 
     sensor: [time, channels]; vision: [height, width, channels] in 0..1; text: [length] token ids, 0 = padding;
-    audio: [frames, mel bands].
+    audio: [frames, mel bands]. ``step`` to ``crop`` say how files become such a sample (``edgefl.data.readers``).
+    ``standardize`` "fleet": the model takes (x - ``mean``) / ``std`` of each channel, which the devices agree on before
+    the first round; until then they are ().
     """
 
     kind: str = "sensor"
@@ -48,6 +50,13 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     pretrained: str = ""  # a transformers checkpoint (name or folder), or our own file; "": random weights
     pool: Literal["token", "mean"] = "token"  # what stands for a sample: the class token(s), or the mean of all tokens
     arch: Literal["distilbert", "bert"] = "distilbert"  # text only: whose blocks; "bert" has token types as well
+    step: int = 0  # sensor only: time steps from one window of a recording to the next; 0: a recording is one sample
+    rate: float = 0.0  # sensor only: Hz to which recordings are resampled; 0: they stay as they are
+    source_rate: float = 0.0  # sensor only: Hz of recordings that say no time; 0: not known
+    crop: Literal["stretch", "center"] = "stretch"  # vision only: pictures of other proportions
+    standardize: Literal["none", "fleet"] = "none"  # sensor only
+    mean: tuple[float, ...] = ()  # of each channel
+    std: tuple[float, ...] = ()
 
 
 class HeadSpec(msgspec.Struct, frozen=True):
