@@ -1,8 +1,8 @@
 """The value everything else works on: samples of several modalities, any of which may be absent.
 
 As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``label`` [N], ``label_names`` [C],
-``ids`` [N] and ``group`` [N]; of these only the modalities are required. Labels are numbers from 0 (-1: none) or names
-("": none).
+``ids`` [N], ``group`` [N] and, where samples are windows of recordings, ``ids.recording`` [N]; of these only the
+modalities are required. Labels are numbers from 0 (-1: none) or names ("": none).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ Flags = npt.NDArray[np.bool_]
 #: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
 MAX_CLASSES = 100_000
 SHOWN = 20  # problems listed in an error
+_RECORDING = "ids.recording"  # in a file; no modality can be called that
 
 
 class Encoder(Protocol):
@@ -40,6 +41,14 @@ class Encoder(Protocol):
     def vocabulary(self) -> int: ...
     @property
     def pretrained(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def source_rate(self) -> float: ...
+    @property
+    def crop(self) -> Literal["stretch", "center"]: ...
 
 
 #: Modality -> its encoder.
@@ -68,7 +77,8 @@ class Dataset:
 
     ``modalities``: name -> [N, *shape] float32, or int64 token ids; ``present``: name -> [N] bool;
     ``labels``: [N] int64, -1 for none, or None when nothing is labelled; ``groups``: [N] strings, who or what a
-    sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out;
+    sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out, and
+    what was left out of good ones; ``recordings``: [N] strings, what each sample is a window of, None: of nothing;
     ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen;
     ``resizable``: modalities that were read from files which can be read again to another shape.
     """
@@ -82,6 +92,7 @@ class Dataset:
     skipped: list[Problem] = field(default_factory=list)
     encoded: Mapping[str, Encoded] = field(default_factory=dict)
     resizable: frozenset[str] = frozenset()
+    recordings: Array | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -117,6 +128,7 @@ class Dataset:
             labels=None if self.labels is None else self.labels[rows],
             ids=[self.ids[i] for i in rows],
             groups=None if self.groups is None else self.groups[rows],
+            recordings=None if self.recordings is None else self.recordings[rows],
             encoded={m: e.rows(rows) for m, e in self.encoded.items()},
         )
 
@@ -149,6 +161,8 @@ class Dataset:
         arrays["ids"] = np.array(self.ids, dtype=np.str_)
         if self.groups is not None:
             arrays["group"] = self.groups
+        if self.recordings is not None:
+            arrays[_RECORDING] = self.recordings
         write_npz(Path(path), arrays)
 
     @staticmethod
@@ -160,7 +174,7 @@ class Dataset:
         """
         path = Path(path)
         kinds = None if encoders is None else {m: e.kind for m, e in encoders.items()}
-        extras = {"label", "label_names", "ids", "group"}
+        extras = {"label", "label_names", "ids", "group", _RECORDING}
         wanted = None if kinds is None else {*extras, *kinds, *(f"{m}.present" for m in kinds)}
         arrays = read_npz(path, wanted)
         names = [name for name in arrays if name not in extras and not name.endswith(".present")]
@@ -247,6 +261,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         label_names=label_names,
         ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else arrays["group"].astype(np.str_),
+        recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
     )
 
 
@@ -280,6 +295,7 @@ def _check(data: Dataset) -> None:
     flat: dict[str, Array] = {f"array '{m}.present'": p for m, p in data.present.items()}
     flat |= {} if data.labels is None else {"array 'label'": data.labels}
     flat |= {} if data.groups is None else {"array 'group'": data.groups}
+    flat |= {} if data.recordings is None else {f"array '{_RECORDING}'": data.recordings}
     for name, one in flat.items():
         if one.ndim != 1:
             raise DataError(f"{name} has shape {list(one.shape)}: one value for each sample is expected")

@@ -5,6 +5,9 @@
 ``id``, ``label`` (a name, or a number from 0), ``group`` and ``meta`` (ignored) are optional; every other key is a
 modality (see ``readers``). An absent key, or null, is a missing modality. ``labels.json`` beside the manifest, a list
 of names, fixes the numbering of labels; without it the names found here are sorted.
+
+A line whose recordings are cut into windows gives as many samples as the recording with the fewest windows has:
+``w1#0``, ``w1#1``, … with the line's label; what is not cut is in each of them. A window that touches a gap is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import numpy as np
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
 from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoders, decide
-from edgefl.data.readers import SampleError, Target, guess, read, target
+from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
+from edgefl.data.recording import GAP, Windows, joined, least
 from edgefl.errors import DataError, Problem
 from edgefl.records import is_modality
 from edgefl.storage.disk import read_at_most
@@ -30,6 +34,11 @@ MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values be
 MAX_NAME = 200  # characters of an id, a label or a group: they are stored in arrays of fixed width
 MAX_LABELS_BYTES = 16 * 2**20  # of labels.json: 100,000 names of 160 bytes
 _OWN_KEYS = frozenset({"id", "label", "group", "meta"})
+#: Kind -> the way out where samples differ in shape.
+_ADVICE = {
+    "vision": "; set {}.image_size to resize them",
+    "sensor": "; set {}.window to cut them into windows of one length",
+}
 
 
 @dataclass
@@ -39,6 +48,8 @@ class _Row:
     group: str
     label: str | int | None
     values: dict[str, Array] = field(default_factory=dict)
+    windows: dict[str, Windows] = field(default_factory=dict)
+    recording: str = ""  # the id of the line that this is a window of
 
 
 @dataclass
@@ -50,15 +61,30 @@ class _Folder:
     closed: bool  # the modalities are given; other keys are not read
     name: str
     problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)  # what was left out of good samples
     bytes_read: int = 0
+    samples: int = 0
+    uneven: set[str] = field(default_factory=set)  # sensors read by guess, whose recordings differ in length
 
     def problem(self, line: int, message: str) -> None:
         self.problems.append(Problem(f"{self.name}:{line}", message))
 
+    def note(self, line: int, message: str) -> None:
+        self.notes.append(Problem(f"{self.name}:{line}", message))
+
     @property
     def resizable(self) -> frozenset[str]:
-        """The modalities read by guess, whose files a model's shapes are yet to come for: pictures, sounds, texts."""
-        return frozenset() if self.closed else frozenset(m for m, to in self.targets.items() if to.kind != "sensor")
+        """The modalities read by guess, whose files a model's shapes are yet to come for.
+
+        Pictures, sounds, texts, and recordings of several lengths.
+        """
+        guessed = {m: to for m, to in self.targets.items() if to.guessed}
+        return frozenset(m for m, to in guessed.items() if to.kind != "sensor" or m in self.uneven)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether recordings are cut into windows."""
+        return any(to.step for to in self.targets.values())
 
 
 def read_manifest(
@@ -68,7 +94,8 @@ def read_manifest(
 
     Bad samples (missing file, wrong shape, not finite, label out of range, line that is no JSON object, …) are all
     collected. ``bad_samples`` "error": DataError with the first 20 and their number; "skip": left out and kept in
-    ``Dataset.skipped``; DataError when nothing is left. ``encoders``: the modalities to read, with kind and shape.
+    ``Dataset.skipped``, where windows with a gap always are; DataError when nothing is left. ``encoders``:
+    the modalities to read, with kind and shape.
     """
     path = root / "manifest.jsonl"
     if not path.is_file():
@@ -84,7 +111,7 @@ def read_manifest(
     for line, text in _lines(path, folder):
         if (row := _row(folder, line, text)) is not None:
             if first.setdefault(row.id, line) == line:
-                rows.append(row)
+                rows += _samples(folder, row)
             else:
                 folder.problem(line, f"id: {row.id!r} is already used on line {first[row.id]}")
     rows = _same_shapes(folder, rows)
@@ -92,8 +119,10 @@ def read_manifest(
     kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
     decide(folder.problems, len(kept), bad_samples, str(path))
-    data = _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems, str(path))
-    return replace(data, resizable=folder.resizable)
+    skipped = [*folder.problems, *folder.notes]
+    data = _stack([row for row, _ in kept], [label for _, label in kept], names, skipped, str(path))
+    recordings = np.array([row.recording for row, _ in kept], dtype=np.str_) if folder.windowed else None
+    return replace(data, resizable=folder.resizable, recordings=recordings)
 
 
 def _named_labels(root: Path) -> tuple[str, ...]:
@@ -142,12 +171,9 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
     if max(len(row.id), len(row.group), len(label) if isinstance(label, str) else 0) > MAX_NAME:
         folder.problem(line, f"id, label and group may have {MAX_NAME} characters")
     given = {key: value for key, value in record.items() if key not in _OWN_KEYS and value is not None}
-    for key, value in given.items():
+    for key in given:
         try:
-            if (to := _target(folder, key, value, given)) is not None:
-                row.values[key] = read(folder.root, value, to)
-                folder.targets[key] = to  # a guess holds from the first value that can be read
-                folder.bytes_read += row.values[key].nbytes
+            _read_value(folder, row, key, given)
         except SampleError as error:
             folder.problem(line, f"{key}: {error.message}")
     if folder.bytes_read > MAX_DATASET_BYTES:
@@ -155,10 +181,52 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
             f"{folder.name}:{line}: the samples so far take more than {MAX_DATASET_BYTES} bytes of memory",
             remedy="Split the data set over several devices, or make the samples smaller.",
         )
-    if len(folder.problems) == before and not row.values:
+    if len(folder.problems) == before and not row.values and not row.windows:
         wanted = f" of {', '.join(folder.targets)}" if folder.closed else ""
         folder.problem(line, f"has no modality{wanted}")
     return row if len(folder.problems) == before else None
+
+
+def _read_value(folder: _Folder, row: _Row, key: str, given: Mapping[str, object]) -> None:
+    """Read one modality of a sample, if the model has it. Raises SampleError."""
+    to = _target(folder, key, given[key], given)
+    if to is None:
+        return
+    if to.step:
+        row.windows[key] = read_samples(folder.root, given[key], to)
+        folder.bytes_read += row.windows[key].values.nbytes  # as samples: views of the recording until then
+    else:
+        value = read(folder.root, given[key], to)
+        if to.guessed and to.kind == "sensor" and np.isnan(value).any():
+            folder.note(row.line, f"{key}: has gaps; it can be used where it is cut into windows")
+            value = np.nan_to_num(value)
+        row.values[key] = value
+        folder.bytes_read += value.nbytes
+    folder.targets[key] = to  # a guess holds from the first value that can be read
+
+
+def _samples(folder: _Folder, row: _Row) -> list[_Row]:
+    """The samples of one line: itself, or its windows; a window that touches a gap is missing, and counted."""
+    count = least(row.windows)
+    folder.samples += count
+    if folder.samples > MAX_SAMPLES:
+        raise DataError(
+            f"{folder.name}:{row.line}: more than {MAX_SAMPLES} samples so far",
+            remedy="Set model.encoders.<modality>.step to more, or split the data set over several devices.",
+        )
+    row.recording = row.id
+    if not row.windows:
+        return [row]
+    for m, windows in row.windows.items():
+        if lost := int((~windows.whole[:count]).sum()):
+            folder.note(row.line, f"{m}: {lost} of {count} {GAP}")
+    found = [
+        _Row(row.line, f"{row.id}#{k}", row.group, row.label, values, recording=row.id)
+        for k, values in joined(row.values, row.windows)
+    ]
+    if not found:
+        folder.problem(row.line, f"none of the first {count} windows is without a gap")
+    return found
 
 
 def _target(folder: _Folder, key: str, value: object, given: Mapping[str, object]) -> Target | None:
@@ -195,10 +263,13 @@ def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
         resizable = modality in folder.resizable
         for row in having:
             value = row.values[modality]
-            if resizable:
+            longer = to.guessed and to.kind == "sensor" and value.shape[1:] == shape[1:] and value.shape != shape
+            if longer:
+                folder.uneven.add(modality)
+            if resizable or longer:
                 row.values[modality] = value if value.shape == shape else np.zeros(shape, dtype)
-            elif (value.shape, value.dtype) != (shape, dtype):
-                advice = f"; set model.encoders.{modality}.image_size to resize them" if to.kind == "vision" else ""
+            elif (value.shape, value.dtype) != (shape, dtype) and row.line not in bad:
+                advice = _ADVICE.get(to.kind, "").format(f"model.encoders.{modality}")
                 folder.problem(row.line, f"{modality}: has shape {list(value.shape)}, the others {list(shape)}{advice}")
                 bad.add(row.line)
     return [row for row in rows if row.line not in bad]

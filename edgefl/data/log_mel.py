@@ -6,6 +6,7 @@ Mel scale: 2595 log10(1 + f/700) (O'Shaughnessy, Speech Communication, 1987).
 
 from __future__ import annotations
 
+import math
 import wave
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def read_wav(path: Path) -> tuple[Samples, int]:
     raw = np.frombuffer(data[:usable], dtype={1: "<u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
     scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
     return scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+
+
+def frames_of(seconds: float) -> int:
+    """Frames of a clip of this length."""
+    return max(1, 1 + math.floor((seconds - WINDOW_S) / HOP_S + 1e-6))
 
 
 def log_mel(samples: Samples, rate: int, bands: int, frames: int | None = None) -> npt.NDArray[np.float32]:

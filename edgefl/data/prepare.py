@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from edgefl.config.settings import DataConfig
-from edgefl.data.arrays import generator
+from edgefl.data.arrays import Indices, generator
 from edgefl.data.dataset import Dataset, Encoders
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import load, load_pair
@@ -61,7 +61,8 @@ def prepare_shares(
     else:
         data, tested, origin = hold_out(data, config, len(devices), seed)
     _check_shapes(data, tested)
-    parts = partition(Samples(data.labels, data.groups, len(data)), devices, config.partition, seed)
+    groups = data.recordings if data.groups is None else data.groups
+    parts = partition(Samples(data.labels, groups, len(data)), devices, config.partition, seed)
     own = [drop(data.subset(rows), config.missing, seed, name) for name, rows in zip(devices, parts, strict=True)]
     shares = []  # only now is anything written: an error leaves no half of a fleet behind
     for name, share, rows in zip(devices, own, parts, strict=True):
@@ -99,8 +100,9 @@ def _check_shapes(data: Dataset, tested: Dataset) -> None:
 def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tuple[Dataset, Dataset, str]:
     """(training set, test set, "groups" or "samples") with about TEST_SHARE of the samples in the test set.
 
-    Whole groups, so that the test is on people, recordings, … left out of training, where enough of them stay: one a
-    device where groups are shared out, else one; otherwise the same share of each label (and group).
+    Whole groups, so that the test is on people, … left out of training, where enough of them stay: one a device where
+    groups are shared out, else one; otherwise the same share of each label (and group). Windows of one recording are
+    never on both sides.
     """
     rng, kept = generator(seed, "hold out"), devices if "natural" in config.partition else 1
     test, origin = np.zeros(len(data), dtype=bool), "samples"
@@ -109,16 +111,28 @@ def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tupl
     if data.groups is not None and held > 0:
         test, origin = np.isin(groups, rng.permutation(len(found))[:held]), "groups"
     else:
-        labels = np.zeros(len(data), dtype=np.int64) if data.labels is None else data.labels
-        order = np.lexsort((rng.random(len(data)), labels, groups))  # then every fifth: even in each stratum
-        place = np.arange(len(data))
-        test[order[np.floor((place + 1) * TEST_SHARE) > np.floor(place * TEST_SHARE)]] = True
+        first, unit = _units(data)
+        labels = np.zeros(len(first), dtype=np.int64) if data.labels is None else data.labels[first]
+        order = np.lexsort((rng.random(len(first)), labels, groups[first]))  # then every fifth: even in each stratum
+        place = np.arange(len(first))
+        chosen = order[np.floor((place + 1) * TEST_SHARE) > np.floor(place * TEST_SHARE)]
+        test = np.isin(unit, chosen)
     if not test.any() or test.all():
+        count = f"{len(data)} samples" if data.recordings is None else f"{len(np.unique(data.recordings))} recordings"
         raise DataError(
-            f"{len(data)} samples are too few to hold {TEST_SHARE:.0%} out for the test",
+            f"{count} are too few to hold {TEST_SHARE:.0%} out for the test",
             remedy="Name a test set in data.test, or add samples.",
         )
     return data.subset(~test), data.subset(test), origin
+
+
+def _units(data: Dataset) -> tuple[Indices, Indices]:
+    """Units of a hold-out, samples or recordings: the first sample of each, and each sample's unit."""
+    if data.recordings is None:
+        every = np.arange(len(data))
+        return every, every
+    _, first, unit = np.unique(data.recordings, return_index=True, return_inverse=True)
+    return first, unit
 
 
 def _check_devices(devices: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """One sample from raw files, as ``edgefl predict`` and ``edgefl serve`` take it: a picture, a sound, a table, a text.
 
 raw_samples({"image": Path("cat.png"), "text": "a cat on a mat"}, encoders)
+
+Where the model takes windows, a recording gives one sample a window.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.data.dataset import Dataset, Encoder, Encoders
-from edgefl.data.readers import SampleError, Target, read, read_text, target
-from edgefl.errors import DataError
+from edgefl.data.readers import SampleError, read_samples, read_text, target
+from edgefl.data.recording import GAP, Windows, joined, least
+from edgefl.errors import DataError, Problem
 
 #: Ends of a single sample's file -> kinds of modality it may hold.
 SAMPLES: dict[str, tuple[str, ...]] = {
@@ -26,27 +29,53 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     ".txt": ("text",),
 }
 #: For a recording that is longer, or shorter, than what a model was trained on.
-_WINDOWS = (
-    "Cut it into pieces of the rows that the encoder takes, as for training: one file each, or all in an .npz with an "
-    "array [pieces, rows, channels] a modality; each piece is a sample."
+_LENGTH = (
+    "Cut it into pieces of the rows that the encoder takes, as for training; or train with model.encoders.<modality>."
+    "window, by which recordings of any length are cut."
 )
 
 
 def raw_samples(files: Mapping[str, Path | str], encoders: Encoders) -> Dataset:
-    """The one sample whose modalities are these files, or texts as they are (``str``). Raises DataError."""
+    """The one sample whose modalities are these files, or texts as they are (``str``); or its windows.
+
+    Raises DataError.
+    """
     unknown = [m for m in files if m not in encoders]
     if unknown or not files:
         what = f"no bundle takes {', '.join(unknown)}" if unknown else "a sample needs one modality at least"
         raise DataError(what, remedy=f"Choose from: {', '.join(encoders)}.")
-    found: dict[str, Array] = {}
+    values: dict[str, Array] = {}
+    windows: dict[str, Windows] = {}
     for m, value in files.items():
-        encoder = encoders[m]
         try:
-            found[m] = _value(value, encoder)
+            found = _read(value, encoders[m])
         except SampleError as error:
             raise _refused(value, [f"{m}: {error.message}"]) from None
-    ids = "+".join(value.name if isinstance(value, Path) else m for m, value in files.items())
-    return Dataset({m: a[None] for m, a in found.items()}, {m: np.ones(1, dtype=bool) for m in found}, None, (), [ids])
+        if encoders[m].step:
+            windows[m] = found
+        else:
+            values[m] = found.values[0]
+    name = "+".join(value.name if isinstance(value, Path) else m for m, value in files.items())
+    return _stacked(name, values, windows)
+
+
+def _stacked(name: str, values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Dataset:
+    samples = list(joined(values, windows))
+    if not samples:
+        raise DataError(f"{name}: no window is without a gap", remedy="Give a longer recording.")
+    present = {m: np.array([m in one for _, one in samples]) for m in (*values, *windows)}
+    example = {m: next(one[m] for _, one in samples if m in one) for m, has in present.items() if has.any()}
+    arrays = {m: np.stack([one.get(m, np.zeros_like(like)) for _, one in samples]) for m, like in example.items()}
+    lost = {m: least(windows) - int(present[m].sum()) for m in windows}
+    return Dataset(
+        arrays,
+        {m: present[m] for m in arrays},
+        None,
+        (),
+        [f"{name}#{k}" for k, _ in samples] if windows else [name],
+        skipped=[Problem(name, f"{m}: {count} of {least(windows)} {GAP}") for m, count in lost.items() if count],
+        recordings=np.array([name] * len(samples), dtype=np.str_) if windows else None,
+    )
 
 
 def modality_of_file(path: Path, encoders: Encoders) -> str:
@@ -57,7 +86,7 @@ def modality_of_file(path: Path, encoders: Encoders) -> str:
     for m, encoder in encoders.items():
         if encoder.kind in kinds:
             try:
-                _value(path, encoder)
+                _read(path, encoder)
                 found.append(m)
             except SampleError as error:
                 refused.append(f"{m}: {error.message}")
@@ -82,20 +111,20 @@ def _kinds(path: Path) -> tuple[str, ...]:
     return kinds
 
 
-def _value(value: Path | str, encoder: Encoder) -> Array:
-    to: Target = target(encoder)
+def _read(value: Path | str, encoder: Encoder) -> Windows:
+    to = target(encoder)
     if isinstance(value, str):
         if encoder.kind != "text":
             raise SampleError(f"a text is no {encoder.kind} sample")
-        return read_text(value, to)
+        return Windows(read_text(value, to)[None], np.ones(1, np.bool_))
     if encoder.kind not in _kinds(value):
         raise SampleError(f"is {encoder.kind}, and {value.suffix} files hold {' or '.join(_kinds(value))}")
-    return read(value.parent, value.name, to)
+    return read_samples(value.parent, value.name, to)
 
 
 def _refused(value: Path | str, reasons: list[str]) -> DataError:
     shaped = any(": has shape" in reason for reason in reasons)
     return DataError(
         f"{value if isinstance(value, Path) else 'the text'}: is no sample of these bundles ({'; '.join(reasons)})",
-        remedy=_WINDOWS if shaped else "Give another file.",
+        remedy=_LENGTH if shaped else "Give another file.",
     )

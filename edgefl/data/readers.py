@@ -2,36 +2,39 @@
 
 | kind | accepted | result |
 |---|---|---|
-| sensor | .npy, .csv (one row a time step, an optional head line), inline list of rows | [time, channels] |
+| sensor | .npy, .csv (rows are time steps; a head line may name a time column), inline list | [time, channels] |
 | vision | .png, .jpg (on white, turned upright, resized), .npy (bytes, or 0..1) | [height, width, channels] in 0..1 |
 | audio | .wav (log-mel), .npy | [frames, bands] |
 | text | inline string, .txt, .npy of ids | [length] token ids, 0 = padding |
 
 A string is a path relative to the data set's folder; for text it is the text itself unless it is one word that ends in
-.txt or .npy. Paths can't leave the folder.
+.txt or .npy. Paths can't leave the folder. A sensor's recording that is cut into windows gives several samples.
 """
 
 from __future__ import annotations
 
 import stat
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.dataset import Encoder, as_values, fits, shown
 from edgefl.data.log_mel import log_mel, read_wav
+from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
 from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.storage.checkpoint_paths import is_own
 
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
-MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers
 MAX_PIXELS = 50_000_000  # beyond the largest phone cameras; 150 MB decoded
 DEFAULT_BANDS = 40  # as in av_digits
+_NOT_FINITE = "holds values that are not finite (NaN or infinite)"
 
 _SUFFIXES = {
     ".npy": "sensor",
@@ -52,13 +55,19 @@ class SampleError(DataError):
 class Target:
     """The kind and shape that a modality's values are converted to. ``vocabulary`` 0: not known.
 
-    ``shape`` (): whatever the value gives; an axis of 0: as the value has it.
+    ``shape`` (): whatever the value gives; an axis of 0: as the value has it. ``step``, ``rate``, ``source_rate`` and
+    ``crop`` as in ``edgefl.models.spec.EncoderSpec``. ``guessed``: from a value, while the model is not known yet.
     """
 
     kind: str
     shape: tuple[int, ...] = ()
     vocabulary: int = 0
     tokenize: Tokenizer | None = None
+    step: int = 0
+    rate: float = 0.0
+    source_rate: float = 0.0
+    crop: Literal["stretch", "center"] = "stretch"
+    guessed: bool = False
 
 
 def target(encoder: Encoder) -> Target:
@@ -73,36 +82,67 @@ def target(encoder: Encoder) -> Target:
     if kind == "text":
         ids = encoder.vocabulary or (0 if public else DEFAULT_VOCABULARY)
         return Target(kind, shape, ids, tokenizer(ids, encoder.pretrained))
+    if kind == "sensor":
+        return Target(kind, shape, step=encoder.step, rate=encoder.rate, source_rate=encoder.source_rate)
     # A public audio checkpoint has a spectrogram of its own; ours would be a silent mismatch.
-    return Target("features" if kind == "audio" and public else kind, shape)
+    return Target("features" if kind == "audio" and public else kind, shape, crop=encoder.crop)
 
 
 def guess(value: object) -> Target:
     """A target for a modality without an encoder, from one of its values. Raises SampleError."""
     if isinstance(value, list):
-        return Target("sensor")
+        return Target("sensor", guessed=True)
     if not isinstance(value, str):
         raise SampleError(f"a value has to be a path, a text or a list of rows, not {type(value).__name__}")
     kind = _SUFFIXES.get(_suffix(value), "text")
-    return Target(kind, vocabulary=DEFAULT_VOCABULARY, tokenize=tokenizer()) if kind == "text" else Target(kind)
+    if kind == "text":
+        return Target(kind, vocabulary=DEFAULT_VOCABULARY, tokenize=tokenizer(), guessed=True)
+    return Target(kind, guessed=True)
 
 
 def read(root: Path, value: object, to: Target) -> Array:
     """The array of one value; ``root`` is the data set's folder. Raises SampleError when this value can't be used."""
-    try:
+    with _naming(value):
         array = READERS[to.kind](root, value, to)
+    _check_shape(array.shape, to)
+    if array.size == 0:
+        raise SampleError(f"is empty (shape {list(array.shape)})")
+    tolerated = to.guessed and to.kind == "sensor"  # gaps, which the model may have cut around
+    if array.dtype.kind == "f" and not (np.isfinite(array) | (np.isnan(array) & tolerated)).all():
+        raise SampleError(_NOT_FINITE)
+    return array
+
+
+def read_samples(root: Path, value: object, to: Target) -> Windows:
+    """The samples of one value: itself, or the windows of a recording where ``to`` has a step. Raises SampleError."""
+    if not to.step:
+        return Windows(read(root, value, to)[None], np.ones(1, np.bool_))
+    with _naming(value):
+        rows, cuts = _recording(root, value, to)
+        found = cut(rows, cuts, to.shape[0], to.step)
+    _check_shape(found.values.shape[1:], to)
+    if np.isinf(rows).any():
+        raise SampleError(_NOT_FINITE)
+    if not found.whole.any():
+        raise SampleError(f"has no window of {to.shape[0]} time steps without a gap")
+    return found
+
+
+@contextmanager
+def _naming(value: object) -> Iterator[None]:
+    """Faults of a value as SampleError, with the value's name."""
+    try:
+        yield
     except (MissingDependencyError, SampleError):
         raise
     except DataError as error:
         name = f"{value}: " if isinstance(value, str) and len(value) < 200 else ""
         raise SampleError(f"{name}{error.message}") from None
-    if not fits(array.shape, to.shape):
-        raise SampleError(f"has shape {list(array.shape)}, the encoder takes {shown(to.shape)}")
-    if array.size == 0:
-        raise SampleError(f"is empty (shape {list(array.shape)})")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise SampleError("holds values that are not finite (NaN or infinite)")
-    return array
+
+
+def _check_shape(shape: tuple[int, ...], to: Target) -> None:
+    if not fits(shape, to.shape):
+        raise SampleError(f"has shape {list(shape)}, the encoder takes {shown(to.shape)}")
 
 
 def _suffix(value: str) -> str:
@@ -138,52 +178,40 @@ def _open(root: Path, value: object, kind: str, *valid: str) -> tuple[Path, str]
 
 
 def _sensor(root: Path, value: object, to: Target) -> Array:
-    if isinstance(value, list):
-        # Among texts numpy gives each the room of the longest: a line of 1 MiB could ask for a hundred GiB.
-        for cell in (cell for row in value for cell in (row if isinstance(row, list) else (row,))):
-            if isinstance(cell, list):
-                raise SampleError("has 3 axes or more; [time, channels] is expected")
-            if not isinstance(cell, int | float):
-                raise SampleError(f"values of type {type(cell).__name__} are not numbers")
-        try:
-            rows = np.asarray(value)
-        except (ValueError, OverflowError):
-            raise SampleError("its rows differ in length") from None
-    else:
+    return _recording(root, value, to)[0]
+
+
+def _recording(root: Path, value: object, to: Target) -> tuple[Array, Array]:
+    """Rows [T, C] at the target's rate, and where gaps lie between them [T]."""
+    found = Recording(_listed(value)) if isinstance(value, list) else None
+    if found is None:
         path, suffix = _open(root, value, "sensor", ".npy", ".csv")
-        rows = read_npy(path) if suffix == ".npy" else _csv(path)
-    if rows.ndim == 1:
-        rows = rows[:, None]
+        found = read_csv(path) if suffix == ".csv" else Recording(read_npy(path))
+    rows = found.rows[:, None] if found.rows.ndim == 1 else found.rows
     if rows.ndim != 2:
         raise SampleError(f"has {rows.ndim} axes; [time, channels] is expected")
-    return as_values(rows, "sensor")
+    if rows.dtype.kind not in "fiub":
+        raise SampleError(f"values of type {rows.dtype} are not numbers")
+    return regular(found._replace(rows=rows), to.rate, to.source_rate)
 
 
-def _csv(path: Path) -> Array:
-    rows: list[Array] = []
-    number = 0
-    with path.open("rb") as file:
-        while data := file.readline(MAX_LINE_BYTES + 1):
-            if len(data) > MAX_LINE_BYTES:
-                raise DataError(f"row {number + 1} has more than {MAX_LINE_BYTES} bytes")
-            line = _utf8(data).strip()
-            if not line:
-                continue
-            number += 1
-            try:
-                rows.append(np.array([float(cell) for cell in line.split(",")]))
-            except ValueError:
-                if number > 1:  # the first line may be a head line
-                    raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}") from None
-            if rows and len(rows[-1]) != len(rows[0]):
-                raise DataError(f"row {number} has {len(rows[-1])} values, the rows above {len(rows[0])}")
-    return np.array(rows)
+def _listed(value: list[object]) -> Array:
+    # Among texts numpy gives each the room of the longest: a line of 1 MiB could ask for a hundred GiB.
+    for cell in (cell for row in value for cell in (row if isinstance(row, list) else (row,))):
+        if isinstance(cell, list):
+            raise SampleError("has 3 axes or more; [time, channels] is expected")
+        if not isinstance(cell, int | float):
+            raise SampleError(f"values of type {type(cell).__name__} are not numbers")
+    try:
+        return np.asarray(value)
+    except (ValueError, OverflowError):
+        raise SampleError("its rows differ in length") from None
 
 
 def _vision(root: Path, value: object, to: Target) -> Array:
     path, suffix = _open(root, value, "vision", ".png", ".jpg", ".jpeg", ".npy")
     if suffix != ".npy":
-        return _picture(path, to.shape)
+        return _picture(path, to)
     array = as_values(read_npy(path), "vision")
     if array.ndim == 2:
         array = array[:, :, None]
@@ -195,7 +223,8 @@ def _vision(root: Path, value: object, to: Target) -> Array:
     return array
 
 
-def _picture(path: Path, shape: tuple[int, ...]) -> Array:
+def _picture(path: Path, to: Target) -> Array:
+    shape = to.shape
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -214,11 +243,20 @@ def _picture(path: Path, shape: tuple[int, ...]) -> Array:
                 white.alpha_composite(picture.convert("RGBA"))
                 picture = white.convert("L" if grey else "RGB")
                 if len(shape) == 3 and picture.size != (shape[1], shape[0]):
-                    picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
+                    box = _middle(picture.size, (shape[1], shape[0])) if to.crop == "center" else None
+                    picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box)
                 pixels = np.asarray(picture, dtype=np.float32) / np.float32(255)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"not a readable picture: {error}") from None
     return np.asarray(pixels[:, :, None] if grey else pixels)
+
+
+def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest middle part of a picture of ``size`` (width, height) with the proportions of ``wanted``."""
+    scale = min(have / want for have, want in zip(size, wanted, strict=True))
+    width, height = (scale * want for want in wanted)
+    left, top = (size[0] - width) / 2, (size[1] - height) / 2
+    return left, top, left + width, top + height
 
 
 def _audio(root: Path, value: object, to: Target) -> Array:
@@ -229,8 +267,8 @@ def _audio(root: Path, value: object, to: Target) -> Array:
         )
     if suffix == ".wav":
         samples, rate = read_wav(path)
-        frames, bands = to.shape if len(to.shape) == 2 else (None, DEFAULT_BANDS)
-        return log_mel(samples, rate, bands, frames)
+        frames, bands = to.shape if len(to.shape) == 2 else (0, 0)
+        return log_mel(samples, rate, bands or DEFAULT_BANDS, frames or None)
     array = as_values(read_npy(path), "audio")
     if array.ndim != 2:
         raise SampleError(f"has {array.ndim} axes; [frames, bands] is expected")
@@ -243,7 +281,7 @@ def _text(root: Path, value: object, to: Target) -> Array:
     length = to.shape[0] if to.shape else DEFAULT_LENGTH
     suffix = _suffix(value)
     if suffix != ".npy":
-        return read_text(_utf8(inside(root, value, MAX_TEXT_BYTES).read_bytes()) if suffix == ".txt" else value, to)
+        return read_text(decoded(inside(root, value, MAX_TEXT_BYTES).read_bytes()) if suffix == ".txt" else value, to)
     ids = as_values(read_npy(inside(root, value)), "text")
     if ids.ndim != 1 or not 0 < len(ids) <= length:
         raise SampleError(f"has shape {list(ids.shape)}; at most {length} token ids are expected")
@@ -259,13 +297,6 @@ def read_text(text: str, to: Target) -> Array:
         raise SampleError("the text is empty")
     tokenize = to.tokenize or tokenizer(to.vocabulary)
     return tokenize(text, to.shape[0] if to.shape else DEFAULT_LENGTH)
-
-
-def _utf8(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text") from None
 
 
 #: kind -> reader(folder, value, target). ``features``: audio for a pretrained encoder.

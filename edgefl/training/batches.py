@@ -188,15 +188,30 @@ def split(job: Job, dataset: Dataset, device: str) -> Split:
     """``hyper.holdout`` of the samples set apart, the same ones in every round of a run.
 
     They are drawn from all that can be judged, before any is left out or completed, so that recipes with the same task
-    set the same ones apart. At least one batch of these stays; without room for that nothing is set apart.
+    set the same ones apart. At least one batch of these stays; without room for that nothing is set apart. Windows of
+    one recording are never on both sides.
     """
     judged = np.flatnonzero(_telling(job, dataset))
     count = held_out(job.hyper, len(judged))
     if not count:
         return Split(dataset, dataset.subset([]))
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(f"holdout/{device}".encode())))
-    holdout = np.sort(rng.permutation(judged)[:count])
+    if dataset.recordings is None:
+        holdout = np.sort(rng.permutation(judged)[:count])
+    else:
+        holdout = _whole_recordings(dataset.recordings, judged, count, rng)
     return Split(dataset.subset(np.delete(np.arange(len(dataset)), holdout)), dataset.subset(holdout))
+
+
+def _whole_recordings(recordings: np.ndarray, judged: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """All windows of recordings, drawn one after the other while at most ``most`` of the ``judged`` are in them."""
+    found, sizes = np.unique(recordings[judged], return_counts=True)
+    taken, left = [], most
+    for one in rng.permutation(len(found)):
+        if sizes[one] <= left:
+            taken.append(one)
+            left -= sizes[one]
+    return np.flatnonzero(np.isin(recordings, found[taken]))
 
 
 def _having(job: Job, dataset: Dataset) -> np.ndarray:

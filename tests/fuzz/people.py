@@ -13,7 +13,7 @@ from edgefl.config.yaml_files import override
 from edgefl.data import folder as samples_folder
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import read_ts
-from edgefl.data.readers import SampleError, read, target
+from edgefl.data.readers import SampleError, read, read_samples, target
 from edgefl.data.sources import load
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models.spec import EncoderSpec
@@ -23,6 +23,7 @@ from fuzz.target import MIB, Target, scratch
 SHAPES = {"acc": (8, 2), "gyro": (8, 2), "text": (4,), "image": (8, 8, 3), "sound": (6, 5)}
 ENCODERS = {
     "acc": EncoderSpec(kind="sensor", input_shape=(2, 2)),
+    "long": EncoderSpec(kind="sensor", input_shape=(2, 0), step=1, rate=50.0, source_rate=25.0),
     "image": EncoderSpec(kind="vision", input_shape=(4, 4, 3)),
     "sound": EncoderSpec(kind="audio", input_shape=(6, 5)),
     "words": EncoderSpec(kind="text", input_shape=(5,), vocabulary=50),
@@ -131,7 +132,11 @@ def npy(data: bytes) -> None:
 
 
 def csv(data: bytes) -> None:
-    _file(data, "x.csv", "acc")
+    try:
+        _file(data, "x.csv", "acc")
+    finally:
+        windows = read_samples(scratch("one"), "x.csv", target(ENCODERS["long"]))
+        assert np.isfinite(windows.values[windows.whole]).all()
 
 
 def text(data: bytes) -> None:

@@ -36,7 +36,7 @@ def manifest_jsonl() -> Seeds:
         (
             b'{"id": "w1", "label": "walk", "group": "anna", "acc": "a.npy", "gyro": [[0.1], [2]], "words": "hi"}\n'
             b'{"id": "w2", "label": "rest", "acc": "b.csv", "words": "c.txt", "meta": {"any": [1, null]}}\n'
-            b'{"label": "walk", "gyro": null, "acc": [[1, 2], [3, 4]]}\n'
+            b'{"label": "walk", "gyro": null, "acc": [[1, 2], [3, 4]], "long": [[1], [2], [3]]}\n'
         ),
     )
     yield "numbers", b'{"label": 0, "acc": [1, 2, 3]}\n{"label": 1, "acc": [4, 5, 6]}\n\n{"acc": [7, 8, 9]}\n'
@@ -81,6 +81,7 @@ def npy() -> Seeds:
 
 def csv() -> Seeds:
     yield "head", b"x,y\n1,2\n3.5,-4e3\n"
+    yield "time", b"time_ms,x,y\n0,1,2\n40,1,\n80,1,2\n120,3,4\n400,1,2\n440,1,2\n"
 
 
 def txt() -> Seeds:

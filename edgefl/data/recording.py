@@ -1,0 +1,173 @@
+"""A sensor's recording: the rows of a .csv or an array, at one rate, cut into windows that touch no gap.
+
+Window k covers the time steps  k * step … k * step + window - 1  of the recording at its rate. A gap is a row with an
+absent value (NaN, an empty cell), or time stamps that jump by more than ``GAP_PERIODS`` of the recording's own periods
+(their median): windows that touch one are left out, nothing is made up for it. Between neighbouring time stamps values
+are interpolated linearly, without a low-pass filter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl.data.arrays import MAX_FILE_BYTES, Array
+from edgefl.data.dataset import Flags
+from edgefl.errors import DataError
+
+GAP = "windows touch a gap and are left out"
+MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers
+GAP_PERIODS = 3.0  # jitter and one lost row are below, two lost rows are not
+#: Times the recording's own rate to which it may be resampled: beyond, the time column is in another unit.
+MOST_UPSAMPLING = 16.0
+#: Rows resampled at a time: bounds what that takes beside its result.
+_BLOCK = 2**16
+#: Seconds of a unit of the time column.
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
+#: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
+_EPOCH_MS = 1e11
+
+
+class Recording(NamedTuple):
+    """Rows [T, C], NaN where a value is absent; ``times`` [T] seconds from the first, None: it has none of its own."""
+
+    rows: Array
+    times: Array | None = None
+
+
+class Windows(NamedTuple):
+    """A recording cut into windows [K, window, C], views of it; ``whole`` [K]: which touch no gap."""
+
+    values: Array
+    whole: Flags
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8 text, with or without a byte order mark. Raises DataError."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text") from None
+
+
+def read_csv(path: Path) -> Recording:
+    """One row a time step, float64. A head line may name the columns; a first one that is time is no channel.
+
+    Raises DataError.
+    """
+    cells, width, number, head = array("d"), 0, 0, ""
+    with path.open("rb") as file:
+        while data := file.readline(MAX_LINE_BYTES + 1):
+            if len(data) > MAX_LINE_BYTES:
+                raise DataError(f"row {number + 1} has more than {MAX_LINE_BYTES} bytes")
+            line = decoded(data).strip()
+            if not line:
+                continue
+            number += 1
+            try:
+                row = [float(cell) if cell.strip() else math.nan for cell in line.split(",")]
+            except ValueError:
+                if number > 1:  # the first line may be a head line
+                    raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}") from None
+                head = line.split(",")[0].strip().strip("\"'").lower()
+                continue
+            if width and len(row) != width:
+                raise DataError(f"row {number} has {len(row)} values, the rows above {width}")
+            width = len(row)
+            cells.extend(row)
+    rows = np.frombuffer(cells, np.float64).reshape(-1, width or 1) if cells else np.empty((0, 1))
+    unit = _TIME.fullmatch(head)
+    if unit is None or width < 2:
+        return Recording(rows)
+    return Recording(rows[:, 1:], _seconds(rows[:, 0], unit.group(1)))
+
+
+def _seconds(stamps: Array, unit: str | None) -> Array:
+    """Time stamps as seconds from the first. Raises DataError for stamps that are absent or go back."""
+    if not np.isfinite(stamps).all():
+        raise DataError(f"row {int((~np.isfinite(stamps)).argmax()) + 2} has no time")
+    if (back := np.flatnonzero(np.diff(stamps) < 0)).size:
+        raise DataError(f"row {int(back[0]) + 3}: its time lies before the row above; sort the rows by time")
+    return np.asarray((stamps - stamps[0]) * _UNITS[unit or ("ms" if stamps[0] >= _EPOCH_MS else "s")])
+
+
+def regular(recording: Recording, rate: float = 0.0, source_rate: float = 0.0) -> tuple[Array, Flags]:
+    """Rows [T, C] float32 at ``rate`` Hz (0: as they are), and cuts [T]: where a gap lies between a row and the last.
+
+    ``source_rate``: Hz of a recording without times. Raises DataError, before memory is taken where it would not do.
+    """
+    rows, times = recording
+    if times is None and rate and rate != source_rate:
+        if not source_rate:
+            raise DataError(f"has no time column, and {rate:g} Hz are asked for: set source_rate to what it is at")
+        times = np.arange(len(rows)) / source_rate
+    if times is None or len(rows) < 2:
+        return _f32(rows), np.zeros(len(rows), np.bool_)
+    steps = np.diff(times)
+    period = float(np.median(steps))
+    if period <= 0:
+        raise DataError("more than half of its time stamps are equal")
+    gaps = steps > GAP_PERIODS * period
+    if rate:
+        return _resampled(rows, times, rate, gaps, period)
+    return _f32(rows), np.concatenate(([False], gaps))
+
+
+def _resampled(rows: Array, times: Array, rate: float, gaps: Flags, period: float) -> tuple[Array, Flags]:
+    if rate * period > MOST_UPSAMPLING:
+        text = f"its time stamps make it {1 / period:.3g} Hz, and {rate:g} Hz are asked for"
+        raise DataError(f"{text}: if they are milliseconds, call the column time_ms")
+    count = math.floor(float(times[-1]) * rate + 1e-6) + 1
+    if count * rows.shape[1] * 4 > MAX_FILE_BYTES:
+        raise DataError(f"at {rate:g} Hz it has {count} rows, more than {MAX_FILE_BYTES} bytes; split it into files")
+    new = np.empty((count, rows.shape[1]), np.float32)
+    for start in range(0, count, _BLOCK):
+        grid = np.arange(start, min(start + _BLOCK, count)) / rate
+        block = new[start : start + _BLOCK]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for channel, column in enumerate(rows.T):
+                block[:, channel] = np.interp(grid, times, column)  # of an absent value: absent
+        before = np.clip(np.searchsorted(times, grid, "right") - 1, 0, len(gaps) - 1)
+        block[gaps[before] & (grid > times[before]) & (grid < times[before + 1])] = np.nan
+    return new, np.zeros(count, np.bool_)
+
+
+def _f32(rows: Array) -> Array:
+    with np.errstate(over="ignore"):  # what is too large becomes infinite and is reported as not finite
+        return rows.astype(np.float32)
+
+
+def cut(rows: Array, cuts: Flags, window: int, step: int) -> Windows:
+    """Windows of a recording; ``rows`` and ``cuts`` as ``regular`` gives them. Raises DataError (too short)."""
+    if len(rows) < window:
+        raise DataError(f"has {len(rows)} time steps, fewer than one window of {window}")
+    values = np.lib.stride_tricks.sliding_window_view(rows, window, axis=0)[::step].transpose(0, 2, 1)
+    starts = np.arange(len(values)) * step
+    absent = np.concatenate(([0], np.cumsum(np.isnan(rows).any(axis=1))))
+    jumps = np.concatenate(([0], np.cumsum(cuts)))
+    touched = (absent[starts + window] > absent[starts]) | (jumps[starts + window] > jumps[starts + 1])
+    return Windows(values, ~touched)
+
+
+def joined(values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Iterator[tuple[int, dict[str, Array]]]:
+    """(k, modality -> value) of the samples that one line or request gives: ``values`` alone, or in every window.
+
+    As many as the modality with the fewest windows has. A window that touches a gap is absent; a sample of which
+    nothing else is left is left out.
+    """
+    for k in range(least(windows)):
+        whole = {m: each.values[k] for m, each in windows.items() if each.whole[k]}
+        if values or whole:
+            yield k, {**values, **whole}
+
+
+def least(windows: Mapping[str, Windows]) -> int:
+    """Windows of the modality with the fewest; 1 where nothing is cut."""
+    return min((len(each.whole) for each in windows.values()), default=1)
