@@ -24,8 +24,9 @@ from edgefl.data.prepare import hold_out
 from edgefl.data.sources import Source, load, load_pair
 from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
 from edgefl.log_lines import Emit as WriteLine
-from edgefl.plan.compile import closed, compile_run, read_as, untaken, with_statistics
+from edgefl.plan.compile import closed, compile_run, untaken, with_statistics
 from edgefl.plan.job import RunPlan
+from edgefl.plan.preparation import read_as
 from edgefl.protocol.topics import check_name
 from edgefl.resources.process_memory import keep_for_parts
 from edgefl.run_records import EventRow, RunReport

@@ -17,8 +17,9 @@ from edgefl.data.prepare import Prepared, Share, prepare_shares
 from edgefl.data.sources import Source, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
-from edgefl.plan.compile import compile_run, read_as
+from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, RunPlan
+from edgefl.plan.preparation import read_as
 from edgefl.records import Capabilities
 from edgefl.registry import choose
 from edgefl.report.grid import Cell, Column, Grid, table

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
+from edgefl.config.encoder import EncoderConfig
 from edgefl.config.slots import SlotsConfig
 from edgefl.config.yaml_files import (
     Bytes,
@@ -21,7 +22,6 @@ from edgefl.config.yaml_files import (
     parse_bytes,
     valid_names,
 )
-from edgefl.encoder_kinds import kind_names
 from edgefl.errors import Problem
 from edgefl.records import Budget, Packing, Speed
 
@@ -99,50 +99,6 @@ class DeviceProfile(Values):
             message = f"is of the GPU that trains, and torch_device is {self.torch_device}: set cuda, or leave it out"
             found.append(Problem("gpu_memory_bytes", message))
         return found
-
-
-class EncoderConfig(Values):
-    """One modality's encoder. A size name sets the fields below it; fields given here win."""
-
-    kind: str = Field(
-        description="what the modality is: sensor, vision, text, audio, or a kind of an installed package, whose "
-        "samples are read as arrays only (entry points edgefl.encoders)"
-    )
-    size: str = Field("tiny", description="a size of this kind; `edgefl plan --sizes` lists them")
-    width: Positive | None = Field(None, description="token width")
-    depth: Positive | None = Field(None, description="transformer blocks, a multiple of model.stages")
-    heads: Positive | None = Field(None, description="attention heads")
-    mlp_ratio: Annotated[float, Field(gt=0)] | None = Field(None, description="feed-forward width / token width")
-    patch: Positive | None = Field(None, description="time steps, pixels or spectrogram bins per patch side")
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of the encoder")
-    image_size: Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
-        None,
-        description="vision only: pictures of the data are resized to this many pixels, one number or [height, width]; "
-        "default: the size's own, else as they are, which must then be alike",
-    )
-    pool: Literal["token", "mean"] | None = Field(
-        None, description="what stands for a sample: token (the class token) or mean (of all real tokens)"
-    )
-    stride: Positive | None = Field(
-        None, description="audio only: bins between the starts of neighbouring patches; default: as wide as a patch"
-    )
-    vocabulary: Positive | None = Field(None, description="text only: number of token ids")
-    positions: Positive | None = Field(
-        None, description="text only: rows of the table of positions; default: the text's length"
-    )
-    arch: Literal["distilbert", "bert"] | None = Field(None, description="text only: whose blocks")
-    pretrained: str = Field(
-        "",
-        description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
-        "encoders that benchmarks/accuracy/pretrain.py wrote (.safetensors)",
-    )
-
-    @pydantic.field_validator("kind")
-    @classmethod
-    def _installed(cls, value: str) -> str:
-        if value not in (known := kind_names()):
-            raise ValueError(f"unknown kind {value!r}; {valid_names(value, known)}")
-        return value
 
 
 class HeadConfig(Values):

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from edgefl.config.settings import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
+from edgefl.config.settings import RatesConfig, RunConfig, TrainingConfig
 from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import valid_names
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ConfigError, Problem
-from edgefl.models.check import encoder_of_size, spec_problems
+from edgefl.models.check import spec_problems
 from edgefl.models.spec import (
     EncoderSpec,
     HeadSpec,
@@ -30,6 +30,7 @@ from edgefl.models.spec import (
     shares_projection,
 )
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
 from edgefl.plan.stages import OWN_HOLDOUT, exchange_of, is_closing, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen, method
@@ -89,27 +90,6 @@ def _policy(config: RunConfig) -> RoundPolicy:
     return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
 
 
-def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
-    """How the data's values are read, by modality: kind, vocabulary, tokenizer, and the shape where one is asked for.
-
-    For reading before the model is known, whose remaining shapes come from the data. ``folder``: the data are files,
-    which are brought to the shape of an encoder's named size too; arrays are as they are. An axis of 0 is as found.
-    """
-    found: dict[str, EncoderSpec] = {}
-    for modality, encoder in config.model.encoders.items():
-        if encoder.size not in encoder_kind(encoder.kind).sizes:
-            continue  # model_spec says so
-        spec = _encoder(encoder, ())
-        size = encoder.image_size
-        if encoder.kind == "vision" and size is not None:
-            height, width = size if isinstance(size, list) else (size, size)
-            spec = msgspec.structs.replace(spec, input_shape=(height, width, 0))
-        elif not folder:
-            spec = msgspec.structs.replace(spec, input_shape=())
-        found[modality] = spec
-    return found
-
-
 def closed(plan: RunPlan) -> RunPlan:
     """The plan with the closing round that its model needs, if it has none yet."""
     stages = with_closing(plan.model, plan.stages)
@@ -134,9 +114,9 @@ def model_spec(
             known = valid_names(encoder.size, list(encoder_kind(encoder.kind).sizes))
             problems.append(Problem(f"{path}.size", f"kind {encoder.kind} has no size {encoder.size!r}; {known}"))
             continue
-        if encoder.image_size is not None and encoder.kind != "vision":
-            problems.append(Problem(f"{path}.image_size", f"is for pictures, and the kind is {encoder.kind}"))
-        encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
+        problems += [Problem(f"{path}.{field}", text) for field, text in out_of_place(encoder)]
+        encoders[modality] = encoder_spec(encoder, shapes.get(modality, ()))
+    problems += [Problem(f"model.encoders.{field}", text) for field, text in out_of_step(encoders)]
     problems += _readable(config.training, recipe)
     terms = chosen("objective", recipe.slots["objective"])
     supervised = any(term.method.labels for term in terms)
@@ -217,15 +197,6 @@ def _head(config: RunConfig, recipe: RecipeConfig, encoders: Mapping[str, Encode
     if head.kind == "none" and len(widths) == 1:
         return msgspec.structs.replace(head, out=widths.pop())
     return head  # differing widths are a problem that check_spec names
-
-
-def _encoder(config: EncoderConfig, shape: tuple[int, ...]) -> EncoderSpec:
-    changes = {
-        key: value
-        for key, value in config.model_dump(exclude={"kind", "size", "image_size"}).items()
-        if value is not None
-    }
-    return encoder_of_size(config.kind, config.size, tuple(shape), **changes)
 
 
 def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:

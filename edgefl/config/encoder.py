@@ -1,0 +1,85 @@
+"""One modality's encoder in a run file, and how raw files become what it takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from edgefl.config.yaml_files import Positive, Values, valid_names
+from edgefl.encoder_kinds import kind_names
+
+MAX_CLIP_S = 60.0  # as edgefl.data.log_mel admits
+MAX_LENGTH = 4096  # attention over more tokens than this fits no device here
+
+
+class EncoderConfig(Values):
+    """One modality's encoder. A size name sets the fields below it; fields given here win."""
+
+    kind: str = Field(
+        description="what the modality is: sensor, vision, text, audio, or a kind of an installed package, whose "
+        "samples are read as arrays only (entry points edgefl.encoders)"
+    )
+    size: str = Field("tiny", description="a size of this kind; `edgefl plan --sizes` lists them")
+    width: Positive | None = Field(None, description="token width")
+    depth: Positive | None = Field(None, description="transformer blocks, a multiple of model.stages")
+    heads: Positive | None = Field(None, description="attention heads")
+    mlp_ratio: Annotated[float, Field(gt=0)] | None = Field(None, description="feed-forward width / token width")
+    patch: Positive | None = Field(None, description="time steps, pixels or spectrogram bins per patch side")
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of the encoder")
+    image_size: Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        None,
+        description="vision only: pictures of the data are resized to this many pixels, one number or [height, width]; "
+        "default: the size's own, else as they are, which must then be alike",
+    )
+    crop: Literal["stretch", "center"] | None = Field(
+        None,
+        description="vision only: pictures of other proportions than image_size are stretched (default), or their "
+        "middle is cut out (center)",
+    )
+    window: Positive | None = Field(
+        None,
+        description="sensor only: time steps of a sample; each recording is cut into windows of this many, which keep "
+        "its label; default: a recording is one sample, and all are of one length",
+    )
+    step: Positive | None = Field(
+        None, description="sensor only: time steps between the starts of neighbouring windows; default: window"
+    )
+    rate: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="sensor only: Hz to which recordings are resampled; default: they stay as they are"
+    )
+    source_rate: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="sensor only: Hz of recordings without a time column, where rate asks for another"
+    )
+    bands: Positive | None = Field(None, description="audio only: mel bands of a .wav; default: 40, or the size's own")
+    seconds: Annotated[float, Field(gt=0, le=MAX_CLIP_S)] | None = Field(
+        None,
+        description="audio only: a .wav is cut or padded to this long; default: the size's own, else that of the first",
+    )
+    length: Annotated[int, Field(ge=2, le=MAX_LENGTH)] | None = Field(
+        None, description="text only: token ids that a text is cut or padded to; default: 32, or the size's own"
+    )
+    pool: Literal["token", "mean"] | None = Field(
+        None, description="what stands for a sample: token (the class token) or mean (of all real tokens)"
+    )
+    stride: Positive | None = Field(
+        None, description="audio only: bins between the starts of neighbouring patches; default: as wide as a patch"
+    )
+    vocabulary: Positive | None = Field(None, description="text only: number of token ids")
+    positions: Positive | None = Field(
+        None, description="text only: rows of the table of positions; default: the text's length"
+    )
+    arch: Literal["distilbert", "bert"] | None = Field(None, description="text only: whose blocks")
+    pretrained: str = Field(
+        "",
+        description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
+        "encoders that benchmarks/accuracy/pretrain.py wrote (.safetensors)",
+    )
+
+    @pydantic.field_validator("kind")
+    @classmethod
+    def _installed(cls, value: str) -> str:
+        if value not in (known := kind_names()):
+            raise ValueError(f"unknown kind {value!r}; {valid_names(value, known)}")
+        return value

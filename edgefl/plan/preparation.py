@@ -1,0 +1,96 @@
+"""How raw files become what encoders take: the fields of a run file, as an encoder's specification has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from edgefl.config.encoder import EncoderConfig
+from edgefl.config.settings import RunConfig
+from edgefl.data.log_mel import frames_of
+from edgefl.encoder_kinds import encoder_kind
+from edgefl.models.check import encoder_of_size
+from edgefl.models.spec import EncoderSpec
+
+#: Field -> the kind it is of, and of what that has.
+_ONLY = {
+    **dict.fromkeys(("image_size", "crop"), ("vision", "pictures")),
+    **dict.fromkeys(("window", "step", "rate", "source_rate"), ("sensor", "recordings of a sensor")),
+    **dict.fromkeys(("bands", "seconds"), ("audio", "sounds")),
+    "length": ("text", "texts"),
+}
+#: Fields that only the shape of a sample tells of.
+_SHAPE = {"image_size", "window", "bands", "seconds", "length"}
+#: Seconds by which windows of two sensors may drift apart from one to the next, as a share of the step.
+DRIFT = 1e-3
+
+
+def encoder_spec(config: EncoderConfig, shape: tuple[int, ...] = ()) -> EncoderSpec:
+    """The encoder of a run file for samples of ``shape``; (): the shape asked for, an axis of 0 as the data has it."""
+    given = config.model_dump(exclude={"kind", "size", *_SHAPE})
+    changes = {key: value for key, value in given.items() if value is not None}
+    if config.kind == "sensor" and config.window is not None:
+        changes["step"] = config.step or config.window
+    spec = encoder_of_size(config.kind, config.size, tuple(shape), **changes)
+    return spec if shape else msgspec.structs.replace(spec, input_shape=_asked(config, spec.input_shape))
+
+
+def _asked(config: EncoderConfig, own: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of one sample as the run file asks for it; ``own``: that of the encoder's named size, () where it has none.
+
+    An axis of 0 is as the data has it; () asks for nothing.
+    """
+    size = config.image_size
+    if config.kind == "vision" and size is not None:
+        height, width = size if isinstance(size, list) else (size, size)
+        return height, width, 0
+    if config.kind == "sensor" and config.window is not None:
+        return config.window, 0
+    if config.kind == "audio" and (config.bands is not None or config.seconds is not None):
+        frames, bands = own or (0, 0)
+        return (frames if config.seconds is None else frames_of(config.seconds)), config.bands or bands
+    if config.kind == "text" and config.length is not None:
+        return (config.length,)
+    return own
+
+
+def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
+    """How the data's values are read, by modality: kind, vocabulary, tokenizer, and the shape where one is asked for.
+
+    For reading before the model is known, whose remaining shapes come from the data. ``folder``: the data are files,
+    which are brought to the shape of an encoder's named size too; arrays are as they are. An axis of 0 is as found.
+    """
+    found: dict[str, EncoderSpec] = {}
+    for modality, encoder in config.model.encoders.items():
+        if encoder.size not in encoder_kind(encoder.kind).sizes:
+            continue  # model_spec says so
+        shape = encoder_spec(encoder).input_shape if folder else _asked(encoder, ())
+        found[modality] = msgspec.structs.replace(encoder_spec(encoder), input_shape=shape)
+    return found
+
+
+def out_of_place(config: EncoderConfig) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) of fields that another kind of encoder has, or that are without effect."""
+    for field, (kind, what) in _ONLY.items():
+        if getattr(config, field) is not None and config.kind != kind:
+            yield field, f"is for {what}, and the kind is {config.kind}"
+    if config.step is not None and config.window is None:
+        yield "step", "is from one window to the next; set window too"
+    if config.source_rate is not None and config.rate is None:
+        yield "source_rate", "is for recordings that are resampled; set rate too"
+    if (
+        config.crop is not None
+        and config.image_size is None
+        and not encoder_kind(config.kind).sizes.get(config.size, {}).get("input_shape")
+    ):
+        yield "crop", "is for pictures that are brought to a size; set image_size too"
+
+
+def out_of_step(encoders: Mapping[str, EncoderSpec]) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) where windows of one number cover different seconds in two sensors of known rates."""
+    periods = {m: one.step / one.rate for m, one in encoders.items() if one.step and one.rate}
+    for m, period in periods.items():
+        first, wanted = next(iter(periods.items()))
+        if abs(period - wanted) > DRIFT * wanted:
+            yield f"{m}.step", f"is {period:g} s, that of {first} {wanted:g} s: their windows would drift apart"
