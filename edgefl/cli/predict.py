@@ -18,6 +18,7 @@ from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
+from edgefl.export.recordings import RecordingAnswer, of_recordings
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import is_modality
@@ -64,7 +65,8 @@ def command(
     """Classify the samples of a file, and count how many answers are right where it has labels.
 
     Each sample is answered by all modalities it has. With a folder of bundles, a sample with one modality goes to that
-    modality's bundle, any other to the bundle of all modalities.
+    modality's bundle, any other to the bundle of all modalities. Of a model that takes windows, each window of a
+    recording is a sample, and the recording's answer is the mean of their probabilities.
 
     Examples: edgefl predict runs/ID/bundles runs/ID/shares/test.npz · edgefl predict bundles/acc walk.csv ·
     edgefl predict bundles image=cat.png text=cat.txt
@@ -89,7 +91,8 @@ def command(
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
     body = _json(data, answers, left, bundles, limit) if format == "json" else None
-    show(format, body, _grid(data, answers, limit or SHOWN))
+    names = next(iter(bundles.values())).labels
+    show(format, body, _grid(data, answers, limit or SHOWN), *_recordings_grid(data, answers, names, limit or SHOWN))
 
 
 def read_input(
@@ -187,6 +190,42 @@ def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
     return table("Predictions", columns, rows, _notes(data, answers, len(rows)))
 
 
+def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, ...], limit: int) -> list[Grid]:
+    found = of_recordings(data, answers, labels)
+    if not found:
+        return []
+
+    def label(row: RecordingAnswer) -> Cell:
+        truth = labels[row.truth] if row.truth >= 0 else None
+        return Cell(row.label, tone="" if truth is None else "good" if truth == row.label else "bad")
+
+    columns: list[Column[RecordingAnswer]] = [
+        Column("recording", lambda row: row.id, key=True, text=True),
+        Column("windows", lambda row: row.windows),
+        Column("label", label, text=True),
+        Column("mean probability", lambda row: units.percent(float(row.probabilities.max()))),
+    ]
+    notes = [f"{limit} of {len(found)} recordings shown; --limit shows more."] if limit < len(found) else []
+    judged = [row.label == labels[row.truth] for row in found if row.truth >= 0]
+    if judged:
+        columns.append(Column("truth", lambda row: labels[row.truth] if row.truth >= 0 else units.NOTHING, text=True))
+        notes.append(f"Accuracy of recordings {units.percent(sum(judged) / len(judged))}.")
+    return [table("Recordings", columns, found[:limit], notes)]
+
+
+def _recordings(data: Dataset, answers: list[Answers], labels: tuple[str, ...]) -> list[dict[str, object]]:
+    return [
+        {
+            "id": row.id,
+            "windows": row.windows,
+            "label": row.label,
+            "truth": labels[row.truth] if row.truth >= 0 else None,
+            "probabilities": dict(zip(labels, row.probabilities.tolist(), strict=True)),
+        }
+        for row in of_recordings(data, answers, labels)
+    ]
+
+
 def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
     count = sum(len(one.rows) for one in answers)
     notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
@@ -220,6 +259,7 @@ def _json(
         "by_given": {_given(a): summary([a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
+        "recordings": _recordings(data, answers, next(iter(bundles.values())).labels),
         "predictions": [_entry(data, row, one, at, bundles) for row, one, at in _places(answers, limit)],
     }
 

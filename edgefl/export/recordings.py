@@ -1,0 +1,43 @@
+"""The answer to a recording that was cut into windows: the mean of its windows' probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.dataset import Dataset
+from edgefl.export.runtime import Answers
+
+
+@dataclass(frozen=True)
+class RecordingAnswer:
+    """``probabilities`` [C]: the mean over ``windows`` windows. ``truth``: of the recording's label, -1: none."""
+
+    id: str
+    windows: int
+    label: str
+    probabilities: npt.NDArray[np.float64]
+    truth: int = -1
+
+
+def of_recordings(data: Dataset, answers: Sequence[Answers], labels: Sequence[str]) -> list[RecordingAnswer]:
+    """One answer a recording, in the order of the data; none where the samples are no windows, or get no labels."""
+    classified = [one for one in answers if len(one.prediction.classes)]
+    if data.recordings is None or not classified:
+        return []
+    found, first, unit = np.unique(data.recordings, return_index=True, return_inverse=True)
+    sums, counts = np.zeros((len(found), len(labels))), np.zeros(len(found), np.int64)
+    for one in classified:
+        np.add.at(sums, unit[one.rows], one.prediction.probabilities)
+        np.add.at(counts, unit[one.rows], 1)
+    truth = np.full(len(data), -1) if data.labels is None else data.labels
+    made = []
+    for i in np.argsort(first):
+        if counts[i]:
+            mean = sums[i] / counts[i]
+            label = labels[int(mean.argmax())]
+            made.append(RecordingAnswer(str(found[i]), int(counts[i]), label, mean, int(truth[first[i]])))
+    return made
