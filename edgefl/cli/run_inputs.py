@@ -90,7 +90,7 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
     if not prepared.label_names:
         notes.append("No sample has a label: recipes that learn from labels can not train on them.")
     if prepared.skipped:
-        notes.append(f"{len(prepared.skipped)} bad samples left out; the first: {prepared.skipped[0]}.")
+        notes.append(f"Left out, in {len(prepared.skipped)} places; the first: {prepared.skipped[0]}.")
     return table(f"Shares of {name}", columns, prepared.shares, notes)
 
 

@@ -39,7 +39,7 @@ class Prepared(msgspec.Struct, frozen=True):
     test_origin: str = ""  # given, official, groups (held out), samples (held out)
     signature: dict[str, tuple[int, ...]] = {}  # modality -> shape of one sample
     label_names: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()  # bad samples left out, as text
+    skipped: tuple[str, ...] = ()  # bad samples, and windows with gaps, as text
 
 
 def prepare_shares(
