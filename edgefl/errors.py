@@ -14,7 +14,7 @@ from dataclasses import dataclass
 EXTRAS: dict[str, tuple[str, str]] = {
     "torch": ("torch", "train"),
     "transformers": ("transformers", "train"),
-    "PIL": ("pillow", "train"),
+    "PIL": ("pillow", "serve"),
     "diffusers": ("diffusers", "completion"),
     "sqlalchemy": ("SQLAlchemy", "coordinator"),
     "alembic": ("alembic", "coordinator"),
@@ -29,7 +29,8 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "prometheus_client": ("prometheus-client", "web"),
     "onnx": ("onnx", "export"),
     "onnxscript": ("onnxscript", "export"),
-    "onnxruntime": ("onnxruntime", "export"),
+    "onnxruntime": ("onnxruntime", "serve"),
+    "python_multipart": ("python-multipart", "serve"),
     "fvcore": ("fvcore", "profile"),
     "sktime": ("sktime", "demo"),
     "pyarrow": ("pyarrow", "parquet"),

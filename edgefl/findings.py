@@ -152,7 +152,7 @@ FINDINGS: dict[str, Finding] = {
     "onnxruntime-two": Finding(
         "warn",
         "two builds of onnxruntime overwrite each other's files",
-        "Keep one: pip uninstall {names}, then install onnxruntime-gpu (with a GPU) or onnxruntime.",
+        "Keep one: pip uninstall {names}, then install onnxruntime-gpu (with a GPU; the extra `gpu`) or onnxruntime.",
     ),
     "onnxruntime-overwritten": Finding(
         "warn",

@@ -9,27 +9,21 @@ that runs nothing but this package's files.
 from __future__ import annotations
 
 import hmac
-import ipaddress
-import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgefl.errors import ConfigError, Problem
+from edgefl.process.listening import Listener, Place, goes_by, holds_token, listen, read_place, read_token
 
 #: Where the page is unless asked otherwise; when it is taken, any port that is free.
 DEFAULT = ("127.0.0.1", 8480)
 #: Environment variable with a token that stays, for programs such as Prometheus that open no link.
 TOKEN = "EDGEFL_WEB_TOKEN"  # noqa: S105 - the variable's name
-#: A short one is guessed.
-LEAST_TOKEN = 16
 #: Header of requests that act; a browser sets it for our own script alone.
 CONTROL_HEADER = "x-edgefl-control"
 HEADERS = {
@@ -42,51 +36,17 @@ HEADERS = {
 }
 
 
-class Place(NamedTuple):
-    """An address to listen on. ``chosen``: a person asked for this very port."""
-
-    host: str
-    port: int
-    chosen: bool = True
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return self.host == "localhost" or (_is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
-
-    @property
-    def url(self) -> str:
-        """As a browser on this machine opens it."""
-        anywhere = _is_address(self.host) and ipaddress.ip_address(self.host).is_unspecified
-        host = "localhost" if anywhere else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+_LISTENER = Listener("the live page", "--web-at")
 
 
-def read_place(text: str) -> Place:
+def place_of(text: str) -> Place:
     """``text``: HOST:PORT, HOST or :PORT; "" is the default. Raises ConfigError."""
-    if not text:
-        return Place(*DEFAULT, chosen=False)
-    try:
-        parts = urlsplit(f"//{text}")
-        if (parts.hostname is None and parts.port is None) or parts.path or parts.username is not None:
-            raise ValueError
-        return Place(parts.hostname or DEFAULT[0], DEFAULT[1] if parts.port is None else parts.port)
-    except ValueError:
-        problem = Problem("--web-at", f"{text!r} is not HOST:PORT, such as 127.0.0.1:8480")
-        raise ConfigError("the live page", [problem]) from None
+    return read_place(text, DEFAULT, _LISTENER)
 
 
-def listen(place: Place) -> socket.socket:
+def listening(place: Place) -> socket.socket:
     """A socket that listens there. Raises ConfigError that says why it cannot."""
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    try:
-        return socket.create_server((place.host, place.port), family=family)
-    except OSError as error:
-        if not place.chosen:
-            return socket.create_server((place.host, 0), family=family)
-        text = f"cannot listen on {place.host}:{place.port}: {error.strerror or error}"
-        remedy = "Name another address, or port 0 for any that is free."
-        raise ConfigError("the live page", [Problem("--web-at", text)], remedy=remedy) from error
+    return listen(place, _LISTENER)
 
 
 class Access:
@@ -103,12 +63,8 @@ class Access:
         self._cookie = f"edgefl-{place.port}"
         self._session = secrets.token_urlsafe(32)
         self._link = ""
-        self._token = os.environ.get(TOKEN, "")
-        if self._token and len(self._token) < LEAST_TOKEN:
-            text = f"has {len(self._token)} characters; a token needs {LEAST_TOKEN}"
-            remedy = f"Set {TOKEN} to a longer one, such as the output of `openssl rand -hex 24`, or leave it away."
-            raise ConfigError("the live page", [Problem(TOKEN, text)], remedy=remedy)
-        self._names = {"localhost", place.host, socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._token = read_token(TOKEN, _LISTENER.what)
+        self._names = place.names
 
     def invite(self) -> None:
         """Announce where the page is: by a new one-time link, where one is needed for anything."""
@@ -128,17 +84,12 @@ class Access:
     def is_known(self, request: Request) -> bool:
         """Whether the request carries the cookie, or the token that stays."""
         given = request.cookies.get(self._cookie, "")
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        by_token = bool(self._token) and hmac.compare_digest(bearer.encode(), self._token.encode())
+        by_token = holds_token(request.headers.get("authorization", ""), self._token)
         return by_token or hmac.compare_digest(given.encode(), self._session.encode())
 
     def refusal(self, request: Request) -> str:
         """Why a request is refused; "" when it is not."""
-        try:
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        except ValueError:
-            host = ""
-        if host not in self._names and not _is_address(host):
+        if not goes_by(request.headers.get("host", ""), self._names):
             return "This page does not go by that host name; open it by the address it was announced with."
         path = request.url.path
         if request.method == "POST":
@@ -168,11 +119,3 @@ class Gate:
         why = self._access.refusal(Request(scope)) if scope["type"] == "http" else "Only HTTP is spoken here."
         answer: ASGIApp = PlainTextResponse(why + "\n", status_code=403) if why else self._app
         await answer(scope, receive, marked)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

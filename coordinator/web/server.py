@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import uvicorn
 
-from coordinator.web.access import Access, listen, read_place
+from coordinator.web.access import Access, listening, place_of
 from coordinator.web.app import Act, Board, Site
 from coordinator.web.metrics import metrics
 from coordinator.web.snapshot import Feed
@@ -45,8 +45,8 @@ def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iter
 
     ``announce`` is given the page's address from the page's thread too. Raises ConfigError where nothing can listen.
     """
-    place = read_place(where)
-    with listen(place) as listener:
+    place = place_of(where)
+    with listening(place) as listener:
         place = place._replace(port=listener.getsockname()[1])
         access = Access(place, control=served.act is not None, announce=announce)
         if not place.is_loopback:

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("edgefl.cli.export:command", "Write a run's model as ONNX bundles, checked against torch."),
     "data": ("edgefl.cli.run:data_command", "Show how a run's data is shared out to devices, and write the shares."),
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
+    "serve": ("edgefl.cli.serve:command", "Answer requests with an exported bundle, over HTTP and MQTT."),
     "doctor": ("edgefl.cli.show:doctor_command", "Check this machine and, if asked, the connection to a broker."),
 }
 _LEDGER = ("sqlalchemy", "alembic")
@@ -42,6 +43,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "devices": _LEDGER,
     "export": ("torch", *_LEDGER, *_BUNDLES),
     "predict": ("onnxruntime",),
+    "serve": ("onnxruntime", "PIL", "python_multipart"),
 }
 HELP = """
 Train multimodal models across small devices inside each device's real budget, and see what every device spent.

@@ -18,6 +18,7 @@ from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
+from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec
@@ -27,7 +28,6 @@ from edgefl.report.grid import Cell, Column, Grid, table
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
-SCHEMA = "edgefl.predictions/1"
 #: Parts that make labels of projections.
 CLASSIFIER = {"task", "fusion"}
 UNTRAINED = (
@@ -53,7 +53,10 @@ def command(
         MaskName | None,
         typer.Option(help="What stands in for absent modalities."),
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "tensorrt"],
+        typer.Option(help="Where to compute; auto: TensorRT, CUDA or the CPU, the first that works here."),
+    ] = "auto",
     bad_samples: Annotated[
         Literal["error", "skip"], typer.Option(help="What to do with unreadable samples.")
     ] = "error",
@@ -137,11 +140,6 @@ def _given(one: Answers) -> str:
     return "+".join(one.modalities)
 
 
-def _embeddings(one: Answers) -> dict[str, np.ndarray]:
-    """Embeddings of the modalities that the samples have."""
-    return {m: e for m, e in one.prediction.embeddings.items() if m in one.modalities}
-
-
 def _having(data: Dataset, row: int) -> str:
     return " + ".join(m for m in data.modalities if data.present[m][row]) or "nothing"
 
@@ -164,7 +162,7 @@ def _places(answers: list[Answers], limit: int | None) -> list[_Place]:
 def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
     def vectors(place: _Place) -> str:
         _, answer, at = place
-        texts = {m: ", ".join(f"{x:.3f}" for x in e[at][:4]) for m, e in _embeddings(answer).items()}
+        texts = {m: ", ".join(f"{x:.3f}" for x in e[at][:4]) for m, e in embeddings(answer).items()}
         return "; ".join(f"{m} [{text}, …]" for m, text in texts.items())
 
     def label(place: _Place) -> Cell:
@@ -213,19 +211,6 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
     return [table("Recordings", columns, found[:limit], notes)]
 
 
-def _recordings(data: Dataset, answers: list[Answers], labels: tuple[str, ...]) -> list[dict[str, object]]:
-    return [
-        {
-            "id": row.id,
-            "windows": row.windows,
-            "label": row.label,
-            "truth": labels[row.truth] if row.truth >= 0 else None,
-            "probabilities": dict(zip(labels, row.probabilities.tolist(), strict=True)),
-        }
-        for row in of_recordings(data, answers, labels)
-    ]
-
-
 def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
     count = sum(len(one.rows) for one in answers)
     notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
@@ -237,6 +222,7 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
     masks = [f"by {STAND_INS[one.mask]} (given {_given(one)})" for one in answers if one.mask in STAND_INS]
     if masks:
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
+    notes.append(f"Computed by {' and '.join(dict.fromkeys(one.runs_on for one in answers))}.")
     return notes
 
 
@@ -248,38 +234,21 @@ def _json(
         return {"samples": sum(len(one.rows) for one in some), "accuracy": accuracy(data, some), "mask": mask}
 
     used = dict.fromkeys(one.bundle for one in answers)
+    labels = next(iter(bundles.values())).labels
     return {
         "schema": SCHEMA,
         "bundles": [manifest.name for manifest in bundles.values()],
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
+        "runs_on": list(dict.fromkeys(one.runs_on for one in answers)),
         "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),
         "by_bundle": {name: summary([a for a in answers if a.bundle == name]) for name in used},
         "by_given": {_given(a): summary([a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
-        "recordings": _recordings(data, answers, next(iter(bundles.values())).labels),
-        "predictions": [_entry(data, row, one, at, bundles) for row, one, at in _places(answers, limit)],
+        "recordings": recording_entries(data, answers, labels),
+        "predictions": [
+            entry(one, at, data.ids[row], labels, _truth(data, row)) for row, one, at in _places(answers, limit)
+        ],
     }
-
-
-def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path, Manifest]) -> dict[str, object]:
-    p = one.prediction
-    entry: dict[str, object] = {"id": data.ids[row], "bundle": one.bundle, "given": list(one.modalities)}
-    if not len(p.classes):
-        return {**entry, "embeddings": {m: e[at].tolist() for m, e in _embeddings(one).items()}}
-    names = next(iter(bundles.values())).labels
-    entry |= {"label": p.labels[at], "probability": float(p.probabilities[at].max()), "truth": _truth(data, row)}
-    entry["probabilities"] = dict(zip(names, p.probabilities[at].tolist(), strict=True))
-    if p.matched:
-        entry["matched"] = {
-            m: [
-                {"label": names[c] if c < len(names) else str(c), "weight": w}
-                for c, w in zip(match.rows[at].tolist(), match.weights[at].tolist(), strict=True)
-                if c >= 0
-            ]
-            for m, match in p.matched.items()
-            if m not in one.modalities
-        }
-    return entry

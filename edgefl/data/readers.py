@@ -228,7 +228,7 @@ def _picture(path: Path, to: Target) -> Array:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise MissingDependencyError("pillow", "train") from None
+        raise MissingDependencyError("pillow", "serve") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stricter

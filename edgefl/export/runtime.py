@@ -27,7 +27,7 @@ from edgefl.export.bundle_format import (
     table_name,
     valid_name,
 )
-from edgefl.export.session import Device, Session, open_session, run
+from edgefl.export.session import Device, Session, open_session, run, runs_on
 from edgefl.models.spec import EncoderSpec
 from edgefl.prototypes.table import ClassMeans
 
@@ -112,6 +112,16 @@ class Bundle:
         }
         labels = tuple(self.manifest.labels[c] for c in classes)
         return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
+
+    def fitted(self, inputs: Mapping[str, npt.ArrayLike], mask: str | None = None) -> dict[str, np.ndarray]:
+        """The inputs of a call in the types that the graph takes, checked as :meth:`predict` does and raising the same.
+
+        What is lacking is zeros. Of several such calls whose shapes agree, the samples can be given to ``predict``
+        together.
+        """
+        arrays = self._arrays(inputs, self._has(inputs, {}))
+        self._tables(mask, None)
+        return arrays
 
     def _has(self, inputs: Mapping[str, npt.ArrayLike], present: Mapping[str, npt.ArrayLike]) -> dict[str, Flags]:
         """Which of the N samples have each of the bundle's modalities [N]. Raises DataError."""
@@ -220,7 +230,8 @@ class Bundle:
 def load_bundle(path: Path, *, device: Device = "cpu", threads: int = 0) -> Bundle:
     """The bundle in the folder ``path`` (or whose manifest or model file ``path`` is), its hash verified.
 
-    ``device`` "cuda" needs onnxruntime-gpu and is never silently replaced by the CPU. Raises ExportError (no bundle,
+    ``device`` "cuda" and "tensorrt" need onnxruntime-gpu and are never silently replaced by another; "auto" takes the
+    fastest that works, which ``session.runs_on`` tells. Raises ExportError (no bundle,
     damaged, of another version, device unusable), MissingDependencyError.
     """
     directory = path.parent if path.is_file() else path
@@ -258,7 +269,7 @@ class Answers:
     """One bundle's predictions for samples that have the same ``modalities``, all of which it used.
 
     ``rows`` of the data set [n], in the order of the prediction's samples. ``mask``: what stood in for the model's
-    other modalities; "none": there are no others.
+    other modalities; "none": there are no others. ``runs_on``: the provider that computed them, as its session tells.
     """
 
     bundle: str
@@ -266,6 +277,7 @@ class Answers:
     rows: np.ndarray
     prediction: Prediction
     mask: str = "none"
+    runs_on: str = ""
 
 
 def encoders(bundles: Mapping[Path, Manifest]) -> dict[str, EncoderSpec]:
@@ -310,7 +322,7 @@ def apply(
         used = (mask or bundle.manifest.mask) if fills else "none"
         inputs = {m: data.modalities[m][rows] for m in given}
         prediction = bundle.predict(inputs, mask=None if used == "none" else used)
-        answers.append(Answers(bundle.manifest.name, given, rows, prediction, used))
+        answers.append(Answers(bundle.manifest.name, given, rows, prediction, used, runs_on(bundle.session)))
     return answers, np.array(sorted(left), np.int64)
 
 

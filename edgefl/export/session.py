@@ -1,18 +1,28 @@
-"""An onnxruntime session on a bundle's bytes: quiet, on the processor that was asked for or not at all."""
+"""An onnxruntime session on a bundle's bytes: quiet, on the processor that was asked for or not at all.
+
+Which processor that was, only the session knows (``get_providers``): messages name what it says.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
 
-from edgefl.errors import ExportError, MissingDependencyError
+from edgefl.errors import ExportError, MissingDependencyError, install_command
 
-Device = Literal["cpu", "cuda"]
-_PROVIDERS: dict[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+Device = Literal["auto", "cpu", "cuda", "tensorrt"]
+#: Device -> its provider, and the library without which that only complains; the fastest first, as "auto" tries them.
+_PROVIDERS: dict[str, tuple[str, str]] = {
+    "tensorrt": ("TensorrtExecutionProvider", "libnvinfer.so.10"),
+    "cuda": ("CUDAExecutionProvider", "libcuda.so.1"),
+    "cpu": ("CPUExecutionProvider", ""),
+}
 #: onnxruntime's own scale: 3 shows errors and hides warnings, such as those on machines without a GPU.
 _ERRORS_ONLY = 3
 
@@ -38,30 +48,52 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Sessi
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("onnxruntime", "export") from error
-    if device not in _PROVIDERS:
-        raise ExportError(f"unknown device {device!r}", remedy=f"Choose {' or '.join(_PROVIDERS)}.")
+        raise MissingDependencyError("onnxruntime", "serve") from error
+    wanted = _wanted(device, onnxruntime.get_available_providers())
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads
-    wanted = _PROVIDERS[device]
-    # onnxruntime only warns about a provider that its build lacks.
-    able = {*onnxruntime.get_available_providers(), _PROVIDERS["cpu"]}
-    providers = [one for one in dict.fromkeys((wanted, _PROVIDERS["cpu"])) if one in able]
     try:
-        session: Session = onnxruntime.InferenceSession(data, options, providers=providers)
+        session: Session = onnxruntime.InferenceSession(data, options, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no public base
         raise ExportError(
             f"onnxruntime {onnxruntime.__version__} can not load the model: {str(error).splitlines()[0]}",
             remedy="Install the onnxruntime version the manifest names, or a newer one.",
         ) from error
     # Only the session knows: get_available_providers() lists CUDA on machines without a GPU as well.
-    if wanted not in session.get_providers():
+    if device != "auto" and _PROVIDERS[device][0] not in session.get_providers():
         raise ExportError(
             f"onnxruntime can not use {device} here: the session runs on {', '.join(session.get_providers())}",
             remedy=_remedy(device),
         )
     return session
+
+
+def _wanted(device: str, listed: Sequence[str]) -> list[str]:
+    """The providers to ask for, of those that this build of onnxruntime lists: it only warns about any other.
+
+    "auto" leaves out those whose library is not here, which would complain on every machine without a card.
+    """
+    if device != "auto" and device not in _PROVIDERS:
+        raise ExportError(f"unknown device {device!r}", remedy=f"Choose auto or {' or '.join(_PROVIDERS)}.")
+    names = list(_PROVIDERS)
+    able = names[names.index(device) :] if device != "auto" else [name for name in names if _is_here(name)]
+    return [_PROVIDERS[name][0] for name in able if _PROVIDERS[name][0] in {*listed, _PROVIDERS["cpu"][0]}]
+
+
+@functools.cache
+def _is_here(device: str) -> bool:
+    library = _PROVIDERS[device][1]
+    try:
+        return not library or bool(ctypes.CDLL(library))
+    except OSError:
+        return False
+
+
+def runs_on(session: Session) -> str:
+    """Where a session computes, for people: its first provider, and onnxruntime's version."""
+    there = " and ".join(f"{name} {version}" for name, version in installed().items())
+    return f"{session.get_providers()[0]} of {there or 'onnxruntime'}"
 
 
 def installed() -> dict[str, str]:
@@ -92,4 +124,7 @@ def _remedy(device: str) -> str:
         )
     if "onnxruntime-gpu" in there:
         return f"Use --device cpu, or install CUDA and cuDNN as onnxruntime-gpu {there['onnxruntime-gpu']} needs them."
-    return "Use --device cpu, or put onnxruntime-gpu for this machine's CUDA version in onnxruntime's place."
+    return (
+        "Use --device cpu, or put onnxruntime-gpu in onnxruntime's place: pip uninstall onnxruntime, then "
+        f"{install_command('gpu')}; on a Jetson NVIDIA's own build."
+    )

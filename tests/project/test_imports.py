@@ -61,7 +61,9 @@ def test_a_program_that_tells_of_itself_loads_nothing_heavy(module, program, opt
     assert loaded(probe) == "-"
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "runs", "report", "devices", "export", "data", "predict", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["run", "plan", "runs", "report", "devices", "export", "data", "predict", "serve", "doctor"]
+)
 def test_help_of_a_verb_loads_nothing_heavy(verb):
     heavy = [name for name in HEAVY if name not in {"numpy", "pydantic"}]  # typer itself looks for pydantic
     probe = HELP.format(module="edgefl.cli.main", program="edgefl", arguments=[verb, "--help"], heavy=heavy)

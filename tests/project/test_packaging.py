@@ -174,7 +174,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev", "mutants",
-        "postgresql", "web", "parquet", "tensorboard", "mlflow",
+        "postgresql", "web", "parquet", "tensorboard", "mlflow", "serve", "gpu",
     }  # fmt: skip
 
 
@@ -207,8 +207,17 @@ def test_the_base_is_light(requirements):
 @pytest.mark.parametrize(("platform", "machine", "python"), MACHINES)
 def test_exactly_one_onnxruntime_everywhere(requirements, platform, machine, python):
     told = {"sys_platform": platform, "platform_machine": machine, "python_version": python}
-    chosen = for_extra(requirements, "export", **told) & {"onnxruntime", "onnxruntime-gpu"}
-    assert chosen == {"onnxruntime-gpu" if (platform, machine) == ("linux", "x86_64") else "onnxruntime"}
+    both = {"onnxruntime", "onnxruntime-gpu"}
+    for extra, one in (("export", "onnxruntime"), ("serve", "onnxruntime"), ("gpu", "onnxruntime-gpu")):
+        assert for_extra(requirements, extra, **told) & both == {one}
+    for extra in ("demo", "all", "dev"):
+        assert for_extra(requirements, extra, **told) & both == {"onnxruntime"}
+
+
+def test_gpu_brings_what_export_and_serve_do_with_the_other_runtime(requirements):
+    without = for_extra(requirements, "export") | for_extra(requirements, "serve")
+    assert for_extra(requirements, "gpu") == without - {"onnxruntime"} | {"onnxruntime-gpu"}
+    assert not for_extra(requirements, "serve") & {"torch", "transformers", "onnx", "sqlalchemy"}
 
 
 def test_torch_has_one_bound_here_and_in_the_makefile(requirements):
@@ -225,7 +234,9 @@ def test_the_extra_an_error_names_brings_the_package(requirements, package, extr
 
 
 def test_demo_and_all_bring_what_they_join(requirements):
-    joined = set().union(*(for_extra(requirements, extra) for extra in ("train", "coordinator", "web", "export")))
+    joined = set().union(
+        *(for_extra(requirements, extra) for extra in ("train", "coordinator", "web", "export", "serve"))
+    )
     assert for_extra(requirements, "demo") == joined | {"sktime"}
     assert for_extra(requirements, "all") == joined | {"sktime", "fvcore"}
     assert for_extra(requirements, "dev") >= for_extra(requirements, "all")
@@ -264,6 +275,7 @@ def test_a_command_that_needs_an_extra_names_it(unpacked, tmp_path):
         "train": ("edgefl.cli.main", ["plan", "demo", "--device", "cpu", "--set", f"data.source={samples.parent}"]),
         "demo": ("edgefl.cli.main", ["data", "demo"]),
         "coordinator": ("coordinator.cli", ["run", "demo"]),
+        "serve": ("edgefl.cli.main", ["serve", "bundles"]),
     }
     for extra, (code, _, err) in zip(commands, base_only(unpacked, tmp_path, list(commands.values())), strict=True):
         assert code == 19

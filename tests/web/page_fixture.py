@@ -7,10 +7,11 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from coordinator.web.access import Access, Place
+from coordinator.web.access import Access
 from coordinator.web.app import Act, Board, Site
 from coordinator.web.snapshot import Feed
 from edgefl.errors import ControlError
+from edgefl.process.listening import Place
 from edgefl.run_records import EventRow
 
 LOOPBACK = Place("127.0.0.1", 8480)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from page_fixture import ELSEWHERE, HOSTILE, Page, Recorder
 
-from coordinator.web.access import CONTROL_HEADER, TOKEN, Place, listen, read_place
+from coordinator.web.access import CONTROL_HEADER, TOKEN, listening, place_of
 from edgefl.errors import ConfigError
+from edgefl.process.listening import Place
 from edgefl.run_records import EventRow
 
 ACT = {CONTROL_HEADER: "1"}
@@ -28,21 +29,21 @@ ACT = {CONTROL_HEADER: "1"}
     ],
 )
 def test_an_address_is_read(text: str, place: Place) -> None:
-    assert read_place(text) == place
+    assert place_of(text) == place
 
 
 @pytest.mark.parametrize("text", ["http://x:1", "x:port", "x:99999", "me@x:1", ":"])
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not HOST:PORT, such as 127\.0\.0\.1:8480"):
-        read_place(text)
+        place_of(text)
 
 
 def test_a_taken_port_is_an_error_only_when_it_was_asked_for() -> None:
-    with listen(Place("127.0.0.1", 0)) as first:
+    with listening(Place("127.0.0.1", 0)) as first:
         taken = Place("127.0.0.1", first.getsockname()[1])
         with pytest.raises(ConfigError, match="cannot listen"):
-            listen(taken)
-        with listen(taken._replace(chosen=False)) as other:
+            listening(taken)
+        with listening(taken._replace(chosen=False)) as other:
             assert other.getsockname()[1] != taken.port
 
 

@@ -1,0 +1,77 @@
+"""``edgefl serve``: exported bundles over HTTP, and over MQTT where asked. No torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edgefl.process.listening import read_place
+from edgefl.serve.limits import DEFAULT, LISTENER, TOKEN, Limits
+
+if TYPE_CHECKING:
+    from edgefl.serve.catalogue import Catalogue
+
+_MIB = 2**20
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or the folder of all bundles.")],
+    host: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen, as HOST:PORT, HOST or :PORT; this machine alone.")
+    ] = f"{DEFAULT[0]}:{DEFAULT[1]}",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "tensorrt"],
+        typer.Option(help="Where to compute; auto: TensorRT, CUDA or the CPU, the first that works here."),
+    ] = "auto",
+    name: Annotated[str, typer.Option(help="The model's name; default: that of the run, or of the folder.")] = "",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of onnxruntime; 0: one a core.")] = 0,
+    max_batch: Annotated[int, typer.Option(min=1, max=1024, help="Samples computed at a time.")] = 64,
+    max_delay_ms: Annotated[
+        float, typer.Option(min=0, max=1000, help="Wait so long for more requests before a batch is computed.")
+    ] = 0.0,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait; others are told to try again.")
+    ] = 256,
+    max_body_mib: Annotated[int, typer.Option(min=1, max=1024, help="MiB of a request; four times that of all.")] = 32,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer.")] = 30.0,
+) -> None:
+    """Answer inference requests over HTTP: the Open Inference Protocol v2, raw files at /predict, /metrics.
+
+    The folder of all bundles is one model that takes any of its modalities; each bundle is a model of its own, which
+    takes exactly its inputs. With EDGEFL_SERVE_TOKEN set, clients need that token. docs/serving.md has examples.
+
+    Examples: edgefl serve runs/ID/bundles · edgefl serve bundles --host 0.0.0.0:8481
+    """
+    import python_multipart  # noqa: F401 - alone in the extra `serve`, which brings everything else that follows
+
+    from edgefl.serve.catalogue import load_catalogue
+    from edgefl.serve.server import Serving, serve
+
+    given = "" if host == f"{DEFAULT[0]}:{DEFAULT[1]}" else host
+    place = read_place(given, DEFAULT, LISTENER)
+    catalogue = load_catalogue(bundle, name=name, device=device, threads=threads)
+    limits = Limits(
+        body_bytes=max_body_mib * _MIB,
+        room_bytes=4 * max_body_mib * _MIB,
+        batch_rows=max_batch,
+        delay_s=max_delay_ms / 1000,
+        waiting=max_waiting,
+        answer_s=timeout_s,
+    )
+    if not place.is_loopback:
+        sys.stderr.write(
+            f"warning: {place.host} can be reached from elsewhere, without encryption"
+            f"{'' if os.environ.get(TOKEN) else f'; without {TOKEN} anybody there may ask'}: see docs/serving.md\n"
+        )
+    serve(Serving(catalogue, limits), place, lambda url: typer.echo(_sentence(url, catalogue)))
+
+
+def _sentence(url: str, catalogue: Catalogue) -> str:
+    names = list(catalogue.models)
+    listed = f"{names[0]} (any of {', '.join(catalogue.main.inputs)})"
+    others = f", and each alone as {', '.join(names[1:])}" if len(names) > 1 else ""
+    return f"Serving {listed}{others} at {url}, computed by {catalogue.main.runs_on}; Ctrl-C ends it."

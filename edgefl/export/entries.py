@@ -1,0 +1,56 @@
+"""Answers as entries for people and programs, the same from ``edgefl predict`` and from a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.export.recordings import of_recordings
+from edgefl.export.runtime import Answers
+
+#: Grows when a field changes its meaning or goes away.
+SCHEMA = "edgefl.predictions/1"
+
+
+def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: str | None = None) -> dict[str, object]:
+    """One sample's answer: its label with the probabilities, and what stood in for what it lacks; or its embeddings."""
+    found = answers.prediction
+    told: dict[str, object] = {"id": name, "bundle": answers.bundle, "given": list(answers.modalities)}
+    if not len(found.classes):
+        return {**told, "embeddings": {m: vectors[at].tolist() for m, vectors in embeddings(answers).items()}}
+    told |= {"label": found.labels[at], "probability": float(found.probabilities[at].max()), "truth": truth}
+    told["probabilities"] = dict(zip(labels, found.probabilities[at].tolist(), strict=True))
+    if found.matched:
+        told["matched"] = {m: matched(answers, m, at, labels) for m in found.matched if m not in answers.modalities}
+    return told
+
+
+def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequence[str]) -> list[dict[str, object]]:
+    """The answer of each recording that was cut into windows: the mean of theirs."""
+    return [
+        {
+            "id": row.id,
+            "windows": row.windows,
+            "label": row.label,
+            "truth": labels[row.truth] if row.truth >= 0 else None,
+            "probabilities": dict(zip(labels, row.probabilities.tolist(), strict=True)),
+        }
+        for row in of_recordings(data, answers, labels)
+    ]
+
+
+def matched(answers: Answers, modality: str, at: int, labels: Sequence[str]) -> list[dict[str, object]]:
+    """The prototypes that stood in for a modality which the sample lacks, best first: labels with weights."""
+    match = answers.prediction.matched[modality]
+    return [
+        {"label": labels[c] if c < len(labels) else str(c), "weight": w}
+        for c, w in zip(match.rows[at].tolist(), match.weights[at].tolist(), strict=True)
+        if c >= 0
+    ]
+
+
+def embeddings(answers: Answers) -> dict[str, np.ndarray]:
+    """Embeddings of the modalities that the samples have."""
+    return {m: e for m, e in answers.prediction.embeddings.items() if m in answers.modalities}

@@ -1,0 +1,112 @@
+"""Where a program listens, the host names it goes by, and the token that its clients hold.
+
+A browser can be made to send requests to this machine by another site, or by a host name that another site points here
+(DNS rebinding): hence a list of host names.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import socket
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from edgefl.errors import ConfigError, Problem
+
+#: A short one is guessed.
+LEAST_TOKEN = 16
+
+
+class Place(NamedTuple):
+    """An address to listen on. ``chosen``: a person asked for this very port."""
+
+    host: str
+    port: int
+    chosen: bool = True
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host == "localhost" or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
+
+    @property
+    def url(self) -> str:
+        """As a client on this machine opens it."""
+        anywhere = is_address(self.host) and ipaddress.ip_address(self.host).is_unspecified
+        host = "localhost" if anywhere else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Host names it goes by; addresses are no names."""
+        return frozenset({"localhost", self.host, socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
+class Listener(NamedTuple):
+    """Names for messages: ``what`` listens, and the ``option`` that chooses its address."""
+
+    what: str
+    option: str
+
+
+def read_place(text: str, default: tuple[str, int], listener: Listener) -> Place:
+    """``text``: HOST:PORT, HOST or :PORT; "" is the default. Raises ConfigError."""
+    if not text:
+        return Place(*default, chosen=False)
+    try:
+        parts = urlsplit(f"//{text}")
+        if (parts.hostname is None and parts.port is None) or parts.path or parts.username is not None:
+            raise ValueError
+        return Place(parts.hostname or default[0], default[1] if parts.port is None else parts.port)
+    except ValueError:
+        problem = Problem(listener.option, f"{text!r} is not HOST:PORT, such as {default[0]}:{default[1]}")
+        raise ConfigError(listener.what, [problem]) from None
+
+
+def listen(place: Place, listener: Listener) -> socket.socket:
+    """A socket that listens there. Raises ConfigError that says why it cannot."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        return socket.create_server((place.host, place.port), family=family)
+    except OSError as error:
+        if not place.chosen:
+            return socket.create_server((place.host, 0), family=family)
+        text = f"cannot listen on {place.host}:{place.port}: {error.strerror or error}"
+        remedy = "Name another address, or port 0 for any that is free."
+        raise ConfigError(listener.what, [Problem(listener.option, text)], remedy=remedy) from error
+
+
+def read_token(variable: str, what: str) -> str:
+    """The token in an environment variable, "" where there is none. Raises ConfigError for one that is guessed."""
+    token = os.environ.get(variable, "")
+    if token and len(token) < LEAST_TOKEN:
+        text = f"has {len(token)} characters; a token needs {LEAST_TOKEN}"
+        remedy = f"Set {variable} to a longer one, such as the output of `openssl rand -hex 24`, or leave it away."
+        raise ConfigError(what, [Problem(variable, text)], remedy=remedy)
+    return token
+
+
+def holds_token(authorization: str, token: str) -> bool:
+    """Whether the header ``authorization`` carries the token; "" is never one."""
+    bearer = authorization.removeprefix("Bearer ")
+    return bool(token) and hmac.compare_digest(bearer.encode(), token.encode())
+
+
+def goes_by(host_header: str, names: frozenset[str]) -> bool:
+    """Whether the header ``host`` is an address or one of the names."""
+    try:
+        host = urlsplit(f"//{host_header}").hostname or ""
+    except ValueError:
+        host = ""
+    return host in names or is_address(host)
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

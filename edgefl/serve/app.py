@@ -1,0 +1,214 @@
+"""The Open Inference Protocol v2 over HTTP, raw samples, and metrics: requests to the engine, refusals as answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgefl.errors import DISTRIBUTION, EdgeFLError
+from edgefl.process.listening import Place, goes_by, holds_token
+from edgefl.serve.catalogue import Model
+from edgefl.serve.engine import Asked, Engine
+from edgefl.serve.forms import as_files, read_form
+from edgefl.serve.limits import BODY_S, Lease, Refused, Room
+from edgefl.serve.metrics import UNKNOWN
+
+_LOG = logging.getLogger(__name__)
+JSON = "application/json"
+HEAD = "inference-header-content-length"
+EXTENSIONS = ("binary_tensor_data",)
+#: Asked by programs that watch the server, which hold no token.
+OPEN = ("/v2/health/live", "/v2/health/ready")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def answer(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(body), status, headers, JSON)
+
+
+def refusal(error: Refused) -> Response:
+    """An error in the protocol's form."""
+    headers = {"retry-after": "1"} if error.status == 503 else None
+    return answer({"error": f"{error.message}. {error.remedy}".removesuffix(". ")}, error.status, headers)
+
+
+class Site:
+    """Answers requests for the engine's models."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._room = Room(engine.limits.room_bytes)
+        metrics = engine.metrics
+        for model in engine.catalogue.models.values():
+            metrics.info(model.name, model.runs_on)
+        metrics.gauge("waiting_requests", "Requests that wait for the processor.", lambda: len(engine.batcher))
+        metrics.gauge("body_bytes", "Bytes of request bodies in memory.", lambda: self._room.used)
+
+    def app(self, place: Place, token: str) -> ASGIApp:
+        """The application."""
+        routes = [Route("/predict", self._counted(self.predict), methods=["POST"])]
+        for path, handler in {
+            "/v2": self.server,
+            "/v2/health/live": self.live,
+            "/v2/health/ready": self.readiness,
+            "/v2/models": self.models,
+            "/metrics": self.metrics,
+        }.items():
+            routes.append(Route(path, handler))
+        for version_path in ("", "/versions/{version}"):
+            base = "/v2/models/{model}" + version_path
+            routes += [
+                Route(base, self._counted(self.model)),
+                Route(base + "/ready", self._counted(self.model_ready)),
+                Route(base + "/infer", self._counted(self.infer), methods=["POST"]),
+            ]
+        handlers = {404: _no_route, 405: _no_method}
+        return Gate(Starlette(routes=routes, exception_handlers=handlers), place.names, token)
+
+    async def server(self, _request: Request) -> Response:
+        """Server metadata: name, version, protocol extensions."""
+        return answer({"name": "edgefl", "version": version(DISTRIBUTION), "extensions": EXTENSIONS})
+
+    async def live(self, _request: Request) -> Response:
+        """It answers."""
+        return answer({"live": True})
+
+    async def readiness(self, _request: Request) -> Response:
+        """It answers inference requests: the models were loaded before it listened."""
+        return answer({"ready": True})
+
+    async def models(self, _request: Request) -> Response:
+        """Names of the models."""
+        return answer({"models": list(self.engine.catalogue.models)})
+
+    async def model(self, request: Request) -> Response:
+        """A model's metadata."""
+        return answer(self._model(request).describe())
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a model answers."""
+        return answer({"name": self._model(request).name, "ready": True})
+
+    async def metrics(self, _request: Request) -> Response:
+        """For Prometheus."""
+        return Response(self.engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def infer(self, request: Request) -> Response:
+        """An inference request."""
+        model = self._model(request).name
+        with self._room.lease() as lease:
+            body = await self._body(request, lease)
+            reply, head = await self.engine.infer(Asked(model, body, _head_length(request)))
+            headers = None if head is None else {HEAD: str(head)}
+            return Response(reply, 200, headers, JSON if head is None else "application/octet-stream")
+
+    async def predict(self, request: Request) -> Response:
+        """A raw sample."""
+        mask = request.query_params.get("mask")
+        with self._room.lease() as lease:
+            form = await read_form(request.headers, await self._body(request, lease))
+            lease.take(2 * lease.held)  # the form's parts are a copy
+            with as_files(form) as files:
+                return Response(await self.engine.predict(files, mask), media_type=JSON)
+
+    def _model(self, request: Request) -> Model:
+        wanted = request.path_params.get("version", "1")
+        model = self.engine.model(request.path_params["model"])
+        if wanted != "1":
+            raise Refused(404, f"{model.name} has no version {wanted!r:.60}", "Versions here: 1.")
+        return model
+
+    async def _body(self, request: Request, lease: Lease) -> bytes:
+        """The body, its room held before it is read. Raises Refused."""
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refused(415, "compressed requests are not read", "Send the body as it is.")
+        most = self.engine.limits.body_bytes
+        declared = request.headers.get("content-length", "0")
+        size = int(declared) if declared.isdecimal() and len(declared) < 20 else most + 1
+        if size > most:
+            raise Refused(413, f"a body of {declared:.30} bytes; at most {most} are read")
+        lease.take(size)
+        body = bytearray()
+
+        async def read() -> None:
+            async for piece in request.stream():
+                if len(body) + len(piece) > most:
+                    raise Refused(413, f"a body of more than {most} bytes")
+                lease.take(len(body) + len(piece))
+                body.extend(piece)
+
+        try:
+            await asyncio.wait_for(read(), BODY_S)
+        except asyncio.TimeoutError:
+            raise Refused(408, f"the body did not come within {BODY_S:g} s") from None
+        return bytes(body)
+
+    def _counted(self, handler: Handler) -> Handler:
+        """The handler with its refusals as answers, counted."""
+
+        async def handle(request: Request) -> Response:
+            begun = time.perf_counter()
+            try:
+                done = await handler(request)
+            except Refused as error:
+                done = refusal(error)
+            except ClientDisconnect:
+                done = refusal(Refused(400, "the client has gone"))
+            except EdgeFLError as error:
+                done = refusal(Refused(400, error.message, error.remedy))
+            except Exception:
+                _LOG.exception("a request failed")
+                done = refusal(Refused(500, "the server failed on this request; its log tells more"))
+            name = request.path_params.get("model", self.engine.catalogue.main.name)
+            known = name if name in self.engine.catalogue.models else UNKNOWN
+            self.engine.metrics.request("http", known, done.status_code, time.perf_counter() - begun)
+            return done
+
+        return handle
+
+
+class Gate:
+    """Refuses requests by host names that are not ours, and those without the token where there is one."""
+
+    def __init__(self, app: ASGIApp, names: frozenset[str], token: str) -> None:
+        self._app, self._names, self._token = app, names, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        request = Request(scope)
+        given = request.headers.get("authorization", "")
+        refused: Response | None = None
+        if not goes_by(request.headers.get("host", ""), self._names):
+            refused = refusal(Refused(403, "this server does not go by that host name", "Use its address."))
+        elif self._token and scope["path"] not in OPEN and not holds_token(given, self._token):
+            refused = refusal(Refused(401, "a token is needed", "Send the header Authorization: Bearer TOKEN."))
+        app: ASGIApp = refused or self._app
+        await app(scope, receive, send)
+
+
+def _head_length(request: Request) -> int | None:
+    text = request.headers.get(HEAD)
+    if text is None:
+        return None
+    if not (text.isdecimal() and len(text) < 20):
+        raise Refused(400, f"Inference-Header-Content-Length is {text!r:.40}, not a number of bytes")
+    return int(text)
+
+
+async def _no_route(request: Request, _error: Exception) -> Response:
+    return refusal(Refused(404, f"there is nothing at {request.url.path!r:.200}", "See GET /v2 and docs/serving.md."))
+
+
+async def _no_method(request: Request, _error: Exception) -> Response:
+    return refusal(Refused(405, f"{request.url.path:.200} does not take {request.method}"))

@@ -1,0 +1,174 @@
+"""Dynamic micro-batches: requests for the same model with the same modalities are computed together.
+
+While one batch is computed the next gathers, so an idle server answers at once and a busy one in full batches; a delay
+makes batches larger than that at the cost of the wait. One queue, first come first served, of bounded length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.export.runtime import Matched, Prediction
+from edgefl.serve.limits import Limits, busy
+
+Array = npt.NDArray[Any]
+
+
+class Predictor(Protocol):
+    """A bundle, as far as batches need one."""
+
+    def predict(self, inputs: Mapping[str, npt.ArrayLike], *, mask: str | None = None) -> Prediction:
+        """Answers for the samples in ``inputs``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Samples of one request: ``inputs`` [rows, *shape] of each modality they have, as the bundle takes them."""
+
+    bundle: Predictor
+    inputs: Mapping[str, Array]
+    mask: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of its samples."""
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def key(self) -> Hashable:
+        """Batching key: bundle, mask and modalities with their shapes."""
+        return (id(self.bundle), self.mask, *((m, a.shape[1:], a.dtype) for m, a in sorted(self.inputs.items())))
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    work: Work
+    key: Hashable
+    since: float
+    answer: asyncio.Future[Prediction]
+
+
+#: rows, requests and seconds of a batch.
+Done = Callable[[int, int, float], None]
+
+
+class Batcher:
+    """Computes requests in batches, one at a time: onnxruntime itself uses all cores. ``done`` hears of each batch."""
+
+    def __init__(self, limits: Limits, done: Done = lambda rows, requests, seconds: None) -> None:
+        self._limits, self._done = limits, done
+        self._queue: deque[_Waiting] = deque()
+        self._news = asyncio.Event()
+        self._pool = ThreadPoolExecutor(1, "edgefl-compute")
+        self._runner = asyncio.ensure_future(self._run())
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    async def answer(self, work: Work) -> Prediction:
+        """The prediction for these samples. Raises Refused when too many wait, and what ``predict`` raises."""
+        if len(self._queue) >= self._limits.waiting:
+            raise busy(f"{len(self._queue)} requests wait already")
+        waiting = _Waiting(work, work.key, time.monotonic(), asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._news.set()
+        return await waiting.answer
+
+    async def close(self) -> None:
+        """End; what still waits is cancelled."""
+        self._runner.cancel()
+        await asyncio.gather(self._runner, return_exceptions=True)
+        for waiting in self._queue:
+            waiting.answer.cancel()
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._gather()
+            begun = time.perf_counter()
+            try:
+                parts = await loop.run_in_executor(self._pool, compute, [one.work for one in batch])
+            except Exception as error:  # each of them is told
+                for one in batch:
+                    if not one.answer.done():
+                        one.answer.set_exception(error)
+                continue
+            self._done(sum(one.work.rows for one in batch), len(batch), time.perf_counter() - begun)
+            for one, part in zip(batch, parts, strict=True):
+                if not one.answer.done():
+                    one.answer.set_result(part)
+
+    async def _gather(self) -> list[_Waiting]:
+        """The oldest request and those of its kind, no more than a batch holds."""
+        while True:
+            while not self._queue:
+                self._news.clear()
+                await self._news.wait()
+            await self._linger(self._queue[0])
+            if batch := self._take():
+                return batch
+
+    async def _linger(self, first: _Waiting) -> None:
+        """Wait for more of the same kind until the batch is full or the first has waited long enough."""
+        until = first.since + self._limits.delay_s
+        while self._rows(first.key) < self._limits.batch_rows and (left := until - time.monotonic()) > 0:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except asyncio.TimeoutError:
+                return
+
+    def _rows(self, key: Hashable) -> int:
+        return sum(one.work.rows for one in self._queue if one.key == key)
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        kept: deque[_Waiting] = deque()
+        rows, key, full = 0, None, False
+        for one in self._queue:
+            if one.answer.done():  # its client has gone
+                continue
+            key = one.key if key is None else key
+            full = full or (one.key == key and bool(batch) and rows + one.work.rows > self._limits.batch_rows)
+            if one.key != key or full:
+                kept.append(one)
+                continue
+            batch.append(one)
+            rows += one.work.rows
+        self._queue = kept
+        return batch
+
+
+def compute(works: list[Work]) -> list[Prediction]:
+    """The predictions of works of one kind, from one call."""
+    first = works[0]
+    if len(works) == 1:
+        return [first.bundle.predict(first.inputs, mask=first.mask)]
+    inputs = {m: np.concatenate([work.inputs[m] for work in works]) for m in first.inputs}
+    whole = first.bundle.predict(inputs, mask=first.mask)
+    ends = np.cumsum([work.rows for work in works]).tolist()
+    return [rows_of(whole, end - work.rows, end) for work, end in zip(works, ends, strict=True)]
+
+
+def rows_of(whole: Prediction, start: int, stop: int) -> Prediction:
+    """The answers of the samples from ``start`` to ``stop``."""
+    cut = slice(start, stop)
+    return Prediction(
+        whole.labels[cut],
+        whole.classes[cut],
+        whole.probabilities[cut],
+        whole.logits[cut],
+        {m: Matched(one.rows[cut], one.weights[cut]) for m, one in whole.matched.items()},
+        {m: vectors[cut] for m, vectors in whole.embeddings.items()},
+    )

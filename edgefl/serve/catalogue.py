@@ -1,0 +1,154 @@
+"""The models a server offers: the folder of all bundles as one whose inputs are optional, and each bundle by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.data.dataset import Encoders
+from edgefl.data.readers import Target, target
+from edgefl.errors import ExportError
+from edgefl.export.bundle_format import MANIFEST_FILE, Manifest, Port
+from edgefl.export.runtime import Bundle, choose, encoders, find_bundles, load_bundle
+from edgefl.export.session import Device, runs_on
+
+#: A model's name is a part of URLs and topics.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_DATATYPES = {"float32": "FP32", "int64": "INT64"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as clients see it. ``complete``: a request has to give all of its inputs."""
+
+    name: str
+    bundles: Mapping[Path, Bundle]
+    complete: bool
+
+    @property
+    def manifests(self) -> dict[Path, Manifest]:
+        """Folder -> manifest of the bundles that answer for it."""
+        return {path: bundle.manifest for path, bundle in self.bundles.items()}
+
+    @property
+    def encoders(self) -> Encoders:
+        """Every modality it takes."""
+        return encoders(self.manifests)
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        """Its inputs by name."""
+        return {port.name: port for one in self.manifests.values() for port in one.inputs}
+
+    @property
+    def first(self) -> Bundle:
+        """One of its bundles; all are of the same model."""
+        return next(iter(self.bundles.values()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names; () for a model of embeddings."""
+        return self.first.manifest.labels
+
+    @property
+    def runs_on(self) -> str:
+        """Where it computes, as the session tells."""
+        return runs_on(self.first.session)
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Parts that no device trained: what they answer is not reliable."""
+        return tuple(sorted({part for one in self.manifests.values() for part in one.untrained}))
+
+    def pick(self, given: Collection[str]) -> Bundle | None:
+        """The bundle that answers samples with exactly these modalities; None where none does."""
+        if self.complete and set(given) != set(self.inputs):
+            return None
+        path = choose(self.manifests, frozenset(given))
+        return None if path is None else self.bundles[path]
+
+    def describe(self) -> dict[str, object]:
+        """Its metadata in the protocol's form. A size of -1 is free."""
+        manifest = self.first.manifest
+        floats = [("logits", len(self.names)), ("probabilities", len(self.names))]
+        outputs = [{"name": name, "datatype": "FP32", "shape": [-1, size]} for name, size in floats]
+        outputs.append({"name": "label", "datatype": "BYTES", "shape": [-1]})
+        if manifest.task == "embed":
+            widths = {port.name: port.shape[1] for one in self.manifests.values() for port in one.outputs}
+            outputs = [{"name": name, "datatype": "FP32", "shape": [-1, size]} for name, size in widths.items()]
+        return {
+            "name": self.name,
+            "versions": ["1"],
+            "platform": "onnxruntime_onnx",
+            "inputs": [_described(port) for port in self.inputs.values()],
+            "outputs": outputs,
+            "parameters": {
+                "inputs_needed": "all" if self.complete else "any",
+                "providers": ",".join(self.first.session.get_providers()),
+                "runs_on": self.runs_on,
+                "masks": ",".join(dict.fromkeys(mask for one in self.manifests.values() for mask in one.masks)),
+                "labels": "\n".join(self.names),
+                "untrained": ",".join(self.untrained),
+            },
+        }
+
+
+def _described(port: Port) -> dict[str, object]:
+    shape = [-1 if isinstance(size, str) else size for size in port.shape]
+    return {"name": port.name, "datatype": _DATATYPES[port.dtype], "shape": shape}
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The models by name; ``main`` takes raw samples."""
+
+    models: Mapping[str, Model]
+    main: Model
+    targets: Mapping[str, Target]  # how texts and files of each modality are read
+
+
+def load_catalogue(path: Path, *, name: str = "", device: Device = "auto", threads: int = 0) -> Catalogue:
+    """Every bundle at ``path``, loaded and tried with one sample. ``name`` "": that of the run, or of the folder.
+
+    Raises ExportError, MissingDependencyError.
+    """
+    manifests = find_bundles(path)
+    name = name or _name_of(path, manifests)
+    if not _NAME.fullmatch(name):
+        raise ExportError(
+            f"{name!r:.150} can not name a model",
+            remedy="Give --name NAME: letters, digits and . _ + -, beginning with a letter or digit, at most 128.",
+        )
+    bundles = {one: load_bundle(one, device=device, threads=threads) for one in manifests}
+    for bundle in bundles.values():
+        _try(bundle)
+    main = Model(name, bundles, complete=False)
+    models = {name: main}
+    if len(bundles) > 1 or (path / MANIFEST_FILE).is_file() is False:
+        models |= {
+            f"{name}-{bundle.manifest.name}": Model(f"{name}-{bundle.manifest.name}", {one: bundle}, complete=True)
+            for one, bundle in bundles.items()
+        }
+    targets = {m: target(encoder) for m, encoder in main.encoders.items()}
+    return Catalogue(models, main, targets)
+
+
+def _name_of(path: Path, manifests: Mapping[Path, Manifest]) -> str:
+    folder = (path.parent if path.is_file() else path).resolve()
+    if folder.name == "bundles" and folder not in {one.resolve() for one in manifests}:
+        return folder.parent.name
+    return folder.name
+
+
+def _try(bundle: Bundle) -> None:
+    """One answer for a sample of zeros: the first of a session takes longer, and one that fails should do so now."""
+    axes = bundle.manifest.axes
+    shapes = {
+        port.name: [1, *(axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:])]
+        for port in bundle.manifest.inputs
+    }
+    bundle.predict({port.name: np.zeros(shapes[port.name], port.dtype) for port in bundle.manifest.inputs})

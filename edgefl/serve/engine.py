@@ -1,0 +1,174 @@
+"""Answers inference requests, from whatever they came by: bytes in, bytes out. HTTP and MQTT share it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.raw_sample import raw_samples
+from edgefl.data.readers import read_text
+from edgefl.errors import DataError, ExportError
+from edgefl.export.entries import SCHEMA, entry, matched
+from edgefl.export.runtime import Answers, Bundle
+from edgefl.serve.batching import Batcher, Work
+from edgefl.serve.catalogue import Catalogue, Model
+from edgefl.serve.limits import Limits, Refused
+from edgefl.serve.metrics import Metrics
+from edgefl.serve.tensors import InferRequest, Reply, Scalar, bad, decode_request, encode_reply
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+#: Up to here a request is read in the event loop: a thread takes as long to hand it over.
+SMALL_BYTES = 2**16
+
+
+class Asked(NamedTuple):
+    """An inference request as it comes in: ``head`` is the length of the JSON where binary data follows."""
+
+    model: str
+    body: bytes
+    head: int | None = None
+
+
+class Answered(NamedTuple):
+    """Answers, and what stood in for modalities that the samples lack: ``filled``, by the answers' mask."""
+
+    answers: Answers
+    filled: tuple[str, ...]
+
+
+class Engine:
+    """The models with their queue. Made inside a running event loop."""
+
+    def __init__(self, catalogue: Catalogue, limits: Limits, metrics: Metrics) -> None:
+        self.catalogue, self.limits, self.metrics = catalogue, limits, metrics
+        self.batcher = Batcher(limits, metrics.batch)
+        # One at a time: what a request takes in memory while it is read is bounded, not what many take.
+        self._reader = ThreadPoolExecutor(1, "edgefl-read")
+
+    async def close(self) -> None:
+        """End; what still waits is cancelled."""
+        await self.batcher.close()
+        await asyncio.to_thread(self._reader.shutdown)
+
+    def model(self, name: str) -> Model:
+        """The model of this name. Raises Refused."""
+        found = self.catalogue.models.get(name)
+        if found is None:
+            raise Refused(404, f"there is no model {name!r:.300}", f"Models here: {', '.join(self.catalogue.models)}.")
+        return found
+
+    async def infer(self, asked: Asked) -> tuple[bytes, int | None]:
+        """The body of the answer to an inference request, and its JSON's length with binary data. Raises Refused."""
+        model = self.model(asked.model)
+        request, bundle, work = await self._read(lambda: self._understood(model, asked), len(asked.body))
+        found = await self._answered(bundle, work)
+        reply = Reply(model.name, _outputs(found.answers), _parameters(model, found), request.id)
+        return await self._read(lambda: encode_reply(reply, request), found.answers.prediction.probabilities.nbytes)
+
+    async def predict(self, files: Mapping[str, Path | str], mask: str | None) -> bytes:
+        """The answer to a raw sample, its file or text of each modality, as JSON. Raises Refused."""
+        model = self.catalogue.main
+
+        def read() -> tuple[str, Bundle, Work]:
+            data = raw_samples(files, model.encoders)
+            shown = {m: np.asarray(data.modalities[m]) for m in model.inputs if m in data.modalities}
+            return data.ids[0], *_work(model, shown, mask)
+
+        name, bundle, work = await self._read(read, SMALL_BYTES + 1)
+        found = await self._answered(bundle, work)
+        return msgspec.json.encode(
+            {
+                "schema": SCHEMA,
+                "model": model.name,
+                "mask": found.answers.mask,
+                "filled": found.filled,
+                "untrained": model.untrained,
+                "runs_on": model.runs_on,
+                "predictions": [entry(found.answers, at, name, model.names) for at in range(work.rows)],
+            }
+        )
+
+    def _understood(self, model: Model, asked: Asked) -> tuple[InferRequest, Bundle, Work]:
+        request, inputs = decode_request(asked.body, asked.head)
+        mask = request.options.get("mask")
+        if mask is not None and not isinstance(mask, str):
+            raise bad(f"the parameter mask is {mask!r}, not a text")
+        if unknown := [name for name in inputs if name not in model.inputs]:
+            raise bad(f"{model.name} has no input {', '.join(unknown)}", f"Choose from: {', '.join(model.inputs)}.")
+        shown = {m: self._tokens(m, inputs[m]) for m in model.inputs if m in inputs}
+        return request, *_work(model, shown, mask)
+
+    def _tokens(self, modality: str, values: Array) -> Array:
+        """Texts as token ids; numbers as they are."""
+        if values.dtype != object:
+            return values
+        to = self.catalogue.targets[modality]
+        if to.kind != "text":
+            raise bad(f"'{modality}' takes numbers, not BYTES", "Send raw files to POST /predict.")
+        return np.stack([read_text(text, to) for text in values])
+
+    async def _answered(self, bundle: Bundle, work: Work) -> Answered:
+        try:
+            prediction = await asyncio.wait_for(self.batcher.answer(work), self.limits.answer_s)
+        except asyncio.TimeoutError:
+            raise Refused(504, f"no answer within {self.limits.answer_s:g} s", "Try again later.") from None
+        manifest, given = bundle.manifest, tuple(work.inputs)
+        filled = tuple(m for m in manifest.fills if m not in given)
+        mask = (work.mask or manifest.mask) if filled else "none"
+        self.metrics.samples(given, mask, work.rows)
+        return Answered(Answers(manifest.name, given, np.arange(work.rows), prediction, mask), filled)
+
+    async def _read(self, what: Callable[[], T], size: int) -> T:
+        """The outcome of ``what``, in a thread where it takes long. Raises Refused for what is wrong with a request."""
+        try:
+            if size <= SMALL_BYTES:
+                return what()
+            return await asyncio.get_running_loop().run_in_executor(self._reader, what)
+        except (DataError, ExportError) as error:
+            raise bad(error.message, error.remedy) from None
+
+
+def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[Bundle, Work]:
+    """The bundle that answers these inputs, which fit it. Raises Refused, DataError, ExportError."""
+    bundle = model.pick(inputs)
+    if bundle is None:
+        needs = (
+            f"takes exactly {', '.join(model.inputs)}" if model.complete else "has no bundle that uses them together"
+        )
+        raise bad(
+            f"given {', '.join(inputs) or 'nothing'}: {model.name} {needs}",
+            f"Inputs of its bundles: {'; '.join(', '.join(one.modalities) for one in model.bundles.values())}.",
+        )
+    fitted = bundle.fitted(inputs, mask)
+    fills = set(bundle.manifest.fills) - set(inputs)
+    return bundle, Work(bundle, {m: fitted[m] for m in inputs}, mask if fills else None)
+
+
+def _outputs(answers: Answers) -> dict[str, Array]:
+    found = answers.prediction
+    if not len(found.classes):
+        return {f"embedding.{m}": found.embeddings[m] for m in answers.modalities}
+    labels = np.empty(len(found.labels), object)
+    labels[:] = found.labels
+    return {"logits": found.logits, "probabilities": found.probabilities, "label": labels}
+
+
+def _parameters(model: Model, found: Answered) -> dict[str, Scalar]:
+    """Response parameters: what stood in for missing modalities. The protocol admits texts and numbers, so matches are
+    JSON in a text.
+    """
+    answers = found.answers
+    told: dict[str, Scalar] = {"given": ",".join(answers.modalities), "mask": answers.mask, "bundle": answers.bundle}
+    told |= {"filled": ",".join(found.filled)} if found.filled else {}
+    for m in answers.prediction.matched:
+        rows = [matched(answers, m, at, model.names) for at in range(len(answers.rows))]
+        told[f"matched.{m}"] = msgspec.json.encode(rows).decode()
+    return told | ({"untrained": ",".join(model.untrained)} if model.untrained else {})

@@ -1,0 +1,73 @@
+"""A raw sample from a form (multipart/form-data): one part a modality, a file or a text."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from edgefl.data.raw_sample import SAMPLES
+from edgefl.data.readers import MAX_TEXT_BYTES
+from edgefl.records import is_modality
+from edgefl.serve.limits import MAX_PARTS, Refused
+from edgefl.serve.tensors import bad
+
+Form = dict[str, tuple[str, bytes]]
+_HOW = "Send one part a modality, such as curl -F image=@cat.png -F text='a cat'."
+
+
+async def read_form(headers: Headers, body: bytes) -> Form:
+    """Modality -> (end of its file's name, "" for a text; its bytes). Raises Refused."""
+    if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refused(415, "POST /predict takes multipart/form-data", _HOW)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(headers, pieces(), max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=MAX_TEXT_BYTES)
+    parser.spool_max_size = len(body)  # it is in memory already
+    found: Form = {}
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise bad(f"the form can not be read: {getattr(error, 'message', error)}", _HOW) from None
+    try:
+        for name, value in form.multi_items():
+            if not is_modality(name):
+                raise bad(f"the part {name!r:.60} can not name a modality", _HOW)
+            if name in found:
+                raise bad(f"the part '{name}' is given twice", _HOW)
+            if isinstance(value, UploadFile):
+                found[name] = (_end(name, value.filename or ""), await value.read())
+            else:
+                found[name] = ("", value.encode())
+    finally:
+        await form.close()
+    if not found:
+        raise bad("the form has no part", _HOW)
+    return found
+
+
+def _end(name: str, file: str) -> str:
+    end = Path(file).suffix.lower()
+    if end not in SAMPLES:
+        raise bad(f"'{name}' is the file {file!r:.60}; {', '.join(SAMPLES)} are read", _HOW)
+    return end
+
+
+@contextmanager
+def as_files(form: Form) -> Iterator[dict[str, Path | str]]:
+    """The parts as files of our own naming while the block lasts, and texts as they are."""
+    with tempfile.TemporaryDirectory(prefix="edgefl-serve-") as folder:
+        placed: dict[str, Path | str] = {}
+        for modality, (end, data) in form.items():
+            if not end:
+                placed[modality] = data.decode()
+                continue
+            placed[modality] = path = Path(folder) / f"{modality}{end}"
+            path.write_bytes(data)
+        yield placed

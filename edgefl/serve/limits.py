@@ -1,0 +1,92 @@
+"""Limits of a server on everything from outside, each with its reason, and the room that requests share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgefl.errors import EdgeFLError
+from edgefl.process.listening import Listener
+
+#: Where a server listens unless asked otherwise.
+DEFAULT = ("127.0.0.1", 8481)
+LISTENER = Listener("edgefl serve", "--host")
+#: Environment variable with the token that clients need; without it none is.
+TOKEN = "EDGEFL_SERVE_TOKEN"  # noqa: S105 - the variable's name
+#: Bytes of the JSON in a request: three pictures of 224 x 224 as text. Numbers in JSON take some sixteen times their
+#: text as objects; larger tensors travel as binary data, which needs no more than its bytes.
+MAX_JSON_BYTES = 8 * 2**20
+#: Tensors a request may name: models here have at most a dozen inputs and outputs.
+MAX_TENSORS = 64
+#: Axes of a tensor; encoders take three beside the batch.
+MAX_AXES = 8
+#: Characters of a request's id and of names, which come back in answers and messages.
+MAX_NAME = 256
+#: Parts of a form: one a modality.
+MAX_PARTS = 32
+#: Samples a request may have in all: 64 are computed at a time, and others wait for them.
+MAX_ROWS = 256
+#: Connections at a time; more are turned away. Each costs some 100 kB.
+MAX_CONNECTIONS = 128
+#: Seconds for a request's body; and for a connection until a request begins, looked at as often.
+BODY_S, IDLE_S = 30.0, 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits that an operator chooses. ``body_bytes`` of one request; ``room_bytes`` of all that are there at a time;
+    ``batch_rows`` computed at a time; ``delay_s`` to wait for more of them; ``waiting`` requests at most;
+    ``answer_s`` for one answer.
+    """
+
+    body_bytes: int = 32 * 2**20
+    room_bytes: int = 128 * 2**20
+    batch_rows: int = 64
+    delay_s: float = 0.0
+    waiting: int = 256
+    answer_s: float = 30.0
+
+
+class Refused(EdgeFLError):  # noqa: N818 - an answer to a client, not a fault of this program
+    """A request that is not answered, with the HTTP status that says why."""
+
+    def __init__(self, status: int, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.status = status
+
+
+def busy(what: str) -> Refused:
+    """Refusal for overload: a client tries again later."""
+    return Refused(503, f"{what}; try again")
+
+
+class Room:
+    """Bytes of request bodies that may be in memory at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.used = size, 0
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """Room that is given back at the end of the block."""
+        lease = Lease(self)
+        try:
+            yield lease
+        finally:
+            self.used -= lease.held
+
+
+class Lease:
+    """Share of the room that one request holds."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self.held = room, 0
+
+    def take(self, count: int) -> None:
+        """Hold ``count`` bytes at least. Raises Refused when others hold them."""
+        more = max(0, count - self.held)
+        if self._room.used + more > self._room.size:
+            raise busy(f"requests in progress take {self._room.used} bytes, and {self._room.size} is the most")
+        self._room.used += more
+        self.held += more

@@ -1,0 +1,121 @@
+"""The server's process: listens, answers until a signal stops it, and lets what is in progress end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edgefl.process.listening import Place, listen, read_token
+from edgefl.process.notify import Notify
+from edgefl.serve.app import Site
+from edgefl.serve.catalogue import Catalogue
+from edgefl.serve.engine import Engine
+from edgefl.serve.limits import IDLE_S, LISTENER, MAX_CONNECTIONS, TOKEN, Limits
+from edgefl.serve.metrics import Metrics
+
+#: Seconds for answers on their way when it is told to stop.
+GOODBYE_S = 10
+
+
+class Serving(NamedTuple):
+    """Models and limits of a server. ``beside``: other ways in, which run until they are cancelled."""
+
+    catalogue: Catalogue
+    limits: Limits
+    beside: tuple[Callable[[Engine], Awaitable[None]], ...] = ()
+
+
+class _Protocol(H11Protocol):
+    """A connection that is closed when no request begins on it in time: uvicorn sees to that between two requests, and
+    not to one whose head never ends.
+    """
+
+    _look: asyncio.TimerHandle
+
+    def connection_made(self, transport: Any) -> None:
+        """A client is there."""
+        super().connection_made(transport)
+        self._watch(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._look.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self, seen: object) -> None:
+        """Look once in a while; ``seen``: the request at the last look."""
+        now = self.cycle
+        if now is seen and (now is None or now.response_complete):
+            self.transport.close()
+        else:
+            self._look = self.loop.call_later(IDLE_S, self._watch, now)
+
+
+def serve(serving: Serving, place: Place, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; ``announce`` is given the address. Raises ConfigError where nothing can listen."""
+    token = read_token(TOKEN, LISTENER.what)
+    with listen(place, LISTENER) as listener, _quiet_stop():
+        place = place._replace(port=listener.getsockname()[1])
+        asyncio.run(_serve(serving, place, token, listener, announce))
+
+
+async def _serve(
+    serving: Serving, place: Place, token: str, listener: socket.socket, announce: Callable[[str], None]
+) -> None:
+    engine = Engine(serving.catalogue, serving.limits, Metrics())
+    site = Site(engine)
+    server = uvicorn.Server(_config(site, place, token))
+    running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    others = [asyncio.ensure_future(way(engine)) for way in serving.beside]
+    try:
+        announce(place.url)
+        with contextlib.suppress(OSError):  # it serves whether or not systemd hears of it
+            Notify(os.environ).tell("READY=1")
+        await asyncio.wait([running, *others], return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await running
+        for ended in others:
+            if ended.done():
+                ended.result()  # raises what ended it
+    finally:
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await engine.close()
+
+
+def _config(site: Site, place: Place, token: str) -> uvicorn.Config:
+    return uvicorn.Config(
+        site.app(place, token),
+        http=_Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=GOODBYE_S,
+    )
+
+
+@contextlib.contextmanager
+def _quiet_stop() -> Iterator[None]:
+    """Stop signals end the block in order: uvicorn raises them again when it has stopped, which would kill us."""
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(kind, lambda *_: None) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
