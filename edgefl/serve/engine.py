@@ -133,7 +133,8 @@ class Engine:
                 return what()
             return await asyncio.get_running_loop().run_in_executor(self._reader, what)
         except (DataError, ExportError) as error:
-            raise bad(error.message, error.remedy) from None
+            # A data set's remedy is none for a request.
+            raise bad(error.message, "" if error.remedy == DataError.remedy else error.remedy) from None
 
 
 def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[Bundle, Work]:

@@ -70,4 +70,7 @@ def as_files(form: Form) -> Iterator[dict[str, Path | str]]:
                 continue
             placed[modality] = path = Path(folder) / f"{modality}{end}"
             path.write_bytes(data)
-        yield placed
+        try:
+            yield placed
+        except Refused as error:  # clients learn nothing of our folders
+            raise Refused(error.status, error.message.replace(f"{folder}/", ""), error.remedy) from None

@@ -156,6 +156,8 @@ def test_a_file_without_a_form_says_how(server: Server):
     refused = httpx.post(f"{server.url}/predict", files={"acc": ("../../etc/passwd", b"x")})
     assert refused.status_code == 400
     assert ".csv" in refused.json()["error"]
+    refused = httpx.post(f"{server.url}/predict", files={"acc": ("walk.csv", b"1,2\n")})
+    assert refused.json()["error"].startswith("acc.csv: is no sample of these bundles (acc: has shape [1, 2]")
 
 
 @pytest.mark.parametrize(
