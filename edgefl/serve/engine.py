@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,10 +13,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.data.dataset import Dataset
 from edgefl.data.raw_sample import raw_samples
 from edgefl.data.readers import read_text
 from edgefl.errors import DataError, ExportError
-from edgefl.export.entries import SCHEMA, entry, matched
+from edgefl.export.entries import SCHEMA, entry, matched, recording_entries
 from edgefl.export.runtime import Answers, Bundle
 from edgefl.serve.batching import Batcher, Work
 from edgefl.serve.catalogue import Catalogue, Model
@@ -35,6 +37,14 @@ class Asked(NamedTuple):
     model: str
     body: bytes
     head: int | None = None
+
+
+class _Part(NamedTuple):
+    """Samples of a data set, by their rows, that one call answers."""
+
+    rows: np.ndarray
+    bundle: Bundle
+    work: Work
 
 
 class Answered(NamedTuple):
@@ -77,22 +87,27 @@ class Engine:
         """The answer to a raw sample, its file or text of each modality, as JSON. Raises Refused."""
         model = self.catalogue.main
 
-        def read() -> tuple[str, Bundle, Work]:
+        def read() -> tuple[Dataset, list[_Part]]:
             data = raw_samples(files, model.encoders)
-            shown = {m: np.asarray(data.modalities[m]) for m in model.inputs if m in data.modalities}
-            return data.ids[0], *_work(model, shown, mask)
+            return data, list(_parts(model, data, mask, self.limits.batch_rows))
 
-        name, bundle, work = await self._read(read, SMALL_BYTES + 1)
-        found = await self._answered(bundle, work)
+        data, parts = await self._read(read, SMALL_BYTES + 1)
+        answers: list[Answers] = []
+        entries: dict[int, dict[str, object]] = {}
+        for part in parts:  # one after the other: a long recording leaves room for others between its pieces
+            found = await self._answered(part.bundle, part.work)
+            answers.append(replace(found.answers, rows=part.rows))
+            how = {"mask": found.answers.mask, "filled": found.filled}
+            for at, row in enumerate(part.rows.tolist()):
+                entries[row] = entry(found.answers, at, data.ids[row], model.names) | how
         return msgspec.json.encode(
             {
                 "schema": SCHEMA,
                 "model": model.name,
-                "mask": found.answers.mask,
-                "filled": found.filled,
-                "untrained": model.untrained,
                 "runs_on": model.runs_on,
-                "predictions": [entry(found.answers, at, name, model.names) for at in range(work.rows)],
+                "untrained": model.untrained,
+                "recordings": recording_entries(data, answers, model.names),
+                "predictions": [entries[row] for row in sorted(entries)],
             }
         )
 
@@ -151,6 +166,18 @@ def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[
     fitted = bundle.fitted(inputs, mask)
     fills = set(bundle.manifest.fills) - set(inputs)
     return bundle, Work(bundle, {m: fitted[m] for m in inputs}, mask if fills else None)
+
+
+def _parts(model: Model, data: Dataset, mask: str | None, most: int) -> Iterator[_Part]:
+    """Samples with the same modalities, at most so many at a time. Windows of a recording may lack some of them."""
+    names = [m for m in model.inputs if m in data.modalities]
+    has = np.stack([data.present[m] for m in names], axis=1)
+    for pattern in np.unique(has, axis=0)[::-1]:
+        every = np.flatnonzero((has == pattern).all(axis=1))
+        for start in range(0, len(every), most):
+            rows = every[start : start + most]
+            shown = {m: data.modalities[m][rows] for m, there in zip(names, pattern, strict=True) if there}
+            yield _Part(rows, *_work(model, shown, mask))
 
 
 def _outputs(answers: Answers) -> dict[str, Array]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -14,6 +16,7 @@ from PIL import Image
 from serve_fixture import LABELS, Server, arrays, bundles, json_inputs, post, running
 
 from edgefl.data.raw_sample import raw_samples
+from edgefl.export.bundle_format import MANIFEST_FILE
 from edgefl.export.runtime import load_bundle
 from edgefl.models.spec import EncoderSpec
 
@@ -142,11 +145,30 @@ def test_raw_files_of_several_modalities(server: Server):
         {"acc": np.tile(np.float32([1, 2, 3]), (1, 4, 1)), "image": image, "text": np.asarray(ids)}
     )
     (found,) = body["predictions"]
-    assert (found["label"], found["given"], body["mask"]) == (expected.labels[0], ["acc", "image", "text"], "none")
+    assert (found["label"], found["given"], found["mask"]) == (expected.labels[0], ["acc", "image", "text"], "none")
     assert list(found["probabilities"].values()) == pytest.approx(expected.probabilities[0].tolist(), abs=1e-5)
     assert body["schema"] == "edgefl.predictions/1"
-    zero = httpx.post(f"{server.url}/predict?mask=zero", files={"text": (None, "a cat")}).json()
+    zero = httpx.post(f"{server.url}/predict?mask=zero", files={"text": (None, "a cat")}).json()["predictions"][0]
     assert (zero["mask"], zero["filled"]) == ("zero", ["acc", "image"])
+
+
+def test_a_recording_is_answered_by_its_windows(tmp_path: Path):
+    folder = Path(shutil.copytree(bundles() / "acc", tmp_path / "acc"))
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    manifest["encoders"]["acc"]["step"] = 4
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    rows = np.random.default_rng(3).standard_normal((600, 3)).round(3)
+    file = io.BytesIO()
+    np.savetxt(file, rows, delimiter=",", fmt="%.3f")
+    with running(where=folder) as own:
+        body = httpx.post(f"{own.url}/predict", files={"acc": ("walk.csv", file.getvalue())}).raise_for_status().json()
+    expected = load_bundle(folder).predict({"acc": rows.reshape(150, 4, 3).astype(np.float32)}).probabilities
+    (recording,) = body["recordings"]
+    assert (recording["windows"], len(body["predictions"])) == (150, 150)
+    assert list(recording["probabilities"].values()) == pytest.approx(expected.mean(axis=0).tolist(), abs=1e-5)
+    found = [list(one["probabilities"].values()) for one in body["predictions"]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert body["predictions"][149]["id"] == "acc.csv#149"
 
 
 def test_a_file_without_a_form_says_how(server: Server):
