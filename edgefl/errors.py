@@ -34,6 +34,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "fvcore": ("fvcore", "profile"),
     "sktime": ("sktime", "demo"),
     "pyarrow": ("pyarrow", "parquet"),
+    "pandas": ("pandas", "pandas"),
 }
 
 

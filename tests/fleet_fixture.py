@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from ledger_fixture import ledger_at
 
-from edgefl.cli.options import read_run
+from edgefl.api.runs import read_run
 from edgefl.data.dataset import Dataset
 from edgefl.process.parent_death import leashed
 from edgefl.run_records import RunReport

@@ -32,7 +32,7 @@ from torch import nn
 from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet, state_of
-from edgefl.cli.run_inputs import shares_of
+from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.models.parts import load_part, part_tensors

@@ -28,7 +28,7 @@ from benchmarks.accuracy.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet
-from edgefl.cli.run_inputs import PlanOptions, price_of, shares_of
+from edgefl.api.run_inputs import PlanOptions, price_of, shares_of
 from edgefl.config.profiles import load_run
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Stage

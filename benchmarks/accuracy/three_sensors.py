@@ -26,7 +26,7 @@ import yaml
 
 from benchmarks.accuracy.har_prototypes import PLAIN
 from benchmarks.common.inprocess import run_fleet
-from edgefl.cli.export import export_run
+from edgefl.api.export_run import export_run
 from edgefl.cli.predict import accuracy
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from device_agent.runtime.connect import Options
-from edgefl.cli.options import read_run
+from edgefl.api.runs import read_run
 from edgefl.run_records import RunReport
 from edgefl.transport.broker import start_broker
 

@@ -22,7 +22,7 @@ from benchmarks.common import sections
 from benchmarks.common.field import played, table
 from benchmarks.common.fleet import accuracy
 from device_agent.runtime.connect import Options
-from edgefl.cli.run_inputs import shares_of
+from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.records import Budget
 from edgefl.report.rounds import stale

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import RUNS, RunsOption, drawn, find_run, read_run, write_out
+from edgefl.api.runs import RUNS, find_run, read_run
+from edgefl.cli.options import RunsOption, drawn, write_out
 
 if TYPE_CHECKING:
     from edgefl.report.compare import Comparison

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer
 
-from edgefl.cli.options import find_run, show
+from edgefl.api.runs import find_run
+from edgefl.cli.options import show
 from edgefl.errors import ControlError
 from edgefl.report.grid import Record
 from edgefl.storage.disk import is_held

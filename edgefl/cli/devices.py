@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import RUNS, Format, RunsOption, find_run, read_run, run_directories, show
+from edgefl.api.runs import RUNS, find_run, read_run, run_directories
+from edgefl.cli.options import Format, RunsOption, show
 from edgefl.records import FIGURES
 from edgefl.run_records import RunReport
 

@@ -11,8 +11,9 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
+from edgefl.api.runs import RUNS, find_run
 from edgefl.cli.control import ask_run
-from edgefl.cli.options import RUNS, Format, RunArgument, RunsOption, find_run
+from edgefl.cli.options import Format, RunArgument, RunsOption
 from edgefl.console import safe_text
 from edgefl.protocol.messages import MOST_LOG_LINES
 from edgefl.report.events import LiveState

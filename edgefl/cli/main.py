@@ -13,6 +13,7 @@ import typer
 import typer.core
 import typer.main
 
+from edgefl.api.needs import NEEDS
 from edgefl.console import guarded, show_version
 
 #: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
@@ -25,25 +26,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("edgefl.cli.compare:command", "Show runs side by side: scores, memory, FLOPs, bytes, what differs."),
     "devices": ("edgefl.cli.devices:devices_command", "Show who is there, and what each device may and did spend."),
     "logs": ("edgefl.cli.logs:command", "Show a run's last events and logs, or a device's last log lines."),
-    "export": ("edgefl.cli.export:command", "Write a run's model as ONNX bundles, checked against torch."),
+    "export": ("edgefl.cli.bundles:command", "Write a run's model as ONNX bundles, checked against torch."),
     "data": ("edgefl.cli.run:data_command", "Show how a run's data is shared out to devices, and write the shares."),
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
     "serve": ("edgefl.cli.serve:command", "Answer requests with an exported bundle, over HTTP and MQTT."),
     "doctor": ("edgefl.cli.show:doctor_command", "Check this machine and, if asked, the connection to a broker."),
-}
-_LEDGER = ("sqlalchemy", "alembic")
-_BUNDLES = ("onnx", "onnxscript", "onnxruntime")
-#: verb -> packages of extras that it needs, as imported.
-NEEDS: dict[str, tuple[str, ...]] = {
-    "run": ("torch", *_LEDGER, "jinja2", "vl_convert", *_BUNDLES),
-    "plan": ("torch",),
-    "runs": _LEDGER,
-    "report": _LEDGER,
-    "compare": _LEDGER,
-    "devices": _LEDGER,
-    "export": ("torch", *_LEDGER, *_BUNDLES),
-    "predict": ("onnxruntime",),
-    "serve": ("onnxruntime", "PIL", "python_multipart"),
 }
 HELP = """
 Train multimodal models across small devices inside each device's real budget, and see what every device spent.

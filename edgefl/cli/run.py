@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import (
-    RUNS,
-    Format,
-    Overrides,
-    RunFile,
-    RunsOption,
-    priced,
-    read_run,
-    show,
-    write_file,
-    write_out,
-)
-from edgefl.run_records import RunReport
-
-PAGE = "report.html"
+from edgefl.api.runs import PAGE, RUNS
+from edgefl.cli.options import Format, Overrides, RunFile, RunsOption, show, write_out
+from edgefl.run_records import EventRow, RunReport
 
 
 def run_command(
@@ -66,38 +56,41 @@ def run_command(
 
     Example: edgefl run demo --set training.epochs=3
     """
-    import asyncio
+    from contextlib import nullcontext
 
-    from edgefl.cli.export import export_run
-    from edgefl.cli.local import LocalRun
+    from edgefl.api.local_run import LocalOptions
+    from edgefl.api.running import Made, carry_out
+    from edgefl.cli.bundles import told
+    from edgefl.report.live import LiveView
 
     more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
     more += [f"--track={kind}" for kind in track or ()]
-    local = LocalRun(
-        run,
-        set_ or [],
-        runs=Path(runs),
-        resume=resume,
-        quiet=format == "json",
-        trainers=trainers,
-        more=more,
-        finish=export_run if export else None,
-    )
-    try:
-        asyncio.run(local.train())
-    except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
-        raise KeyboardInterrupt(local.way_on()) from error
-    report = read_run(local.directory)
-    export = export and report.status != "stopped"
-    if page:
-        from edgefl.report.writers import to_html
-
-        report = priced(report, local.directory)
-        write_file(local.directory / PAGE, to_html(report))
+    options = LocalOptions(run, set_ or [], Path(runs), resume=resume, trainers=trainers, more=more)
+    view = None if format == "json" else LiveView()
+    with view or nullcontext():
+        feed = _quietly if view is None else view.feed
+        done = carry_out(options, feed, Made(export, page, told), _end_on_sigterm)
+    report = done.report.record
     if format == "json":
         show(format, report)
     else:
-        _close(report, local.directory, export=export, page=page)
+        _close(report, done.directory, export=export and report.status != "stopped", page=page)
+
+
+def _quietly(event: EventRow) -> None:
+    """Of a run's events what a person must know though stdout is a program's, on stderr."""
+    if event.kind == "page":
+        sys.stderr.write(f"live page: {event.data.get('url', '')}\n")
+    elif event.kind == "warning":
+        sys.stderr.write(f"warning: {event.data.get('text', '')}\n")
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM cancels the task that this is called in, as Ctrl-C does."""
+    import asyncio
+
+    if (task := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
@@ -129,7 +122,7 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
 
 def _show_sizes(wanted: bool) -> None:
     if wanted:
-        from edgefl.cli.run_inputs import encoder_sizes
+        from edgefl.api.run_inputs import encoder_sizes
 
         show("terminal", None, encoder_sizes())
         raise typer.Exit
@@ -172,30 +165,27 @@ def plan_command(
 
     Examples: edgefl plan demo --device jetson-nano --device single-stage · edgefl plan demo --html plan.html
     """
-    from edgefl.cli.run_inputs import PlanOptions, assumptions, price_of
+    from edgefl.api.planning import plan_of
+    from edgefl.api.run_inputs import PlanOptions
 
     options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [])
-    price = price_of(run, set_ or [], options)
-    assumed = assumptions(run, set_ or [], options)
+    plan = plan_of(run, set_ or [], options)
     if html is not None:
-        from edgefl.report.plan_page import to_html
-
-        write_out(html, to_html(price, assumed))
+        write_out(html, plan.to_html())
     if format == "json":
-        show(format, price)
+        show(format, plan.price)
         return
     from rich.console import Console
 
     from edgefl.report.price_tables import price_grids
-    from edgefl.report.verdict import verdict
 
     console = Console()
-    console.print(verdict(price), style="bold", markup=False, highlight=False)
-    for sentence in assumed:
+    console.print(plan.verdict, style="bold", markup=False, highlight=False)
+    for sentence in plan.assumptions:
         console.print(sentence, markup=False, highlight=False)
-    for text in price.warnings:
+    for text in plan.price.warnings:
         console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
-    show(format, price, *price_grids(price, details=details))
+    show(format, plan.price, *price_grids(plan.price, details=details))
 
 
 def data_command(
@@ -217,7 +207,7 @@ def data_command(
     """
     from tempfile import TemporaryDirectory
 
-    from edgefl.cli.run_inputs import shares_of, shares_table
+    from edgefl.api.run_inputs import shares_of, shares_table
     from edgefl.config.profiles import load_run
 
     config, _ = load_run(run, set_ or [])

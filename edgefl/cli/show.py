@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import (
-    RUNS,
-    Format,
-    RunArgument,
-    RunsOption,
-    drawn,
-    find_run,
-    priced,
-    read_run,
-    read_runs,
-    show,
-    write_out,
-)
+from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs
+from edgefl.cli.options import Format, RunArgument, RunsOption, drawn, show, write_out
 from edgefl.registry import ROLES, default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table

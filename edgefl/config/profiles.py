@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from edgefl.config.settings import DeviceProfile, FleetDevice, RunConfig
 from edgefl.config.slots import RecipeConfig, RecipeFile, headless, late_conflicts, parse_slot
-from edgefl.config.yaml_files import Lines, override, read_yaml, valid_names, validate
+from edgefl.config.yaml_files import Lines, Overrides, override, plain, read_yaml, valid_names, validate
 from edgefl.errors import ConfigError, Problem
 
 T = TypeVar("T")
+#: A run file by path or shipped name, or its fields.
+RunSource = str | Path | Mapping[str, object]
 _LOG = logging.getLogger(__name__)
 
 
@@ -67,18 +69,27 @@ def load_recipe(name: str, slots: dict[str, object] | None = None) -> RecipeConf
     return validate(RecipeFile, {**values, **(slots or {})}, str(file), lines)
 
 
-def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RecipeConfig]:
-    """A run file by shipped name or path, and its recipe with the run's own slots. Raises ConfigError.
+def source_name(source: RunSource) -> str:
+    """What messages call a run file; one that a program gives as fields by its field ``name``."""
+    return f"the run {source.get('name', '')}".strip() if isinstance(source, Mapping) else str(source)
 
-    Paths in the file are relative to it, those in ``overrides`` to the working directory.
+
+def load_run(source: RunSource, overrides: Overrides = ()) -> tuple[RunConfig, RecipeConfig]:
+    """A run file by shipped name, path or fields, and its recipe with the run's own slots. Raises ConfigError.
+
+    Paths in the file are relative to it, those in ``overrides`` and in fields to the working directory.
     Problems of the run file, its recipe and its fleet's device profiles are reported together.
     """
-    file = find("runs", name)
-    values, lines = read_yaml(file)
+    values: dict[str, object]
+    if isinstance(source, Mapping):
+        file, label, values, lines = Path("run.yaml"), source_name(source), plain(source, ""), Lines()
+    else:
+        file = find("runs", str(source))
+        label, (values, lines) = str(file), read_yaml(file)
     values = override(absolute(values, file), overrides, lines)
     values = absolute(values, Path.cwd() / file.name)  # what the overrides name: a run keeps full paths
     problems: list[Problem] = []
-    config = _collect(problems, lambda: validate(RunConfig, values, str(file), lines))
+    config = _collect(problems, lambda: validate(RunConfig, values, label, lines))
     recipe = None
     used = values.get("recipe", RunConfig.model_fields["recipe"].default)
     if isinstance(used, str):
@@ -92,7 +103,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
         found += headless(recipe.slots) if config.model.head.kind == "none" else []
         problems += [Problem(one.path, one.message, lines.get(tuple(one.path.split(".")), 0)) for one in found]
     if problems or config is None or recipe is None:
-        raise ConfigError(str(file), problems or [Problem("recipe", "must be a name or a file")])
+        raise ConfigError(label, problems or [Problem("recipe", "must be a name or a file")])
     return config, recipe
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar, get_args, get_origin
 
@@ -37,6 +37,8 @@ _YAML_REMEDY = (
 )
 
 Lines = dict[tuple[str, ...], int]
+#: Fields in place of a file's own: as ``--set`` has them, ``a.b=c`` with c as YAML; or a path to its value.
+Overrides = Sequence[str] | Mapping[str, object]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -195,21 +197,13 @@ def _collect_lines(
         _collect_lines(child, here, lines, problems, count)
 
 
-def override(values: dict[str, object], overrides: Sequence[str], lines: Lines | None = None) -> dict[str, object]:
-    """``values`` with each ``a.b=c`` applied; c is read as YAML. Raises ConfigError.
+def override(values: dict[str, object], overrides: Overrides, lines: Lines | None = None) -> dict[str, object]:
+    """``values`` with each override applied. Raises ConfigError.
 
     Fields that are overridden lose their place in ``lines``: what is wrong with them is not wrong in the file.
     """
-    for item in overrides:
-        path, equals, text = item.partition("=")
-        if not equals or not path.strip():
-            raise ConfigError("--set", [Problem(item, "is not of the form field.subfield=value")])
-        try:
-            value, _, problems = parse_yaml(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError("--set", [Problem(path, f"has a value that is not YAML: {text[:200]!r}")]) from error
-        if problems:
-            raise ConfigError("--set", problems)
+    pairs = plain(overrides, "").items() if isinstance(overrides, Mapping) else map(_assignment, overrides)
+    for path, value in pairs:
         keys = path.strip().split(".")
         values = {**values, keys[0]: _with(values.get(keys[0]), keys[1:], value, path)}
         if lines is not None:
@@ -217,6 +211,40 @@ def override(values: dict[str, object], overrides: Sequence[str], lines: Lines |
                 del lines[known]
             lines[tuple(keys)] = 0
     return values
+
+
+def _assignment(item: str) -> tuple[str, object]:
+    """Path and value of ``a.b=c``. Raises ConfigError."""
+    path, equals, text = item.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError("--set", [Problem(item, "is not of the form field.subfield=value")])
+    try:
+        value, _, problems = parse_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError("--set", [Problem(path, f"has a value that is not YAML: {text[:200]!r}")]) from error
+    if problems:
+        raise ConfigError("--set", problems)
+    return path, value
+
+
+def plain(values: Mapping[str, object], where: str) -> dict[str, object]:
+    """Fields that a program gives, as a file would have them: texts, numbers, lists, mappings. Raises ConfigError."""
+    return {str(key): _plain(value, f"{where}.{key}" if where else str(key), 1) for key, value in values.items()}
+
+
+def _plain(value: object, path: str, depth: int) -> object:
+    if depth > MAX_DEPTH:
+        raise ConfigError("the run", [Problem(path.partition(".")[0], "is nested too deeply")])
+    if value is None or isinstance(value, (bool, int, float, str, dt.date)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(inner, f"{path}.{index}", depth + 1) for index, inner in enumerate(value)]
+    text = f"is a {type(value).__name__}; give texts, numbers, lists and mappings"
+    raise ConfigError("the run", [Problem(path, text)])
 
 
 def _with(values: object, keys: list[str], value: object, path: str) -> object:

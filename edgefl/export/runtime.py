@@ -227,13 +227,14 @@ class Bundle:
         return feeds
 
 
-def load_bundle(path: Path, *, device: Device = "cpu", threads: int = 0) -> Bundle:
+def load_bundle(path: str | Path, *, device: Device = "cpu", threads: int = 0) -> Bundle:
     """The bundle in the folder ``path`` (or whose manifest or model file ``path`` is), its hash verified.
 
     ``device`` "cuda" and "tensorrt" need onnxruntime-gpu and are never silently replaced by another; "auto" takes the
     fastest that works, which ``session.runs_on`` tells. Raises ExportError (no bundle,
     damaged, of another version, device unusable), MissingDependencyError.
     """
+    path = Path(path)
     directory = path.parent if path.is_file() else path
     manifest = read_manifest(directory)
     return Bundle(directory, manifest, open_session(read_model(directory, manifest), device, threads))

@@ -47,7 +47,7 @@ class LiveView:
     def feed(self, event: EventRow) -> None:
         """Show one event; of unknown kinds nothing but the time."""
         text = self.state.apply(event)
-        if not self.plain and self._live is None:
+        if not self.plain and self._live is None and not self.state.ended:
             self._live = Live(
                 console=self.console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_S, transient=True
             )

@@ -14,13 +14,17 @@ _NUMBERS = {
 }
 
 
+#: Column -> name of its type, in the order of ``figure_rows``.
+FIGURE_TYPES = {name: _NUMBERS.get(name, "string") for name in CSV_COLUMNS}
+
+
 def to_parquet(report: RunReport) -> bytes:
     """A row per device, attempt and figure, in the base unit that its column ``unit`` names; a missing number is null.
 
     Texts are those of the ledger: without the quotes that keep a spreadsheet from taking them for formulas. The file's
     metadata names the report's form. Needs the extra ``parquet``.
     """
-    return parquet_file({name: _NUMBERS.get(name, "string") for name in CSV_COLUMNS}, figure_rows(report), SCHEMA)
+    return parquet_file(FIGURE_TYPES, figure_rows(report), SCHEMA)
 
 
 def parquet_file(columns: Mapping[str, str], rows: Iterable[Sequence[object]], form: str) -> bytes:

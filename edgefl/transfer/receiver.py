@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, MAX_CHUNK_BYTES
@@ -78,7 +79,7 @@ class Failed:
 
 
 #: A Need is to be published to the sender of the transfer.
-Instruction = Need | SendChunk | StoreChunk | VerifyObject | Completed | Failed
+Instruction: TypeAlias = Need | SendChunk | StoreChunk | VerifyObject | Completed | Failed
 
 
 class ChunkIndex:

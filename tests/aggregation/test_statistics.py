@@ -20,7 +20,7 @@ from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.model_tasks import ModelTasks
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
-from edgefl.cli.export import export_run
+from edgefl.api.export_run import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export.bundle import TrainedState

@@ -16,9 +16,9 @@ from ledger_fixture import ledger_in
 from report_fixture import run_report
 from typer.testing import CliRunner
 
+from edgefl.api import runs as locate
+from edgefl.api.runs import write_file
 from edgefl.cli import main
-from edgefl.cli import options as locate
-from edgefl.cli.options import write_file
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
 from edgefl.storage.disk import LEDGER
 

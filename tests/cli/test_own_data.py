@@ -16,7 +16,7 @@ import yaml
 from fleet_fixture import PATIENCE_S, Fleet, finish
 from PIL import Image
 
-from edgefl.cli.run_inputs import shares_of
+from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load

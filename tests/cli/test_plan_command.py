@@ -9,8 +9,8 @@ import pytest
 import yaml
 from fleet_fixture import RUN, share
 
+from edgefl.api.run_inputs import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.budget.fit import RunPrice
-from edgefl.cli.run_inputs import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_tables import price_grids

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from coordinator.runtime import start
-from edgefl.cli.run_inputs import PlanOptions, assumptions, price_of, shares_of
+from edgefl.api.run_inputs import PlanOptions, assumptions, price_of, shares_of
 from edgefl.config.profiles import load_run, profiles_folder
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError

@@ -26,7 +26,7 @@ from coordinator.core import moves as do
 from coordinator.core.state import Phase, RunPosition, SnapshotChanges, State
 from coordinator.ledger import migrations, tables
 from coordinator.ledger.ledger import Ledger
-from edgefl.cli.options import read_run
+from edgefl.api.runs import read_run
 from edgefl.errors import StoreError
 from edgefl.records import Attempt, Budget, Capabilities, EvaluationRow, Figure, ObjectRef, Refusal
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow

@@ -25,7 +25,7 @@ from coordinator.ledger import database
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.runner import run
-from edgefl.cli.options import read_run, read_runs
+from edgefl.api.runs import read_run, read_runs
 from edgefl.errors import MissingDependencyError, StoreError
 from edgefl.records import Attempt, ObjectRef
 from edgefl.run_records import EventRow, RunReport

@@ -15,7 +15,7 @@ from export_fixture import Parts, sensor, some_state, some_tables, stage_of, two
 from coordinator.core.moves import SavedRound
 from coordinator.ledger.ledger import Ledger
 from edgefl.aggregation.history import KEY, Memory
-from edgefl.cli.export import export_run
+from edgefl.api.export_run import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export.bundle import TrainedState, export_bundles

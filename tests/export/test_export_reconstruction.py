@@ -16,7 +16,7 @@ from export_fixture import Exported, sensor, some_state, stage_of, two_sensors, 
 
 from coordinator.core.moves import SavedRound
 from coordinator.ledger.ledger import Ledger
-from edgefl.cli.export import export_run
+from edgefl.api.export_run import export_run
 from edgefl.cli.main import main
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError

@@ -17,7 +17,7 @@ from test_predict import edgefl
 
 from coordinator.core.plausibility import out_of_line
 from coordinator.runtime.validate_update import changes_of
-from edgefl.cli.export import FinalState, _own_mask, final_state
+from edgefl.api.export_run import FinalState, _own_mask, final_state
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.export.bundle import TrainedState, export_bundles

@@ -238,7 +238,7 @@ def test_compare_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_plan_writes_its_page_beside_its_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgefl.cli.run_inputs.price_of", lambda *_: planned())
+    monkeypatch.setattr("edgefl.api.planning.price_of", lambda *_: planned())
     file = tmp_path / "pages" / "plan.html"
     code, out, told = edgefl("plan", "demo", "--html", str(file), "--format", "json", capsys=capsys)
     assert (code, f"wrote {file}" in told) == (0, True)

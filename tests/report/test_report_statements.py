@@ -12,7 +12,7 @@ from report_fixture import START, assignment, round_row, run_report
 from rich.console import Console
 
 from coordinator.ledger.ledger import Ledger
-from edgefl.cli.options import read_run, read_runs
+from edgefl.api.runs import read_run, read_runs
 from edgefl.cli.show import runs_table
 from edgefl.plan.job import RunPlan
 from edgefl.records import Refusal

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from edgefl.budget.fit import RunPrice
-from edgefl.config.profiles import fleet_profile, load_run
+from edgefl.config.profiles import RunSource, fleet_profile, load_run
 from edgefl.config.settings import DeviceProfile, RunConfig
-from edgefl.config.yaml_files import parse_bytes
+from edgefl.config.yaml_files import Overrides, parse_bytes
 from edgefl.data.prepare import Prepared, Share, prepare_shares
 from edgefl.data.sources import Source, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
@@ -107,12 +107,12 @@ class PlanOptions(NamedTuple):
     batch_sizes: Sequence[int] = ()
 
 
-def price_of(name: str, overrides: Sequence[str], options: PlanOptions) -> RunPrice:
-    """Price of the run file ``name``. Raises ConfigError, DataError, ModelError."""
+def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> RunPrice:
+    """Price of a run file. Raises ConfigError, DataError, ModelError."""
     if options.convention not in {"", *CONVENTIONS}:
         known = ", ".join(CONVENTIONS)
         raise ConfigError("--convention", [Problem("value", f"{options.convention!r} is none of: {known}")])
-    config, recipe = load_run(name, overrides)
+    config, recipe = load_run(file, overrides)
     devices = _devices(config, options.profiles)
     shapes, labels, own = data_of(config, [device for device, _ in devices])
     plan = compile_run(config, recipe, run="plan", shapes=shapes, label_names=labels)
@@ -140,9 +140,9 @@ def price_of(name: str, overrides: Sequence[str], options: PlanOptions) -> RunPr
     return price_run(plan, planned, asked)
 
 
-def assumptions(name: str, overrides: Sequence[str], options: PlanOptions) -> list[str]:
+def assumptions(file: RunSource, overrides: Overrides, options: PlanOptions) -> list[str]:
     """Assumptions of a plan about settings that the run file leaves out, as sentences."""
-    config, _ = load_run(name, overrides)
+    config, _ = load_run(file, overrides)
     found = []
     if not options.profiles and not config.fleet:
         count = max(1, config.round.devices or 1)

@@ -1,25 +1,22 @@
-"""``edgefl export``: a run's model as ONNX bundles."""
+"""A run's final state as ONNX bundles, written beside its ledger and recorded in it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
-import typer
 
+from edgefl.api.runs import read_run
 from edgefl.budget.stage_cost import object_bytes
-from edgefl.cli.options import RUNS, Format, RunArgument, RunsOption, find_run, read_run, show
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import ZERO, Mask, MaskName
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.registry import chosen, method
-from edgefl.report import rounds
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.disk import ledger_of
 
@@ -64,41 +61,6 @@ class Exported:
     rows: list[BundleRow]
 
 
-def command(
-    run: RunArgument = "latest",
-    runs: RunsOption = RUNS,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder to write; default: bundles/ in the run's directory.")
-    ] = None,
-    mask: Annotated[
-        MaskChoice,
-        typer.Option(
-            help="What stands in for absent modalities; auto: reconstruction where the recipe trained it, both where "
-            "the run has prototypes, else zero."
-        ),
-    ] = "auto",
-    capacity: Annotated[
-        int | None, typer.Option(min=1, help="Rows of each prototype table; default: the number of classes.")
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Largest difference from torch with which a bundle is published.")
-    ] = TOLERANCE,
-    format: Format = "terminal",  # noqa: A002  # the option's own name
-) -> None:
-    """Write a run's model as ONNX: one bundle for each modality alone and one of all, which serves any of them.
-
-    Each bundle is compared with torch first; when one differs, none is published. An earlier export is replaced.
-
-    Examples: edgefl export latest · edgefl export 2026 -o bundles --mask both --capacity 32
-    """
-    directory = find_run(run, runs)
-    done = export_run(directory, output=output, mask=mask, capacity=capacity, tolerance=tolerance)
-    body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
-    body |= {"mask": done.mask, "directory": str(done.directory), "untrained": done.state.untrained}
-    report = msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))
-    show(format, {**body, "bundles": done.rows}, rounds.bundles(report))
-
-
 def export_run(
     directory: Path,
     *,
@@ -106,8 +68,9 @@ def export_run(
     mask: MaskChoice = "auto",
     capacity: int | None = None,
     tolerance: float = TOLERANCE,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Export the run in ``directory`` and record the bundles in its ledger; reports progress on stderr.
+    """Export the run in ``directory`` and record the bundles in its ledger; ``say`` takes its progress in words.
 
     Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
     """
@@ -119,7 +82,7 @@ def export_run(
     from edgefl.training.fill import matcher_of
 
     state = final_state(directory)
-    _say(_what(state))
+    say(_what(state))
     store = ObjectStore(directory / "objects")
     networks = load_memory(store, state.manifest).networks
     wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
@@ -142,10 +105,10 @@ def export_run(
         capacity=capacity,
         mask=chosen,
         tolerance=tolerance,
-        progress=lambda line: _say(f"  {line}"),
+        progress=lambda line: say(f"  {line}"),
     )
     if state.untrained:
-        _say(f"warning: {_never_trained(state)}")
+        say(f"warning: {_never_trained(state)}")
     with Ledger(ledger_of(directory), create=False) as ledger:
         for row in rows:  # those inside the run's directory by their path from there
             path = Path(row.path)
@@ -199,11 +162,6 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:
             return mask
     means = chosen("prototypes", plan.slots.prototypes)[0].method.merge is None  # else rows are clusters
     return "both" if PROTOTYPES in parts and means else ZERO
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 def _what(state: FinalState) -> str:

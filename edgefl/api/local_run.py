@@ -10,20 +10,20 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from device_agent.runtime.connect import Options
-from edgefl.cli.options import RUNS, find_run
-from edgefl.cli.run_inputs import shares_of
-from edgefl.config.profiles import budget_overrides, load_device, load_run
+from edgefl.api.run_inputs import shares_of
+from edgefl.api.runs import RUNS, find_run
+from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import RunConfig
-from edgefl.config.yaml_files import yaml_text
+from edgefl.config.yaml_files import Overrides, yaml_text
 from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, Problem, RunError
 from edgefl.process.parent_death import leashed
 from edgefl.protocol.topics import check_name
-from edgefl.report.live import LiveView
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import hold_directory, new_run_id, store_errors, write_new
 from edgefl.transport.broker import start_broker
@@ -36,42 +36,48 @@ COORDINATOR_GRACE_S = 15.0
 _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT}
 
 
-class LocalRun:
-    """One run in local mode, from its shares to its last round. ``more``: further options of the coordinator.
+Feed = Callable[[EventRow], None]
 
-    ``finish``: what is made of a finished run, while a page of it may still be open.
+
+class LocalOptions(NamedTuple):
+    """A run in local mode as its owner asks for it.
+
+    ``file``: a run file by path or shipped name, or its fields. ``run``: its id, default name, date and time;
+    ``resume``: the id of one to go on with. ``trainers``: processes that all devices share, 0: one a device.
+    ``more``: further options of the coordinator.
     """
 
-    def __init__(
-        self,
-        name: str,
-        overrides: Sequence[str],
-        *,
-        runs: Path,
-        resume: str,
-        quiet: bool,
-        trainers: int = 0,
-        more: Sequence[str] = (),
-        finish: Callable[[Path], object] | None = None,
-    ) -> None:
-        self.config, self.recipe = load_run(name, overrides)
+    file: RunSource
+    overrides: Overrides = ()
+    runs: Path = RUNS
+    run: str = ""
+    resume: str = ""
+    trainers: int = 0
+    more: Sequence[str] = ()
+
+
+class LocalRun:
+    """One run in local mode, from its shares to its last round.
+
+    ``feed`` takes its events, in order. ``finish``: what is made of a finished run, while a page of it may still be
+    open.
+    """
+
+    def __init__(self, options: LocalOptions, feed: Feed, finish: Callable[[Path], object] | None = None) -> None:
+        self.config, self.recipe = load_run(options.file, options.overrides)
         if not self.config.fleet:
-            raise ConfigError(name, [Problem("fleet", "local mode needs at least one device, such as {name: box}")])
-        self.name = name
-        self.resume = bool(resume)
-        self.quiet = quiet
-        self.trainers = trainers
-        self.more = more
-        self.finish = finish
-        self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
+            text = "local mode needs at least one device, such as {name: box}"
+            raise ConfigError(source_name(options.file), [Problem("fleet", text)])
+        self.options, self.feed, self.finish = options, feed, finish
+        self.resume = bool(options.resume)
+        runs = options.runs
+        new = runs / (options.run or new_run_id(runs, self.config.name))
+        self.directory = begun(options.resume, runs) if self.resume else new
         self.run = check_name("run", self.directory.name)
-        self._view: LiveView | None = None
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
-        if (task := asyncio.current_task()) is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with contextlib.AsyncExitStack() as stack:
             run_file = self._prepare()
             url = self.config.broker
@@ -88,7 +94,9 @@ class LocalRun:
         if not (self.directory / "run.yaml").is_file():
             return ""
         where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"
-        return f"Go on where it stopped with: edgefl run {self.name} --resume {self.run}{where}"
+        given = self.options.file
+        file = given if isinstance(given, (str, Path)) else self.directory / "run.yaml"
+        return f"Go on where it stopped with: edgefl run {file} --resume {self.run}{where}"
 
     def _prepare(self) -> Path:
         """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""
@@ -106,7 +114,7 @@ class LocalRun:
         return path
 
     def _as_begun(self, path: Path) -> RunConfig:
-        """The run file that the run was begun with; says on stderr what differs in the one given now."""
+        """The run file that the run was begun with; a warning names what differs in the one given now."""
         then, _ = load_run(str(path))
         if then.name != self.config.name:
             problem = Problem("name", f"is {self.config.name!r}, and {self.run} is a run of {then.name!r}")
@@ -116,7 +124,7 @@ class LocalRun:
         new["data"].pop("test")
         if differing := [field for field in new if old[field] != new[field]]:
             fields = ", ".join(differing)
-            sys.stderr.write(f"{self.run} goes on as it was started; not used from the run file given: {fields}\n")
+            self._warn(f"{self.run} goes on as it was started; not used from the run file given: {fields}")
         return then
 
     def _agents(self) -> Iterator[tuple[str, list[str], Path]]:
@@ -124,7 +132,7 @@ class LocalRun:
         logs = self.directory / "logs"
         data = {device.name: str(self.directory / "shares" / f"{device.name}.npz") for device in self.config.fleet}
         state = {device.name: str(self.directory / "devices" / device.name) for device in self.config.fleet}
-        if not self.trainers:
+        if not self.options.trainers:
             for device in self.config.fleet:
                 arguments = ["device_agent.cli", "run", "--device", device.name, "--profile", device.profile]
                 arguments += ["--data", data[device.name], "--state", state[device.name], "--fleet", self.run]
@@ -151,7 +159,7 @@ class LocalRun:
         with store_errors("write", logs):
             logs.mkdir(parents=True, exist_ok=True)
             write_new(file, msgspec.json.encode(every))
-        arguments = ["device_agent.many_agents", str(file), str(logs), "--trainers", str(self.trainers)]
+        arguments = ["device_agent.many_agents", str(file), str(logs), "--trainers", str(self.options.trainers)]
         yield "the agents' process", arguments, logs / "agents.log"
 
     @contextlib.asynccontextmanager
@@ -171,44 +179,35 @@ class LocalRun:
             return
         text = f"{name} has ended: {_last_words(log) or f'status {status}'}"
         self._ended.append(text)
-        if self._view is not None:
-            self._view.feed(EventRow(time.time(), "warning", data={"text": text}))
-        else:
-            sys.stderr.write(f"warning: {text}\n")
+        self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self.feed(EventRow(time.time(), "warning", data={"text": text}))
 
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
         arguments += ["--directory", str(self.directory.parent)]
-        arguments += ["--resume" if self.resume else "--run", self.run, *self.more]
+        arguments += ["--resume" if self.resume else "--run", self.run, *self.options.more]
         log = self.directory / "logs" / "coordinator.log"
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
-        self._view = None if self.quiet else LiveView()
         failure = remedy = ""
         done = False
         try:
-            with self._view or contextlib.nullcontext():
-                async for line in _lines(process):
-                    try:
-                        event = msgspec.json.decode(line, type=EventRow)
-                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a library's own output
-                        event = EventRow(time.time(), "warning", data={"text": line.decode("utf-8", "replace")[:500]})
-                    if event.kind == "run_failed":
-                        failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
-                    if self._view is not None:
-                        self._view.feed(event)
-                    elif event.kind == "page":
-                        sys.stderr.write(f"live page: {event.data.get('url', '')}\n")
-                    if event.kind == "run_finished":
-                        if self.finish is not None:
-                            await asyncio.to_thread(self.finish, self.directory)
-                        done = True
+            async for line in _lines(process):
+                event = _event(line)
+                if event.kind == "run_failed":
+                    failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
+                self.feed(event)
+                if event.kind == "run_finished":
+                    if self.finish is not None:
+                        await asyncio.to_thread(self.finish, self.directory)
+                    done = True
             status = await process.wait()
         except asyncio.CancelledError:  # a page was open still
             if not done:
                 raise
             status = 0
         finally:
-            self._view = None
             await _end(process, COORDINATOR_GRACE_S)
         if status != 0:
             text = "\n".join([failure, *self._ended]) if failure else _last_words(log)
@@ -257,6 +256,14 @@ async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()
+
+
+def _event(line: bytes) -> EventRow:
+    """An event of the coordinator's; what is none is a library's own output becomes a warning."""
+    try:
+        return msgspec.json.decode(line, type=EventRow)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return EventRow(time.time(), "warning", data={"text": line.decode("utf-8", "replace")[:500]})
 
 
 async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:

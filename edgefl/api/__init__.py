@@ -1,0 +1,1 @@
+"""The Python interface: what the command line does, as functions. ``import edgefl`` has their names."""
