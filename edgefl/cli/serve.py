@@ -37,6 +37,15 @@ def command(
         int, typer.Option(min=1, help="Requests that may wait; others are told to try again.")
     ] = 256,
     max_body_mib: Annotated[int, typer.Option(min=1, max=1024, help="MiB of a request; four times that of all.")] = 32,
+    mqtt: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="EDGEFL_SERVE_MQTT",
+            help="Answer on this MQTT broker's topics too: mqtts://USER:PASSWORD@HOST.",
+        ),
+    ] = "",
+    mqtt_ca: Annotated[str, typer.Option(metavar="FILE", help="The authority of that broker's certificate.")] = "",
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer.")] = 30.0,
 ) -> None:
     """Answer inference requests over HTTP: the Open Inference Protocol v2, raw files at /predict, /metrics.
@@ -49,8 +58,12 @@ def command(
     import python_multipart  # noqa: F401 - alone in the extra `serve`, which brings everything else that follows
 
     from edgefl.serve.catalogue import load_catalogue
+    from edgefl.serve.mqtt import Broker, Way
     from edgefl.serve.server import Serving, serve
+    from edgefl.transport.address import check_protected, parse_url
 
+    if mqtt:
+        check_protected(mqtt, insecure=False)
     given = "" if host == f"{DEFAULT[0]}:{DEFAULT[1]}" else host
     place = read_place(given, DEFAULT, LISTENER)
     catalogue = load_catalogue(bundle, name=name, device=device, threads=threads)
@@ -67,7 +80,9 @@ def command(
             f"warning: {place.host} can be reached from elsewhere, without encryption"
             f"{'' if os.environ.get(TOKEN) else f'; without {TOKEN} anybody there may ask'}: see docs/serving.md\n"
         )
-    serve(Serving(catalogue, limits), place, lambda url: typer.echo(_sentence(url, catalogue)))
+    ways = (lambda engine: Way(Broker(mqtt, mqtt_ca), engine).run(),) if mqtt else ()
+    by_mqtt = f", on edgefl-serve/# of {parse_url(mqtt)}" if mqtt else ""
+    serve(Serving(catalogue, limits, ways), place, lambda url: typer.echo(_sentence(url + by_mqtt, catalogue)))
 
 
 def _sentence(url: str, catalogue: Catalogue) -> str:

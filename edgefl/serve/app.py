@@ -40,7 +40,7 @@ def answer(body: object, status: int = 200, headers: dict[str, str] | None = Non
 def refusal(error: Refused) -> Response:
     """An error in the protocol's form."""
     headers = {"retry-after": "1"} if error.status == 503 else None
-    return answer({"error": f"{error.message}. {error.remedy}".removesuffix(". ")}, error.status, headers)
+    return answer({"error": error.told}, error.status, headers)
 
 
 class Site:

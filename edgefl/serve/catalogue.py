@@ -17,7 +17,7 @@ from edgefl.export.runtime import Bundle, choose, encoders, find_bundles, load_b
 from edgefl.export.session import Device, runs_on
 
 #: A model's name is a part of URLs and topics.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
@@ -121,7 +121,7 @@ def load_catalogue(path: Path, *, name: str = "", device: Device = "auto", threa
     if not _NAME.fullmatch(name):
         raise ExportError(
             f"{name!r:.150} can not name a model",
-            remedy="Give --name NAME: letters, digits and . _ + -, beginning with a letter or digit, at most 128.",
+            remedy="Give --name NAME: letters, digits and . _ -, beginning with a letter or digit, at most 64.",
         )
     bundles = {one: load_bundle(one, device=device, threads=threads) for one in manifests}
     for bundle in bundles.values():

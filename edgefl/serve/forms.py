@@ -37,12 +37,11 @@ async def read_form(headers: Headers, body: bytes) -> Form:
         raise bad(f"the form can not be read: {getattr(error, 'message', error)}", _HOW) from None
     try:
         for name, value in form.multi_items():
-            if not is_modality(name):
-                raise bad(f"the part {name!r:.60} can not name a modality", _HOW)
+            _check(name)
             if name in found:
                 raise bad(f"the part '{name}' is given twice", _HOW)
             if isinstance(value, UploadFile):
-                found[name] = (_end(name, value.filename or ""), await value.read())
+                found[name] = (file_end(name, value.filename or ""), await value.read())
             else:
                 found[name] = ("", value.encode())
     finally:
@@ -52,11 +51,18 @@ async def read_form(headers: Headers, body: bytes) -> Form:
     return found
 
 
-def _end(name: str, file: str) -> str:
+def file_end(name: str, file: str) -> str:
+    """The end of a modality's file. Raises Refused for a file of no known kind, or a name of no modality."""
+    _check(name)
     end = Path(file).suffix.lower()
     if end not in SAMPLES:
         raise bad(f"'{name}' is the file {file!r:.60}; {', '.join(SAMPLES)} are read", _HOW)
     return end
+
+
+def _check(name: str) -> None:
+    if not is_modality(name):
+        raise bad(f"{name!r:.60} can not name a modality", _HOW)
 
 
 @contextmanager

@@ -55,6 +55,11 @@ class Refused(EdgeFLError):  # noqa: N818 - an answer to a client, not a fault o
         super().__init__(message, remedy=remedy)
         self.status = status
 
+    @property
+    def told(self) -> str:
+        """Message and remedy, for an answer."""
+        return f"{self.message}. {self.remedy}".removesuffix(". ")
+
 
 def busy(what: str) -> Refused:
     """Refusal for overload: a client tries again later."""

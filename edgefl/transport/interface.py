@@ -43,6 +43,16 @@ class Limits(NamedTuple):
     certain: bool = False
 
 
+class ReplyTo(NamedTuple):
+    """Response topic and correlation data of an MQTT 5 request; empty for any other message."""
+
+    topic: str = ""
+    correlation: bytes = b""
+
+
+NO_REPLY = ReplyTo()
+
+
 class Transport(Protocol):
     """One client's session with a broker. Callbacks run in the event loop's thread and must return soon.
 

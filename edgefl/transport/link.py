@@ -29,7 +29,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgefl.errors import BrokerError
 from edgefl.transport import failures, port_probe
 from edgefl.transport.address import Address
-from edgefl.transport.interface import Will
+from edgefl.transport.interface import NO_REPLY, ReplyTo, Will
 from edgefl.transport.metered_client import Meter, MeteredClient
 
 _LOG = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Listener(Protocol):
     def failed(self, error: BrokerError, final: bool) -> None:
         """An attempt failed. ``final``: it was the first, and the link gives up."""
 
-    def message(self, topic: str, payload: bytes) -> None:
+    def message(self, topic: str, payload: bytes, reply: ReplyTo = NO_REPLY) -> None:
         """A message arrived."""
 
     def published(self, mid: int, refusal: str | None) -> None:
@@ -333,7 +333,9 @@ class Link:
             topic = message.topic
         except UnicodeDecodeError:
             return  # a peer's malformed topic: none of ours
-        self._post(self._listener.message, topic, bytes(message.payload))
+        has = message.properties  # of MQTT 5
+        reply = ReplyTo(getattr(has, "ResponseTopic", ""), getattr(has, "CorrelationData", b""))
+        self._post(self._listener.message, topic, bytes(message.payload), reply)
 
     def _on_publish(self, client: Client, data: object, mid: int, reason: ReasonCode, properties: object) -> None:
         refusal = _refusal(reason)
@@ -346,6 +348,13 @@ class Link:
         self, client: Client, data: object, mid: int, reasons: list[ReasonCode], properties: object
     ) -> None:
         self._post(self._listener.subscribed, mid, [_refusal(reason) for reason in reasons])
+
+
+def correlated(data: bytes) -> Properties:
+    """The properties of an MQTT 5 message that answers another."""
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.CorrelationData = data
+    return properties
 
 
 class _NoAnswerError(BrokerError):

@@ -20,8 +20,8 @@ from paho.mqtt.properties import Properties
 from edgefl.errors import BrokerError
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
-from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, Limits, Will, check_payload, closed_error
-from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Settings, TlsFiles, load_own, tls_context
+from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, NO_REPLY, Limits, ReplyTo, Will, check_payload, closed_error
+from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Settings, TlsFiles, correlated, load_own, tls_context
 from edgefl.transport.metered_client import Meter, MeteredClient
 
 _LOG = logging.getLogger(__name__)
@@ -102,6 +102,8 @@ class MqttTransport:
     ) -> None:
         self.on_message: Callable[[str, bytes], None] = lambda topic, payload: None
         self.on_connection: Callable[[bool], None] = lambda connected: None
+        #: In place of ``on_message``, for who answers requests of others.
+        self.on_request: Callable[[str, bytes, ReplyTo], None] | None = None
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = False
         self.limits = Limits()
@@ -178,14 +180,15 @@ class MqttTransport:
                 self._patterns = [pattern for pattern in self._patterns if pattern not in new]
                 raise
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """See ``Transport.publish``."""
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, correlation: bytes = b"") -> None:
+        """See ``Transport.publish``. ``correlation``: of the MQTT 5 request that this answers."""
         if self._link is None or self._closed:
             raise closed_error(self._settings.client_id)
         check_payload(topic, payload, self.max_payload)
         async with self._window:
             client = await self._connected()
-            information = client.publish(topic, payload, qos=1, retain=retain)
+            properties = correlated(correlation) if correlation else None
+            information = client.publish(topic, payload, qos=1, retain=retain, properties=properties)
             if information.rc not in _KEPT:
                 raise BrokerError(f"could not send on {topic}: {information.rc.name}")
             acknowledged: asyncio.Future[str | None] = self._loop.create_future()
@@ -293,8 +296,11 @@ class MqttTransport:
             self._complaint, self._remind_at = error.message, time.monotonic() + REMIND_S
             _LOG.warning("%s; trying again. %s", error.message, error.remedy)
 
-    def message(self, topic: str, payload: bytes) -> None:
-        self.on_message(topic, payload)
+    def message(self, topic: str, payload: bytes, reply: ReplyTo = NO_REPLY) -> None:
+        if self.on_request is not None:
+            self.on_request(topic, payload, reply)
+        else:
+            self.on_message(topic, payload)
 
     def published(self, mid: int, refusal: str | None) -> None:
         if refusal is None:

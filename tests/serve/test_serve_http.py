@@ -34,6 +34,13 @@ def test_the_first_sentence_says_where_what_and_by_what(server: Server):
     assert f" at {server.url}, computed by CPUExecutionProvider of onnxruntime" in server.said
 
 
+def test_it_loads_no_torch_and_no_database(server: Server):
+    loaded = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "onnxruntime" in loaded
+    assert "libtorch" not in loaded
+    assert "_sqlite3" not in loaded
+
+
 def test_health_server_and_models(server: Server):
     def get(path: str) -> object:
         return httpx.get(server.url + path).raise_for_status().json()
