@@ -35,6 +35,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "sktime": ("sktime", "demo"),
     "pyarrow": ("pyarrow", "parquet"),
     "pandas": ("pandas", "pandas"),
+    "scipy": ("scipy", "fetch"),
 }
 
 

@@ -71,7 +71,8 @@ Feature vectors [N, d] are signals of d steps and one channel.
 
 `source: {{name: {{option: value}}}}`; the option `part: test` takes the official test half.
 `basic_motions` comes with the extra `demo`. The others do not come with EdgeFL: they are looked for in the folders
-`$EDGEFL_DATA/<name>/`, and so is what the shipped run `har` trains on.
+`$EDGEFL_DATA/<name>/`, by default in `~/.local/share/edgefl/data/<name>/`. `edgefl data fetch har_hapt` brings what the
+shipped run `har` trains on ([data.md](data.md#public-data-sets)).
 
 {origins}
 

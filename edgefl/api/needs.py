@@ -23,6 +23,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "export": ("torch", *_LEDGER, *_BUNDLES),
     "predict": ("onnxruntime",),
     "serve": ("onnxruntime", "PIL", "python_multipart"),
+    "data fetch": ("scipy",),
     "to_pandas": ("pandas",),
 }
 

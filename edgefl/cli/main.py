@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("edgefl.cli.logs:command", "Show a run's last events and logs, or a device's last log lines."),
     "export": ("edgefl.cli.bundles:command", "Write a run's model as ONNX bundles, checked against torch."),
     "data": ("edgefl.cli.run:data_command", "Show how a run's data is shared out to devices, and write the shares."),
+    "data fetch": ("edgefl.cli.fetch:command", "Download a public data set, check it, and convert it for a run."),
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
     "serve": ("edgefl.cli.serve:command", "Answer requests with an exported bundle, over HTTP and MQTT."),
     "doctor": ("edgefl.cli.show:doctor_command", "Check this machine and, if asked, the connection to a broker."),
@@ -51,8 +52,14 @@ class LazyGroup(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself, loaded now."""
-        name, stand_in, rest = super().resolve_command(ctx, args)
+        name, stand_in, rest = super().resolve_command(ctx, verb_first(args))
         return name, None if stand_in is None else load(str(name), debug=self.debug), rest
+
+
+def verb_first(words: list[str]) -> list[str]:
+    """The words of a command line with a verb of two words, such as ``data fetch``, as one."""
+    pair = " ".join(words[:2])
+    return [pair, *words[2:]] if pair in VERBS else words
 
 
 def load(verb: str, *, debug: bool = False) -> object:

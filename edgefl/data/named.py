@@ -88,18 +88,28 @@ def names() -> list[str]:
     return [*NAMED, *(point.name for point in entry_points(group=GROUP) if point.name not in NAMED)]
 
 
+def data_home() -> Path:
+    """The folder that `edgefl data fetch` fills: EDGEFL_DATA, else edgefl/data below the user's own data."""
+    if given := os.environ.get("EDGEFL_DATA"):
+        return Path(given)
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "edgefl" / "data"
+
+
 def data_folder(name: str) -> Path:
-    """The folder of one data set: below EDGEFL_DATA, else ../shared/data seen from here or from the repository."""
-    given = os.environ.get("EDGEFL_DATA")
-    bases = [Path.cwd(), Path(__file__).resolve().parents[2]]
-    places = [Path(given)] if given else [base.parent / "shared" / "data" for base in bases]
+    """The folder of one data set: in ``data_home``; without EDGEFL_DATA also in ../shared/data from here."""
+    bases = [] if os.environ.get("EDGEFL_DATA") else [Path.cwd(), Path(__file__).resolve().parents[2]]
+    places = [data_home(), *(base.parent / "shared" / "data" for base in bases)]
     for place in places:
         if (place / name).is_dir():
             return place / name
+    from edgefl.config.profiles import shipped  # only now: it loads the methods, and predicting needs none
+
+    way = f"`edgefl data fetch {name}` brings it, or set EDGEFL_DATA to the folder that holds {name}/."
+    if name not in shipped("datasets"):
+        way = f"Set EDGEFL_DATA to the folder that holds {name}/. It does not come with EdgeFL: {ORIGINS[name]}."
     raise DataError(
         f"the data set {name!r} is not here; looked in {' and '.join(dict.fromkeys(str(p) for p in places))}",
-        remedy=f"Set EDGEFL_DATA to the folder that holds {name}/. It does not come with EdgeFL: {ORIGINS[name]}. The "
-        "run `demo` brings its own data.",
+        remedy=f"{way} The run `demo` brings its own data.",
     )
 
 

@@ -234,11 +234,15 @@ def is_held(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def hold_directory(
-    directory: Path, *, by: str = "", remedy: str = "End it first, or choose another directory or run name."
+    directory: Path,
+    *,
+    by: str = "",
+    what: str = "another coordinator runs",
+    remedy: str = "End it first, or choose another directory or run name.",
 ) -> Iterator[None]:
     """Make the directory, for its owner alone, and hold it. Raises StoreError when it cannot, or another does.
 
-    ``by``: the holder, as that error names it; ``remedy``: what it says to do.
+    ``by``: the holder, ``what``: what it does, as that error says; ``remedy``: what it says to do.
     The lock goes with its process, so nothing is left behind by ``kill -9``.
     """
     make_private(directory)
@@ -252,7 +256,7 @@ def hold_directory(
             except BlockingIOError:
                 if attempt + 1 == LOCK_TRIES:
                     holder = (directory / "lock").read_text(encoding="utf-8", errors="replace")
-                    text = f"another coordinator runs in {directory}" + (f": {holder}" if holder else "")
+                    text = f"{what} in {directory}" + (f": {holder}" if holder else "")
                     raise StoreError(text, remedy=remedy) from None
                 time.sleep(LOCK_PAUSE_S)
         with store_errors("write", directory / "lock"):

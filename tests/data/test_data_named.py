@@ -131,7 +131,7 @@ def test_absent_data_names_the_variable(monkeypatch, tmp_path):
         with pytest.raises(DataError, match=f"'{name}' is not here") as caught:
             load(name)
         assert "EDGEFL_DATA" in caught.value.remedy
-        assert ORIGINS[name] in caught.value.remedy
+        assert (f"`edgefl data fetch {name}`" if name == "har_hapt" else ORIGINS[name]) in caught.value.remedy
 
 
 def test_part_and_fit_to_a_model():
