@@ -74,6 +74,7 @@ def run(given: RunOptions) -> None:
             debug=given.debug,
             insecure=given.insecure,
             no_logs=given.no_logs,
+            no_moments=given.no_moments,
         )
     )
 

@@ -77,6 +77,14 @@ class RunOptions:
     no_logs: Annotated[
         bool, typer.Option("--no-logs", envvar="EDGEFL_NO_LOGS", help="Refuse to send log lines to the coordinator.")
     ] = False
+    no_moments: Annotated[
+        bool,
+        typer.Option(
+            "--no-moments",
+            envvar="EDGEFL_NO_MOMENTS",
+            help="Refuse to send means and variances of sensor data, by which a run may standardise it.",
+        ),
+    ] = False
     form: Annotated[Format, LOG_FORMAT] = Format.text
     debug: Annotated[bool, DEBUG] = False
 

@@ -26,6 +26,7 @@ from device_agent.runtime.trainer_process import (
     Ended,
     OnProgress,
     TrainerSettings,
+    WarmRequest,
     interrupt,
     raised,
     train_in,
@@ -34,6 +35,7 @@ from device_agent.runtime.trainer_process import (
 from edgefl.console import guarded
 from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.log_lines import line_writer
+from edgefl.plan.job import Preparation
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.records import Figure
 from edgefl.resources.process_memory import keep_for_chunks
@@ -80,11 +82,12 @@ class HostedTrainer:
         self._settings = settings
         self._worker = worker
 
-    async def warm(self) -> DataFacts:
+    async def warm(self, preparation: Preparation) -> DataFacts:
         """See ``Trainer.warm``."""
         self._worker.needed.add(self._settings)
         async with self._worker.turn:
-            return understood(await self._worker.process.call("warm", self._settings), DataFacts)
+            request = WarmRequest(self._settings, preparation)
+            return understood(await self._worker.process.call("warm", request), DataFacts)
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
@@ -92,7 +95,7 @@ class HostedTrainer:
         async with self._worker.turn:
             try:
                 # Only a warm process may be interrupted: the signal would kill a cold one.
-                await self._worker.process.call("warm", self._settings)
+                await self._worker.process.call("warm", WarmRequest(self._settings))
                 self._worker.active = self._settings
                 result = await train_in(self._worker.process, self._settings, work, on_progress)
             except WorkerFailedError as error:

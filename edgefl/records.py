@@ -102,6 +102,14 @@ class Speed(msgspec.Struct, frozen=True):
     machine: str = ""  # the kind of machine these were measured on, as ``kind_of_machine`` says it; "": not known
 
 
+class Moments(msgspec.Struct, frozen=True):
+    """Statistics of one sensor's values on a device: over ``count`` time steps, mean and variance of each channel."""
+
+    count: int = 0
+    mean: tuple[float, ...] = ()
+    variance: tuple[float, ...] = ()  # mean squared distance from the mean
+
+
 class Capabilities(msgspec.Struct, frozen=True):
     """Hardware and free resources of a device, as measured by its agent."""
 

@@ -181,7 +181,7 @@ class FakeTrainer:
         self.running = 0
         self.stopped = 0
 
-    async def warm(self):
+    async def warm(self, preparation):
         self.warmed += 1
         return FACTS
 

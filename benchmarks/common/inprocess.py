@@ -25,7 +25,7 @@ from device_agent.runtime.store import AgentStore, Owner
 from device_agent.runtime.trainer_process import Ended, TrainerSettings, TrainRequest
 from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.data.sources import load
-from edgefl.plan.job import RunPlan
+from edgefl.plan.job import Preparation, RunPlan
 from edgefl.records import Budget, Manifest
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
@@ -40,9 +40,9 @@ class InlineTrainer:
         self._trainer = LocalTrainer(settings, load(settings.data))
         self._turn = turn
 
-    async def warm(self) -> DataFacts:
+    async def warm(self, preparation: Preparation) -> DataFacts:
         async with self._turn:
-            return await asyncio.to_thread(self._trainer.warm)
+            return await asyncio.to_thread(self._trainer.describe, preparation)
 
     async def train(self, work: Any, on_progress: Any) -> Ended:
         def note(values: Mapping[str, Any]) -> None:

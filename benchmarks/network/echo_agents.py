@@ -21,6 +21,7 @@ from benchmarks.common.agents import options_in, run_agents
 from device_agent.core.state import DataFacts, Result, Train
 from device_agent.runtime.trainer_process import Ended, OnProgress, TrainerProcess, TrainerSettings, TrainRequest
 from edgefl.console import guarded
+from edgefl.plan.job import Preparation
 from edgefl.process.worker import Note, serve
 from edgefl.storage.objects import ObjectStore
 
@@ -58,7 +59,7 @@ class InlineEcho:
         self._settings = settings
         self._store: ObjectStore | None = None
 
-    async def warm(self) -> DataFacts:
+    async def warm(self, preparation: Preparation) -> DataFacts:
         """Nothing to load."""
         return FACTS
 

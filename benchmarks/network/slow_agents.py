@@ -19,6 +19,7 @@ from device_agent.core.state import DataFacts, Train
 from device_agent.many_agents import HostedTrainer, HostedTrainers
 from device_agent.runtime.trainer_process import Ended, OnProgress, Trainer, TrainerSettings
 from edgefl.console import guarded
+from edgefl.plan.job import Preparation
 
 
 class Slow:
@@ -28,9 +29,9 @@ class Slow:
         self._inner = inner
         self._rest_s = rest_s
 
-    async def warm(self) -> DataFacts:
+    async def warm(self, preparation: Preparation) -> DataFacts:
         """As it is."""
-        return await self._inner.warm()
+        return await self._inner.warm(preparation)
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """As it is, and later."""

@@ -42,6 +42,7 @@ TASK_PHASES: dict[tuple[TaskPhase, type[Event | Instruction]], TaskPhase | None]
 #: What moves the trainer: (phase, event or instruction) -> the next phase. Anything else is a fault of this program.
 TRAINER_PHASES: dict[tuple[TrainerPhase, type[Event | Instruction]], TrainerPhase] = {
     (TrainerPhase.DOWN, v.StartTrainer): TrainerPhase.WARMING,
+    (TrainerPhase.IDLE, v.StartTrainer): TrainerPhase.WARMING,  # the data is described anew
     (TrainerPhase.WARMING, v.TrainerReady): TrainerPhase.IDLE,
     (TrainerPhase.WARMING, v.TrainerLost): TrainerPhase.DOWN,
     (TrainerPhase.IDLE, v.Train): TrainerPhase.TRAINING,
@@ -131,6 +132,8 @@ def _hello(state: State, now: float) -> Step:
         samples=facts.samples,
         class_counts=facts.class_counts,
         working_on=state.working_on,
+        prepared=facts.prepared,
+        moments={} if state.no_moments else facts.moments,
     )
     return replace(state, greeting=True, greeted_at=now), [v.Send(hello)]
 
@@ -168,8 +171,10 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         made_ms=message.made_ms,
         greeting=False,
         heartbeat_s=message.heartbeat_s if message.heartbeat_s > 0 else state.heartbeat_s,
+        preparation=message.preparation,
     )
-    state, out = _hello(state, now) if unknown else (state, [])
+    # What is said of data that has not been read as this run asks does not count.
+    state, out = _hello(state, now) if unknown and state.prepared else (state, [])
     current = state.current
     if not current.same_run(before):
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
@@ -315,11 +320,11 @@ def _trainer_moved(state: State, event: Event | Instruction) -> State:
 
 
 def _ready(state: State, event: v.TrainerReady, now: float) -> Step:
-    news, waiting = event.facts != state.facts, state.waiting
-    state = replace(_trainer_moved(state, event), facts=event.facts, waiting=None)
+    facts, news, waiting = event.facts, event.facts != state.facts, state.waiting
+    state = replace(_trainer_moved(state, event), facts=facts, waiting=None)
     state, out = _hello(state, now) if news else (state, [])
     if news:
-        out.append(v.SaveFacts(event.facts))
+        out += [v.SaveFacts(facts), *([v.Log("data-unusable", {"text": facts.problem})] if facts.problem else [])]
     state, more = _offer(state, *waiting, now) if waiting is not None else (state, [])
     return state, out + more
 
@@ -403,8 +408,9 @@ def _keep_trainer_busy(state: State) -> Step:
     """Start, use or stop the trainer as the state asks for."""
     wanted = state.facts is None or state.task is not None or state.waiting is not None or state.run != ""
     due: v.StartTrainer | v.Train | v.StopTrainer | None = None
-    if state.trainer is TrainerPhase.DOWN and wanted:
-        due = v.StartTrainer()
+    unprepared = state.trainer is TrainerPhase.IDLE and state.run != "" and not state.prepared
+    if unprepared or (state.trainer is TrainerPhase.DOWN and wanted):
+        due = v.StartTrainer(state.preparation)
     elif state.trainer is TrainerPhase.IDLE and state.task is not None and state.task.phase is TaskPhase.READY:
         before = retained_before(state, state.task.attempt)
         due = v.Train(state.task.offer, before[-1].manifest if before else {})

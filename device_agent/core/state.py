@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
+from edgefl.plan.job import Preparation
 from edgefl.protocol.messages import Decline, DownMessage, Grant, Offer, Update, UpMessage
-from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Refusal
+from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Moments, Refusal
 
 #: Sign of life until a coordinator sets the interval (``Welcome.heartbeat_s``).
 HEARTBEAT_S: Final = 10.0
@@ -30,6 +31,9 @@ class DataFacts(msgspec.Struct, frozen=True):
     torch_device: str = ""  # where the trainer computes, such as "cpu" or "cuda"
     gpu_free_bytes: int = 0  # as in Capabilities
     gpu_idle_bytes: int = 0  # as in Capabilities
+    prepared: str = ""  # the id of the ``Preparation`` by which the data was read
+    moments: dict[str, Moments] = {}
+    problem: str = ""  # why nothing of it can be used as that preparation asks
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -150,6 +154,13 @@ class State(msgspec.Struct, frozen=True):
     story: tuple[str, ...] = ()  # the last things that happened, for the error of an illegal move
     strict: bool = False  # it has an identity: nothing older than ``newest`` is taken up
     newest: Attempt | None = None  # as in Saved
+    preparation: Preparation = Preparation()  # of the coordinator's run, from its welcome
+    no_moments: bool = False  # it tells no statistics of its data
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the data was read as the coordinator's run asks for."""
+        return self.facts is not None and self.facts.prepared == self.preparation.id
 
     @property
     def current(self) -> Attempt:
@@ -179,7 +190,7 @@ class Received(Event, frozen=True):
 
 
 class TrainerReady(Event, frozen=True):
-    """The trainer has loaded torch and the data."""
+    """The trainer has loaded torch and the data, and described it."""
 
     facts: DataFacts
 
@@ -250,7 +261,9 @@ class StopFetch(Instruction, frozen=True):
 
 
 class StartTrainer(Instruction, frozen=True):
-    """Start the trainer and let it load the data."""
+    """Start the trainer, where it does not run, and let it load the data and describe it by ``preparation``."""
+
+    preparation: Preparation = Preparation()
 
 
 class StopTrainer(Instruction, frozen=True):

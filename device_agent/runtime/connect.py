@@ -68,6 +68,7 @@ class Options(msgspec.Struct, frozen=True):
     debug: bool = False
     insecure: bool = False
     no_logs: bool = False
+    no_moments: bool = False
 
 
 def check_fit(data: str) -> None:
@@ -130,6 +131,7 @@ def make_agent(
             capabilities=machine,
             heartbeat_s=options.heartbeat_s,
             strict=credentials is not None,
+            no_moments=options.no_moments,
         )
         settings = TrainerSettings(
             device=options.device,

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Progressed, Result, Train, TrainerLost, TrainerReady, TrainingEnded
 from device_agent.runtime.effects import Effects
+from edgefl.plan.job import Preparation
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.protocol.messages import Offer
 from edgefl.records import GPU, HOST, Attempt, Budget, Figure, Figures, Manifest, Refusal
@@ -42,6 +43,13 @@ class TrainerSettings(msgspec.Struct, frozen=True):
     torch_device: str = "auto"
 
 
+class WarmRequest(msgspec.Struct, frozen=True):
+    """Body of the trainer's ``warm``."""
+
+    settings: TrainerSettings
+    preparation: Preparation = Preparation()
+
+
 class TrainRequest(msgspec.Struct, frozen=True):
     """Body of the trainer's ``train``."""
 
@@ -60,8 +68,11 @@ class Ended(NamedTuple):
 class Trainer(Protocol):
     """Interface of a trainer; tests have one without a process."""
 
-    async def warm(self) -> DataFacts:
-        """Load torch and the data. Raises WorkerFailedError: ``status`` is None when it refused, else it died."""
+    async def warm(self, preparation: Preparation) -> DataFacts:
+        """Load torch and the data, and describe it as it is to be read.
+
+        Raises WorkerFailedError: ``status`` is None when it refused, else it died.
+        """
         ...
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
@@ -93,9 +104,10 @@ class TrainerProcess:
         self._facts = DataFacts()
         self._worker = trainer_worker(Path(settings.log), module)
 
-    async def warm(self) -> DataFacts:
+    async def warm(self, preparation: Preparation) -> DataFacts:
         """See ``Trainer.warm``."""
-        self._facts = understood(await self._worker.call("warm", self.settings), DataFacts)
+        request = WarmRequest(self.settings, preparation)
+        self._facts = understood(await self._worker.call("warm", request), DataFacts)
         return self._facts
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
@@ -103,7 +115,7 @@ class TrainerProcess:
         if self._worker.pid is None:  # a cold one has torch to load first, which belongs to no round
             await self._worker.start()
             with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
-                await self._worker.call("warm", self.settings)
+                await self._worker.call("warm", WarmRequest(self.settings))
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
@@ -200,9 +212,9 @@ class TrainerTasks:
         self._deaths = 0
         self._job: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Let it load torch and the data; ends in TrainerReady or TrainerLost."""
-        self._job = self._effects.spawn(self._warm(self._job))
+    def start(self, preparation: Preparation) -> None:
+        """Let it load torch and the data, and describe it; ends in TrainerReady or TrainerLost."""
+        self._job = self._effects.spawn(self._warm(self._job, preparation))
 
     def stop(self) -> None:
         """Give its memory back."""
@@ -213,12 +225,12 @@ class TrainerTasks:
         """Ends in TrainingEnded, whatever happens."""
         self._job = self._effects.spawn(self._train(work))
 
-    async def _warm(self, before: asyncio.Task[None] | None) -> None:
+    async def _warm(self, before: asyncio.Task[None] | None, preparation: Preparation) -> None:
         if before is not None:
             await asyncio.wait([before])  # it may still be stopping
         started = time.monotonic()
         try:
-            facts = await self._trainer.warm()
+            facts = await self._trainer.warm(preparation)
         except WorkerFailedError as error:
             self._deaths += 1
             if error.on_purpose or self._deaths >= TRAINER_RESTARTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
+from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
@@ -22,7 +23,7 @@ from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
 from edgefl.plan.stages import RESIDUAL
 from edgefl.process.worker import Note
 from edgefl.protocol.tensors import encode_part
@@ -82,6 +83,11 @@ class LocalTrainer:
             self.facts = _facts(self.dataset, self.device, elastic=elastic)
             del as_read
         return self.facts
+
+    def describe(self, preparation: Preparation) -> DataFacts:
+        """The same facts, of the data as a run's ``preparation`` has it read; of unusable data, why it is."""
+        base = self.warm()
+        return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
         """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
@@ -184,10 +190,13 @@ class LocalTrainer:
         if self.read_for != (model.encoders, names):
             here = {m: spec for m, spec in model.encoders.items() if m in facts.modalities}
             self.split = None
-            source, bad_samples = self.settings.data, self.settings.bad_samples
-            self.dataset = self._on_disk(load(source, bad_samples=bad_samples, modalities=here, label_names=names))
+            self.dataset = self._on_disk(self._read(here, names))
             self.read_for = (model.encoders, names)
         return self.dataset
+
+    def _read(self, encoders: Mapping[str, EncoderSpec], names: tuple[str, ...]) -> Dataset:
+        source, bad_samples = self.settings.data, self.settings.bad_samples
+        return load(source, bad_samples=bad_samples, modalities=encoders, label_names=names)
 
     def _split(self, job: Job) -> Split:
         """Training and hold-out data; absent modalities of the former made by the recipe's generator.
@@ -271,11 +280,7 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
     card = gpu if gpu is not None and not gpu.shared else None
     held = torch.cuda.memory_reserved(device) if gpu is not None else 0
     return DataFacts(
-        modalities={m: () if m in dataset.resizable else shape for m, shape in dataset.signature().items()},
-        samples=dataset.samples(),
-        class_counts=dataset.class_counts(),
-        label_names=tuple(dataset.label_names),
-        skipped=len(dataset.skipped),
+        **data_facts(dataset),
         elastic=elastic,
         base_bytes=idle_rss_bytes() + (held if card is None else 0),
         runtime=f"torch {torch.__version__}",

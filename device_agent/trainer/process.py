@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device_agent.core.state import DataFacts, Result
-from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
+from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, WarmRequest
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.resources.process_memory import give_back_at_once
@@ -42,8 +42,9 @@ class Trainers:
             self._active.left_off = True
 
     def warm(self, body: object, note: Note) -> DataFacts:
-        """Load torch and the data of the device that asks, once; what they are."""
-        return self._trainer(msgspec.convert(body, TrainerSettings)).warm()
+        """Load torch and the data of the device that asks, once; what they are, read as it asks."""
+        request = msgspec.convert(body, WarmRequest)
+        return self._trainer(request.settings).describe(request.preparation)
 
     def train(self, body: object, note: Note) -> Result:
         """One round of the device that asks."""

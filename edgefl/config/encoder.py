@@ -52,6 +52,11 @@ class EncoderConfig(Values):
     source_rate: Annotated[float, Field(gt=0)] | None = Field(
         None, description="sensor only: Hz of recordings without a time column, where rate asks for another"
     )
+    standardize: Literal["none", "fleet"] | None = Field(
+        None,
+        description="sensor only: fleet: the model takes (x - mean) / std of each channel, over all devices' data, of "
+        "which each sends count, mean and variance; default: none",
+    )
     bands: Positive | None = Field(None, description="audio only: mel bands of a .wav; default: 40, or the size's own")
     seconds: Annotated[float, Field(gt=0, le=MAX_CLIP_S)] | None = Field(
         None,

@@ -150,6 +150,11 @@ def is_scheduled(part: str) -> bool:
     return part not in {PROTOTYPES, SIGNATURE} and not is_matcher(part)
 
 
+def unscaled(spec: ModelSpec) -> list[str]:
+    """The modalities that are to be standardised and whose constants are not fixed yet."""
+    return [m for m, encoder in spec.encoders.items() if encoder.standardize == "fleet" and not encoder.mean]
+
+
 def shares_attention(spec: ModelSpec) -> bool:
     """Whether the encoders of a model share the attention of their blocks."""
     return bool(method("sharing", spec.encoder_sharing).attention)

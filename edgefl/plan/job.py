@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 
 #: What of a device's training is sent: all that is trained, the mappings (heads) only, or nothing.
@@ -115,6 +115,17 @@ class Decline(msgspec.Struct, frozen=True):
 
 #: State of the model that a device holds when it is planned: none; the one of the stage before; that of this stage.
 Arrival = Literal["joining", "entering", "staying"]
+
+
+class Preparation(msgspec.Struct, frozen=True):
+    """How a run's devices read their data, where that changes what they say of it: windows, statistics.
+
+    ``id`` "": it does not. ``least``: fewest samples of a modality of which a device sends its ``Moments``.
+    """
+
+    id: str = ""
+    encoders: dict[str, EncoderSpec] = {}  # without mean and std
+    least: int = 2
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -12,11 +13,13 @@ from edgefl.data.log_mel import frames_of
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec
+from edgefl.plan.job import Preparation, RunPlan
+from edgefl.registry import MIN_COUNT
 
 #: Field -> the kind it is of, and of what that has.
 _ONLY = {
     **dict.fromkeys(("image_size", "crop"), ("vision", "pictures")),
-    **dict.fromkeys(("window", "step", "rate", "source_rate"), ("sensor", "recordings of a sensor")),
+    **dict.fromkeys(("window", "step", "rate", "source_rate", "standardize"), ("sensor", "recordings of a sensor")),
     **dict.fromkeys(("bands", "seconds"), ("audio", "sounds")),
     "length": ("text", "texts"),
 }
@@ -68,6 +71,18 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
         shape = encoder_spec(encoder).input_shape if folder else _asked(encoder, ())
         found[modality] = msgspec.structs.replace(encoder_spec(encoder), input_shape=shape)
     return found
+
+
+def preparation_of(plan: RunPlan) -> Preparation:
+    """What devices have to know before they say what data they have; with no id where that changes nothing."""
+    encoders = plan.model.encoders
+    if not any(encoder.step or encoder.standardize == "fleet" for encoder in encoders.values()):
+        return Preparation()
+    plain = {m: msgspec.structs.replace(encoder, mean=(), std=()) for m, encoder in encoders.items()}
+    options = next(iter(plan.server.get("prototypes", {}).values()), {})
+    least = int(options.get("min_count", MIN_COUNT.default))
+    text = msgspec.json.encode((plain, least), order="sorted")
+    return Preparation(hashlib.sha256(text).hexdigest()[:16], plain, least)
 
 
 def out_of_place(config: EncoderConfig) -> Iterator[tuple[str, str]]:

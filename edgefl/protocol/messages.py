@@ -12,8 +12,8 @@ import msgspec
 
 from edgefl import PROTOCOL_VERSION
 from edgefl.errors import ProtocolError
-from edgefl.plan.job import Job
-from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, ObjectRef, Refusal
+from edgefl.plan.job import Job, Preparation
+from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Moments, ObjectRef, Refusal
 
 #: Largest control message. An offer for 500 parts is about 60 KB; 120 KiB also fits the 128 KiB limit of AWS IoT Core.
 MAX_MESSAGE_BYTES = 120 * 1024
@@ -42,6 +42,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
     class_counts: tuple[int, ...] = ()
     working_on: Attempt | None = None  # the attempt this device has on disk (accepted or finished but unsent)
+    prepared: str = ""  # the id of the ``Preparation`` by which the data was read that the fields above are of
+    moments: dict[str, Moments] = {}  # of modalities that this standardises
 
 
 class Accept(_Message, frozen=True, tag="accept"):
@@ -152,6 +154,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     earlier_ms: tuple[int, ...] = ()  # the same before it was restored from a copy: what a device retained of it counts
     heartbeat_s: float = 10.0
     release: str = ""  # of the coordinator's program
+    preparation: Preparation = Preparation()  # a hello that was prepared otherwise does not count: read, and say again
 
 
 class PackedPart(msgspec.Struct, frozen=True):

@@ -381,7 +381,7 @@ def test_data_that_cannot_be_read_ends_the_agent_with_its_own_exit_code(tmp_path
     async def scene():
         running = Running(MemoryBroker(), tmp_path / "a")
 
-        async def warm():
+        async def warm(preparation):
             raise WorkerFailedError("no.npz: there is no such file", log=tmp_path / "log", kind="DataError")
 
         running.trainer.warm = warm
@@ -400,7 +400,7 @@ def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_aft
         async with Coordinator(broker, tmp_path / "c") as coordinator:
             running = Running(broker, tmp_path / "a")
 
-            async def warm():
+            async def warm(preparation):
                 running.trainer.warmed += 1
                 if running.trainer.warmed <= deaths:
                     raise WorkerFailedError("killed by signal 9", log=tmp_path / "log", status=-9)

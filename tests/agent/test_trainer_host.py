@@ -16,6 +16,7 @@ from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
 from device_agent.trainer import local_trainer
 from device_agent.trainer.process import Trainers
 from edgefl.errors import ConfigError
+from edgefl.plan.job import Preparation
 from edgefl.records import Budget
 from edgefl.storage.objects import ObjectStore
 
@@ -31,7 +32,7 @@ def test_devices_that_share_a_process_train_as_alone(place):  # noqa: F811 - the
         alone = TrainerProcess(settings(place, device="d2"), TOTAL)
         first, second = two_in_one_process(place)
         try:
-            facts = await asyncio.gather(first.warm(), second.warm())
+            facts = await asyncio.gather(first.warm(Preparation()), second.warm(Preparation()))
             assert facts[0].samples == facts[1].samples == {"": 20, "acc": 20}
             own, *both = [await one.train(Train(offer), lambda _: None) for one in (alone, first, second)]
             assert all(ended.alive and ended.result.refusal is None for ended in (own, *both))
@@ -103,7 +104,7 @@ def test_a_process_that_dies_is_told_and_started_again(place):  # noqa: F811 - t
         offer = offer_of(ObjectStore(place / "objects"))
         first, second = two_in_one_process(place)
         try:
-            await second.warm()
+            await second.warm(Preparation())
             ended = await first.train(Train(offer), lambda _: first._worker.process.kill())
             assert not ended.alive
             assert ended.result.refusal.reason == "error"

@@ -20,7 +20,7 @@ from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.data.dataset import Dataset
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -69,7 +69,7 @@ def test_a_real_child_warms_trains_refuses_and_is_killed_at_its_ceiling(place):
         store = ObjectStore(place / "objects")
         trainer = TrainerProcess(settings(place), TOTAL)
         try:
-            facts = await trainer.warm()
+            facts = await trainer.warm(Preparation())
             assert (facts.modalities, facts.samples) == ({"acc": (16, 3)}, {"": 20, "acc": 20})
             assert (facts.class_counts, facts.label_names) == ((10, 10), ("rest", "run"))
             assert facts.base_bytes > 50e6  # torch is in it
@@ -130,7 +130,7 @@ def test_missing_data_is_told_as_such(place):
         trainer = TrainerProcess(settings(place, data=str(place / "none.npz")), TOTAL)
         try:
             with pytest.raises(WorkerFailedError, match=r"none\.npz") as caught:
-                await trainer.warm()
+                await trainer.warm(Preparation())
             assert (caught.value.kind, caught.value.status) == ("DataError", None)
         finally:
             await trainer.stop()

@@ -1,0 +1,42 @@
+"""Facts of a device's data that its hello has: as it was found, and as a run's preparation has it read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from device_agent.core.state import DataFacts
+from edgefl.data.dataset import Dataset
+from edgefl.data.moments import moments_of
+from edgefl.errors import EdgeFLError
+from edgefl.models.spec import EncoderSpec
+from edgefl.plan.job import Preparation
+
+
+def data_facts(dataset: Dataset) -> dict[str, Any]:
+    """Fields of ``DataFacts`` that follow from the data alone."""
+    return {
+        "modalities": {m: () if m in dataset.resizable else shape for m, shape in dataset.signature().items()},
+        "samples": dataset.samples(),
+        "class_counts": dataset.class_counts(),
+        "label_names": tuple(dataset.label_names),
+        "skipped": len(dataset.skipped),
+    }
+
+
+def described(
+    base: DataFacts, preparation: Preparation, read: Callable[[Mapping[str, EncoderSpec]], Dataset]
+) -> DataFacts:
+    """``base`` with what ``read`` gives of the data; of data that cannot be read so, nothing but the reason."""
+    if not preparation.id:
+        return base
+    here = {m: spec for m, spec in preparation.encoders.items() if m in base.modalities}
+    try:
+        data = read(here)
+        moments = moments_of(data, here, preparation.least)
+    except EdgeFLError as error:
+        none: dict[str, Any] = {"modalities": {}, "samples": {"": 0}, "class_counts": (), "problem": error.message}
+        return replace(base, prepared=preparation.id, **none)
+    return replace(base, **data_facts(data), prepared=preparation.id, moments=moments)
