@@ -10,6 +10,7 @@ from coordinator.core.moves import Fail, Plan, Planned, SendDrain, SendWelcome, 
 from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
+from edgefl.plan.preparation import preparation_of
 from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.releases import mismatch
@@ -21,6 +22,8 @@ replace = msgspec.structs.replace
 
 #: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
 MOST_CONNECTIONS = 100
+#: The protocol from which on devices read their data as a welcome asks.
+PREPARES = 1
 #: ``Device.barred`` of a device in quarantine for the rest of the run.
 FOR_GOOD = -1
 
@@ -61,6 +64,25 @@ def refuse_protocol(steps: Steps, hello: Hello) -> None:
     if hello.device not in steps.state.incompatible:
         steps.set(incompatible=steps.state.incompatible | {hello.device})
         steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
+
+
+def is_prepared(steps: Steps, hello: Hello) -> bool:
+    """Whether a device has read its data as the run asks; else it is asked to, or refused where it cannot.
+
+    What it says of itself before that is of other samples, and would bound what counts of it.
+    """
+    wanted = preparation_of(steps.state.plan)
+    if not wanted.id or hello.prepared == wanted.id:
+        return True
+    if hello.protocol < PREPARES:
+        text = "this run says how data is read (windows, statistics), and the device's release does not know of it"
+        steps.do(SendDrain(hello.device, text))
+        if hello.device not in steps.state.incompatible:
+            steps.set(incompatible=steps.state.incompatible | {hello.device})
+            steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
+        return False
+    steps.do(SendWelcome(hello.device))
+    return False
 
 
 def _facts(hello: Hello) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from coordinator.core.known_devices import (
     MOST_CONNECTIONS,
     ask,
     introduce,
+    is_prepared,
     nearest_refusal,
     refuse_protocol,
     take_placements,
@@ -42,6 +43,7 @@ from coordinator.core.round_rules import (
     still_needed,
     summary,
 )
+from coordinator.core.standardize import standardize
 from coordinator.core.state import ENDED, Phase, State
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
@@ -114,6 +116,8 @@ def _joined(steps: Steps, event: m.Joined) -> None:
     hello, phase = event.hello, steps.state.phase
     if not works_with(hello.protocol):
         refuse_protocol(steps, hello)
+        return
+    if not is_prepared(steps, hello):
         return
     introduce(steps, hello)
     steps.set(returning={name: until for name, until in steps.state.returning.items() if name != hello.device})
@@ -193,6 +197,8 @@ def _next_round(steps: Steps) -> None:
         return
     if _expects_back(steps):
         steps.set(phase=Phase.JOINING, until=0.0)
+        return
+    if not standardize(steps):
         return
     steps.set(returning={})
     state = steps.state

@@ -14,7 +14,7 @@ import msgspec
 from coordinator.core.state import Changes, Round, State
 from edgefl.aggregation.history import Memory
 from edgefl.errors import EdgeFLError
-from edgefl.plan.job import Candidate, Placement
+from edgefl.plan.job import Candidate, Placement, RunPlan
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
 from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow, SightingRow
@@ -222,6 +222,12 @@ class SavedRound(RoundRow, frozen=True):
     manifest: Manifest | None = None
 
 
+class SavePlan(msgspec.Struct, frozen=True):
+    """The plan has changed: its model's constants are fixed."""
+
+    plan: RunPlan
+
+
 class SaveEnd(msgspec.Struct, frozen=True):
     """Ledger: the run is over."""
 
@@ -324,7 +330,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 #: Rows of the ledger are instructions to save them; an EventRow, which the runner dates, is also announced.
 #: An assignment's figures on record stay where the row has none.
-Save = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd
+Save = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd | SavePlan
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 
-from coordinator.core.moves import Position, Save, SavedRound, SaveEnd
+from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan
 from coordinator.core.state import NOTHING, SnapshotChanges, State, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
@@ -150,10 +150,12 @@ class Ledger:
         A server that is being restarted is waited for (``coordinator.ledger.database.transact``).
         """
         announced = list(events)
-        saved, ends = list[msgspec.Struct](), list[SaveEnd]()
+        saved, ends, plans = list[msgspec.Struct](), list[SaveEnd](), list[RunPlan]()
         for one in saves:
             if isinstance(one, SaveEnd):
                 ends.append(one)
+            elif isinstance(one, SavePlan):
+                plans.append(one.plan)
             elif isinstance(one, SavedRound):
                 saved.append(replace(one, started_at=at, ended_at=None if one.status == "running" else at))
             else:
@@ -163,6 +165,8 @@ class Ledger:
         def work(connection: Connection) -> None:
             put(connection, run, saved)
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
+            for plan in plans:
+                _set_run(connection, run, plan=msgspec.to_builtins(plan))
             for end in ends:
                 _set_run(connection, run, status=end.status, finished_at=func.coalesce(tables.runs.c.finished_at, at))
             remove(connection, tables.snapshots, run, ("kind", "name"), changed.deleted)

@@ -23,6 +23,7 @@ from edgefl.console import safe_text
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages, topics
 from edgefl.protocol.messages import MOST_LOG_LINES, Hello, LogLines, Need, Presence, Renew, UnknownMessageError
+from edgefl.records import Moments
 from edgefl.run_records import SightingRow
 
 V = TypeVar("V")
@@ -35,6 +36,8 @@ Sign = tuple[float, str, bool]
 MAX_ENTRIES = 64
 #: A device that has not answered so often is gone, whatever the broker retains; its next heartbeat is answered anyway.
 MAX_INTRODUCTIONS = 10
+#: Channels of a sensor: multi-electrode recordings have a few hundred.
+MAX_CHANNELS = 512
 #: Characters of names, identifiers and other words; part names have at most 50.
 NAME = 64
 #: Characters of sentences.
@@ -152,7 +155,9 @@ def _event(message: messages.UpMessage, now: float) -> FromDevice | None:
     device = message.device
     if isinstance(message, Hello):
         modalities, samples = _limited(message.modalities), _limited(message.samples)
-        return Joined(now, msgspec.structs.replace(message, modalities=modalities, samples=samples))
+        moments = _limited({m: one for m, one in message.moments.items() if _is_finite(one)})
+        changed = {"modalities": modalities, "samples": samples, "moments": moments}
+        return Joined(now, msgspec.structs.replace(message, **changed))
     if isinstance(message, messages.Heartbeat):
         return HeartbeatSeen(now, device, message.working_on)
     if isinstance(message, messages.Accept):
@@ -167,6 +172,12 @@ def _event(message: messages.UpMessage, now: float) -> FromDevice | None:
         metrics = _limited({name: value for name, value in message.metrics.items() if math.isfinite(value)})
         return Announced(now, msgspec.structs.replace(message, metrics=metrics, figures=_limited(message.figures)))
     return None
+
+
+def _is_finite(moments: Moments) -> bool:
+    """Whether all of it are numbers, which the ledger keeps, and not more than any sensor has channels."""
+    values = (*moments.mean, *moments.variance)
+    return len(values) <= 2 * MAX_CHANNELS and all(map(math.isfinite, values))
 
 
 def _limited(entries: dict[str, V]) -> dict[str, V]:

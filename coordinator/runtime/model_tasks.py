@@ -41,7 +41,7 @@ class ModelTasks:
     ) -> None:
         self.store = store
         self.manifest: Manifest = {}
-        self._plan = plan
+        self.plan = plan
         self._worker = worker
         self._report = report
         self._clock = clock
@@ -52,7 +52,7 @@ class ModelTasks:
 
     async def initial_parts(self) -> Manifest:
         """The state a new run starts from, written into the store."""
-        return await self._ask("initial_parts", Manifest, Request(self._plan, str(self.store.root)))
+        return await self._ask("initial_parts", Manifest, Request(self.plan, str(self.store.root)))
 
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
         """Set the states of a run that begins or resumes."""
@@ -99,21 +99,21 @@ class ModelTasks:
         return understood(await self._worker.call(method, request), kind)
 
     async def _planned(self, one: Plan) -> Planned:
-        request = Request(self._plan, str(self.store.root), one.stage, shared(self.manifest), candidates=one.candidates)
+        request = Request(self.plan, str(self.store.root), one.stage, shared(self.manifest), candidates=one.candidates)
         placements = await self._ask("plan_stage", tuple[Placement, ...], request)
         return Planned(self._clock(), one.ticket, placements)  # now: a round's deadline begins when it is offered
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         updates = [self._info(update, one.attempt) for update in one.updates]
         similarity: dict[str, float] = {}
-        if choose("weight", self._plan.server).method.similarity is not None:
+        if choose("weight", self.plan.server).method.similarity is not None:
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
-            request = Request(self._plan, str(self.store.root), one.attempt.stage, models=models)
+            request = Request(self.plan, str(self.store.root), one.attempt.stage, models=models)
             similarity = await self._ask("similarity", dict[str, float], request)
-        transfer, most = transfer_of(self._plan, one.attempt), self._plan.policy.largest_share
-        terms = RoundTerms(similarity, self._plan.seed, transfer, most)
+        transfer, most = transfer_of(self.plan, one.attempt), self.plan.policy.largest_share
+        terms = RoundTerms(similarity, self.plan.seed, transfer, most)
         manifest, record = await asyncio.to_thread(
-            aggregate_round, updates, self.store, self.manifest, self._plan.server, terms
+            aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
@@ -132,7 +132,7 @@ class ModelTasks:
         )
         if not late:
             return info
-        damped = factor(late, self._plan.policy.alpha)
+        damped = factor(late, self.plan.policy.alpha)
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
     async def evaluated(self, one: Evaluate) -> Evaluated:
@@ -140,7 +140,7 @@ class ModelTasks:
         networks = (await asyncio.to_thread(load_memory, self.store, self.manifest)).networks
         members = {name: self.manifest[name] for weights in networks.values() for name in weights}
         state, stage = shared(self.manifest) | members, one.attempt.stage
-        request = Request(self._plan, str(self.store.root), stage, state, networks=networks)
+        request = Request(self.plan, str(self.store.root), stage, state, networks=networks)
         rows = await self._ask("evaluate", tuple[EvaluationRow, ...], request)
         numbered = (msgspec.structs.replace(row, stage=stage, round=one.attempt.round) for row in rows)
         return Evaluated(self._clock(), one.attempt, tuple(numbered))

@@ -29,6 +29,7 @@ from edgefl import __version__
 from edgefl.aggregation.weights import wanted
 from edgefl.errors import MessageSizeError
 from edgefl.plan.job import RunPlan
+from edgefl.plan.preparation import preparation_of
 from edgefl.process.tasks import Tasks
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
@@ -52,7 +53,7 @@ class Publisher:
         report: Callable[[Event | EventRow | BaseException], None],
         clock: Callable[[], float],
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._fleet, self._transport = environment.fleet, environment.transport
         self._heartbeat_s = environment.timeouts.heartbeat_s
         self._seal = environment.guard.seal if environment.guard is not None else None
@@ -87,13 +88,14 @@ class Publisher:
         if isinstance(one, do.DrainAll):
             for device in state.devices:
                 final = state.phase is Phase.FINISHED
-                self.post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
+                self.post(device, m.Drain(self.plan.run, one.reason, state.made_ms, final))
         elif isinstance(one, do.SendDrain):
-            self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
+            self.post(one.device, m.Drain(self.plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.SendWelcome):
             welcome = m.Welcome(self._session, heartbeat_s=self._heartbeat_s, release=__version__)
-            made = {"run": self._plan.run, "made_ms": state.made_ms, "earlier_ms": state.earlier_ms}
-            self.post(one.device, msgspec.structs.replace(welcome, **made))
+            made = {"run": self.plan.run, "made_ms": state.made_ms, "earlier_ms": state.earlier_ms}
+            prepared = preparation_of(self.plan)
+            self.post(one.device, msgspec.structs.replace(welcome, **made, preparation=prepared))
         elif isinstance(one, do.SendAbort):
             self.uploads.cancel(one.device)
             self.away(one.device)
@@ -178,7 +180,7 @@ class Publisher:
         if self._prototypes.local is not None:  # in the run's first round there are none yet
             figures["prototypes_down_bytes"] = counted(0, source)
         offered = self._offers[device].manifest if device in self._offers else {}
-        for part, name in separate_figures(self._plan).items():
+        for part, name in separate_figures(self.plan).items():
             if part in offered:
                 figures[name] = counted(downloads.payload_bytes(device, offered[part].id), source)
         return figures

@@ -289,6 +289,9 @@ class Runner:
             self._publisher.end_transfers()
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._models.start(one)
+        elif isinstance(one, do.SavePlan):
+            self.plan = one.plan
+            self._publisher.plan = self._models.plan = one.plan
         elif isinstance(one, do.CollectGarbage):
             if self._garbage or self.state.phase in ENDED:
                 self._collect(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,6 +61,8 @@ _BUDGETS = {
 }
 #: Changes of activity that are kept of a device; more than a screen has pixels for.
 MOST_SPANS = 96
+#: Channels that a line names.
+MOST_CHANNELS = 6
 #: Activities of a device that is at work for the open round.
 AT_WORK = ("waiting", "receiving", "training", "sending")
 
@@ -415,6 +417,20 @@ def _evaluated(state: LiveState, event: EventRow) -> str:
     return f"stage {event.stage} round {event.round} test {scores}"
 
 
+def _standardized(_: LiveState, event: EventRow) -> str:
+    """ "sensors are standardised: acc by left, right (mean 9.8, 0.1; std 1.2, 0.4)"."""
+    found = [
+        f"{m} by {', '.join(one['devices'])} (mean {_figures(one['mean'])}; std {_figures(one['std'])})"
+        for m, one in event.data.get("modalities", {}).items()
+    ]
+    return f"sensors are standardised: {', '.join(found)}"
+
+
+def _figures(values: Sequence[float]) -> str:
+    more = ", …" if len(values) > MOST_CHANNELS else ""
+    return ", ".join(f"{value:.3g}" for value in values[:MOST_CHANNELS]) + more
+
+
 def _ended(state: LiveState, event: EventRow) -> str:
     failed = event.kind == "run_failed"
     state.ended = {"run_failed": "failed", "run_stopped": "stopped"}.get(
@@ -464,6 +480,7 @@ KINDS: dict[str, EventKind] = {
     "resumed": EventKind(_resumed, kept=True),
     "left_out": EventKind(_left_out, kept=True, style="yellow"),
     "taken_in": EventKind(_taken_in, kept=True),
+    "standardized": EventKind(_standardized, kept=True),
     "update": EventKind(_update),
     "round_closed": EventKind(_round_closed, kept=True),
     "evaluated": EventKind(_evaluated, kept=True),

@@ -1,0 +1,85 @@
+"""Mean and deviation of each channel over the fleet, of the moments of each device's data.
+
+mean = sum_k w_k mean_k,   std^2 = sum_k w_k (var_k + (mean_k - mean)^2),   w_k = n_k / sum n, capped: as if the data
+were in one place. What devices send is checked before it counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edgefl.aggregation.mean import capped
+from edgefl.records import Moments
+
+#: Beyond what float32 squares without overflow, with room to spare; no sensor's unit needs it.
+LARGEST = 1e15
+#: A deviation below this share of a channel's size is rounding of float32: the channel is constant, and stays unscaled.
+CONSTANT = 1e-6
+#: Of so many devices or more none weighs more than this, whatever it claims.
+MUCH, OF = 0.5, 3
+
+
+class Scales(NamedTuple):
+    """Constants of one modality's channels, whose data they are of, and which devices' are left out: device -> why."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    devices: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+def doubt(moments: Moments, channels: int, most_steps: int) -> str:
+    """Why a device's moments cannot be of so many channels and at most so many time steps; "": they can."""
+    if not 0 < moments.count <= most_steps:
+        return f"of {moments.count} time steps, and it has {most_steps}"
+    if not len(moments.mean) == len(moments.variance) == channels:
+        return f"of {len(moments.mean)} channels, and the model takes {channels}"
+    sizes = [
+        max(abs(m), math.sqrt(v)) if v >= 0 else math.nan for m, v in zip(moments.mean, moments.variance, strict=True)
+    ]
+    return "" if all(size <= LARGEST for size in sizes) else "not finite, negative or too large"
+
+
+def combined(sent: Mapping[str, Moments], largest_share: float, largest_change: float) -> Scales | None:
+    """The fleet's constants; None: no device is left. ``sent``: device -> moments without ``doubt``.
+
+    ``largest_change``: a device whose channel is so many times as large as the median of the others' is left out
+    (0: none is), where there are two others to compare it with.
+    """
+    left_out = _out_of_line(sent, largest_change)
+    counted = {name: one for name, one in sent.items() if name not in left_out}
+    if not counted:
+        return None
+    total = sum(one.count for one in counted.values())
+    most = min(largest_share, MUCH) if len(counted) >= OF else largest_share
+    weights = capped({name: one.count / total for name, one in counted.items()}, most)
+    channels = range(len(next(iter(counted.values())).mean))
+    mean = [math.fsum(weights[name] * one.mean[c] for name, one in counted.items()) for c in channels]
+    spread = [
+        math.fsum(weights[name] * (one.variance[c] + (one.mean[c] - mean[c]) ** 2) for name, one in counted.items())
+        for c in channels
+    ]
+    std = [_usable(math.sqrt(v), mean[c]) for c, v in enumerate(spread)]
+    return Scales(tuple(mean), tuple(std), tuple(counted), left_out)
+
+
+def _usable(std: float, mean: float) -> float:
+    return std if std > CONSTANT * math.hypot(std, mean) else 1.0
+
+
+def _out_of_line(sent: Mapping[str, Moments], most: float) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if most <= 0 or len(sent) < OF:
+        return found
+    for c in range(len(next(iter(sent.values())).mean)):
+        sizes = {name: math.hypot(one.mean[c], math.sqrt(one.variance[c])) for name, one in sent.items()}
+        for name, size in sizes.items():
+            others = statistics.median(other for each, other in sizes.items() if each != name)
+            if size > most * others and others > 0:
+                found.setdefault(
+                    name, f"channel {c}: its values are about {size:.3g}, the median of the others {others:.3g}"
+                )
+    return found
