@@ -28,6 +28,8 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     ".wav": ("audio",),
     ".txt": ("text",),
 }
+#: Windows of one request: of a file of 64 MiB, with overlap; a server has several at once.
+MAX_WINDOWS_BYTES = 256 * 2**20
 #: For a recording that is longer, or shorter, than what a model was trained on.
 _LENGTH = (
     "Cut it into pieces of the rows that the encoder takes, as for training; or train with model.encoders.<modality>."
@@ -60,6 +62,15 @@ def raw_samples(files: Mapping[str, Path | str], encoders: Encoders) -> Dataset:
 
 
 def _stacked(name: str, values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Dataset:
+    count = least(windows)
+    size = count * sum(value.nbytes for value in values.values()) + sum(
+        w.values[:count].nbytes for w in windows.values()
+    )
+    if size > MAX_WINDOWS_BYTES:
+        raise DataError(
+            f"{name}: its {count} windows take {size} bytes of memory, more than {MAX_WINDOWS_BYTES}",
+            remedy="Split the recording into several files.",
+        )
     samples = list(joined(values, windows))
     if not samples:
         raise DataError(f"{name}: no window is without a gap", remedy="Give a longer recording.")

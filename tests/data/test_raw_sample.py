@@ -62,3 +62,13 @@ def test_what_is_no_sample_is_refused_with_the_reason(files: dict[str, Path | st
     placed = {m: tmp_path / value if isinstance(value, Path) else value for m, value in files.items()}
     with pytest.raises(DataError, match=said):
         raw_samples(placed, ENCODERS)
+
+
+def test_the_windows_of_a_request_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 rows in windows of 4 from every row: 37 windows of 16 bytes."""
+    np.save(tmp_path / "a.npy", np.zeros((40, 1), np.float32))
+    dense = {"acc": EncoderSpec(input_shape=(4, 1), patch=2, step=1)}
+    assert len(raw_samples({"acc": tmp_path / "a.npy"}, dense)) == 37
+    monkeypatch.setattr("edgefl.data.raw_sample.MAX_WINDOWS_BYTES", 37 * 16 - 1)
+    with pytest.raises(DataError, match="its 37 windows take 592 bytes"):
+        raw_samples({"acc": tmp_path / "a.npy"}, dense)
