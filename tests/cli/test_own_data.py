@@ -191,7 +191,7 @@ def test_a_device_offers_photos_of_any_size_until_it_knows_the_model(tmp_path: P
 
 def test_local_mode_trains_on_a_folder_of_every_kind(tmp_path: Path) -> None:
     folder(tmp_path / "own", list(KINDS), sizes=((64, 48), (100, 30)))
-    file = run_file(tmp_path, list(KINDS), photo={"image_size": 32})
+    file = run_file(tmp_path, list(KINDS), photo={"image_size": 32}, acc={"window": 32, "standardize": "fleet"})
     command = [
         sys.executable,
         "-m",
@@ -218,9 +218,18 @@ def test_agents_train_on_their_own_folders_of_every_kind(tmp_path: Path) -> None
             folder(tmp_path / name, list(KINDS), sizes=sizes)
         folder(tmp_path / "test", list(KINDS), samples=12, sizes=((20, 20), (64, 48)))
         fields = {"data": {"test": str(tmp_path / "test")}, "round": {"devices": 2}}
-        file = run_file(tmp_path, list(KINDS), fields, photo={"image_size": 32})
+        photo, acc = {"image_size": 32}, {"window": 32, "standardize": "fleet"}
+        file = run_file(tmp_path, list(KINDS), fields, photo=photo, acc=acc)
         coordinator = fleet.coordinator("own", file=file)
         for name in ("left", "right"):
             fleet.agent(name, folder=tmp_path / name)
         finish(coordinator)
-        assert {row.device: row.status for row in fleet.report("own").assignments} == {"left": "done", "right": "done"}
+        report = fleet.report("own")
+        assert {row.device: row.status for row in report.assignments} == {"left": "done", "right": "done"}
+        # 48 recordings of 64 steps each, in windows of 32, with the line's photo, sound and text in both.
+        assert (
+            [row.samples["acc"] for row in report.devices]
+            == [row.samples["photo"] for row in report.devices]
+            == [96, 96]
+        )
+        assert [row.kind for row in report.events].count("standardized") == 1
