@@ -27,6 +27,7 @@ from device_agent.command import (
     command,
     default_state,
     host_name,
+    state_of,
     whose,
 )
 
@@ -148,7 +149,7 @@ def doctor(given: DoctorOptions) -> None:
     checks = examine(
         Device(
             broker=given.broker,
-            directory=whose(given.state, given.fleet, given.device).state,
+            directory=state_of(given.state, given.fleet, given.device),
             torch_device=found.torch_device,
             data=given.data,
             files=TlsFiles(given.ca or None, given.cert or None, given.key or None),

@@ -34,6 +34,7 @@ BROKER = typer.Option(
 PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
 SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
 STATE = typer.Option(
+    readable=False,  # whose directory it is, and what to do about it, typer does not say
     help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl; the machine's service "
     "has /var/lib/edgefl-agent and no other."
 )
@@ -126,23 +127,28 @@ def whose(state: Path | None, fleet: str, device: str) -> Whose:
     """A command's identity: that in ``state``, or the one under the default directory that fits; else by name."""
     from edgefl.identity import device as own
 
-    root = default_state()
-    if state is not None:
-        places = [state]
-    else:
-        pattern = f"{fleet or '*'}/{device or '*'}/{own.DIRECTORY}/device.json"
-        places = [path.parent.parent for path in sorted(root.glob(pattern))]
-    if len(places) > 1:
-        from edgefl.errors import IdentityError
-
-        there = ", ".join(str(place.relative_to(root)) for place in places)
-        raise IdentityError(f"several devices are enrolled here: {there}", remedy="Say which by --fleet and --device.")
-    found = own.find(places[0]) if places else None
+    place = state_of(state, fleet, device)
+    found = own.find(place)
     if found is not None:
         record = found.record
-        return Whose(fleet or record.fleet, device or record.device, places[0], record.broker)
-    name, fleet = device or host_name(), fleet or "default"
-    return Whose(fleet, name, state or root / fleet / name)
+        return Whose(fleet or record.fleet, device or record.device, place, record.broker)
+    return Whose(fleet or "default", device or host_name(), place)
+
+
+def state_of(state: Path | None, fleet: str, device: str) -> Path:
+    """A command's state directory, whatever is in it: ``state``, or the enrolled one that fits, else by name."""
+    from edgefl.errors import IdentityError
+    from edgefl.identity.device import DIRECTORY
+
+    if state is not None:
+        return state
+    root = default_state()
+    pattern = f"{fleet or '*'}/{device or '*'}/{DIRECTORY}/device.json"
+    places = [path.parent.parent for path in sorted(root.glob(pattern))]
+    if len(places) > 1:
+        there = ", ".join(str(place.relative_to(root)) for place in places)
+        raise IdentityError(f"several devices are enrolled here: {there}", remedy="Say which by --fleet and --device.")
+    return places[0] if places else root / (fleet or "default") / (device or host_name())
 
 
 def host_name() -> str:

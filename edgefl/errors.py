@@ -154,7 +154,7 @@ class StoreError(EdgeFLError):
     """The object store or the ledger cannot be read or written (disk full, read-only, damaged)."""
 
     exit_code = 15
-    remedy = "Free space or choose another directory, then start again: what was finished is kept."
+    remedy = "Mend what is named above, or choose another directory, then start again: what was finished is kept."
 
 
 class ProtocolError(EdgeFLError):

@@ -69,7 +69,9 @@ FINDINGS: dict[str, Finding] = {
         f"Check --cert; if it is of another fleet, {_ENROL}.",
     ),
     "identity-unusable": Finding(
-        "fail", "the identity's files are damaged, or open to others", "As the error says; else enrol the device anew."
+        "fail",
+        "the identity's files are damaged, open to others, or not this account's to read",
+        "As the error says; else enrol the device anew.",
     ),
     "broker-url": Finding(
         "fail", "the broker's URL is malformed", "Write it as mqtt://[user:password@]host[:port], or mqtts:// for TLS."
@@ -192,7 +194,8 @@ FINDINGS: dict[str, Finding] = {
     "state-permission": Finding(
         "fail",
         "the state directory is not this user's to write",
-        "Give --state a directory this user may write, or chown it to the user that runs the agent.",
+        "Run it as the account that the directory belongs to, or as root (sudo); else give --state a directory that "
+        "this user may write.",
     ),
     "state-no-directory": Finding("fail", "the state's path goes through a file", "Give --state a directory."),
     "state-read-only": Finding(

@@ -13,6 +13,7 @@ ABOUT = """# What is wrong with a device: `edgefl-agent doctor`
 edgefl-agent doctor                        # an enrolled device: its identity, its broker dialled as the agent does
 edgefl-agent doctor --broker mqtts://broker.example:8883 --ca ca.pem
 edgefl-agent doctor --data DATA --profile device.yaml --format json
+sudo edgefl-agent doctor --state /var/lib/edgefl-agent    # the machine's service, whose state is its account's alone
 ```
 
 It needs the base install alone, changes nothing, and goes on when a check fails. Each result is one line, `ok`,

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import DataError, StoreError
-from edgefl.storage.disk import store_errors, write_all
+from edgefl.storage.disk import store_errors, way_out, write_all
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -169,7 +169,8 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise StoreError(f"{path}: can not be written: {error.strerror or error}") from error
+        text = f"{path}: can not be written: {error.strerror or error}"
+        raise StoreError(text, remedy=way_out(path, error)) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

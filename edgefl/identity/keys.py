@@ -16,7 +16,7 @@ from pathlib import Path
 from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
 from nacl.exceptions import BadSignatureError
 
-from edgefl.errors import IdentityError, ProtocolError, StoreError
+from edgefl.errors import IdentityError, ProtocolError
 from edgefl.storage.disk import store_errors, write_new
 
 #: First bytes of a signed message. No MessagePack map begins so: an unsigned message is never taken for one.
@@ -97,10 +97,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 def check_private(path: Path) -> None:
     """Raises IdentityError when others than its owner (this user, or root) can read or change a key's file."""
-    try:
+    with store_errors("read", path):
         status = path.stat()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise IdentityError(

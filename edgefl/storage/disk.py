@@ -6,9 +6,11 @@ A disk that refuses is a StoreError that names the file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
+import pwd
 import secrets
 import stat
 import time
@@ -33,6 +35,18 @@ LOCK_TRIES = 5
 LOCK_PAUSE_S = 0.02
 #: The run's events, as JSON lines.
 EVENTS = "events.jsonl"
+_GO_ON = ", then start again: what was finished is kept."
+#: What the system refuses for -> the way out. A permission is another's to give: ``_of_permission``.
+_WAYS_OUT = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"Free space, or choose another directory{_GO_ON}"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), f"Raise the limit of open files (ulimit -n){_GO_ON}"),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+        "A file is where a directory has to be, or the other way round: choose another path.",
+    ),
+    errno.ENOENT: "Check the path: nothing is there.",
+    errno.EROFS: "Mount its file system for writing, or choose another directory.",
+}
 
 
 class store_errors:  # noqa: N801 - used like a function; a class costs a third of a generator, on every small object
@@ -49,7 +63,35 @@ class store_errors:  # noqa: N801 - used like a function; a class costs a third 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
             amount = "" if self._size is None else f" ({self._size} bytes)"
-            raise StoreError(f"cannot {self._verb} {self._path}{amount}: {error.strerror or error}") from error
+            text = f"cannot {self._verb} {self._path}{amount}: {error.strerror or error}"
+            raise StoreError(text, remedy=way_out(self._path, error)) from error
+
+
+def way_out(path: str | Path, error: OSError) -> str:
+    """Remedy for what the system refused to do with ``path``, by its reason."""
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return _of_permission(Path(path).absolute())
+    return _WAYS_OUT.get(error.errno or 0, f"Check the disk (dmesg, fsck), or choose another directory{_GO_ON}")
+
+
+def _of_permission(path: Path) -> str:
+    """Who may, and how to become that account."""
+    if os.geteuid() == 0:
+        return "Root is refused, so a sandbox or the file system refuses it: choose another directory."
+    seen, owner = path, os.geteuid()
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):  # another account's directory hides what is in it
+            seen, owner = place, place.stat().st_uid
+            if owner != os.geteuid() or not os.access(place, os.R_OK | os.W_OK, effective_ids=True):
+                break
+    if owner == os.geteuid():
+        return f"Give yourself the permission (chmod -R u+rwX {seen}), or choose another directory."
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    whose = "as root (sudo …)" if owner == 0 else f"as {name} (sudo -u {name} …) or as root (sudo …)"
+    return f"{seen} belongs to {name}: run the same command {whose}, or choose a directory of your own."
 
 
 def make_private(directory: Path) -> None:

@@ -26,7 +26,7 @@ import msgspec
 
 from edgefl.errors import BrokerError, MissingDependencyError, StoreError
 from edgefl.process.parent_death import leashed
-from edgefl.storage.disk import read_at_most, write_new
+from edgefl.storage.disk import read_at_most, way_out, write_new
 from edgefl.transport.address import Address
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
@@ -289,7 +289,8 @@ def _refusing_disk(error: OSError, directory: Path) -> StoreError | None:
     """StoreError for a full or read-only disk, None for any other error."""
     if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}:
         return None
-    return StoreError(f"cannot write the broker's files in {directory}: {error.strerror}")
+    text = f"cannot write the broker's files in {directory}: {error.strerror}"
+    return StoreError(text, remedy=way_out(directory, error))
 
 
 def _port_fault(host: str, port: int) -> BrokerError | None:
