@@ -61,7 +61,9 @@ def install(given: InstallOptions) -> None:
         raise typer.BadParameter(remedy, param_hint="--broker")
     check_protected(given.broker or where.broker, insecure=given.insecure)
     version = systemd_version()
-    broker = str(parse_url(given.broker)) if given.broker and given.dry_run else given.broker
+    if profile.torch_device == "cuda":
+        warn_of_torch()
+    broker = parse_url(given.broker).masked_url() if given.broker and given.dry_run else given.broker
     steps = install_steps(place, run_words(given), broker, profile, version)
     if given.dry_run:
         typer.echo(shown(steps))
@@ -69,6 +71,15 @@ def install(given: InstallOptions) -> None:
     needs(place)
     carry_out(steps, say)
     typer.echo(f"{place.name} is installed and runs; see edgefl-agent status, and its log: {log_command(place)}")
+
+
+def warn_of_torch() -> None:
+    """Say what `run` would end with on a profile that asks for cuda."""
+    from device_agent.library_checks import torch
+
+    check = torch("cuda")
+    if check.status == "fail":
+        say(f"warning: the agent will not train: {check.detail} [{check.id}]\nwhat to do: {check.remedy}")
 
 
 def run_words(given: RunOptions) -> list[str]:

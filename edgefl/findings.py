@@ -147,7 +147,9 @@ FINDINGS: dict[str, Finding] = {
         "Install or update the NVIDIA driver, give the container the GPU (--gpus all)" + _ON_CPU,
     ),
     "torch-no-gpu": Finding(
-        "fail", "the profile asks for cuda and there is no GPU", "Set torch_device: auto, or cpu, in its profile."
+        "fail",
+        "the profile asks for cuda and there is no GPU",
+        "Choose another profile, or --set torch_device=auto (or cpu).",
     ),
     "torch-architecture": Finding("fail", "torch is built for other GPUs than this one", f"{_BUILD}{_ON_CPU}"),
     "torch-broken": Finding("fail", "a training step fails", f"{_BUILD}{_ON_CPU}"),

@@ -19,6 +19,7 @@ import msgspec
 
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, WarmRequest
+from edgefl.errors import ConfigError, Problem, WorkerError
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.resources.process_memory import give_back_at_once
@@ -66,11 +67,31 @@ class Trainers:
             from edgefl.data.sources import load
 
             dataset = load(settings.data, bad_samples=settings.bad_samples)  # bad data is found before torch is loaded
+            if settings.torch_device == "cuda":
+                _check_cuda()
             from device_agent.trainer.local_trainer import LocalTrainer
 
             self._trainers[settings] = LocalTrainer(settings, dataset, self._counts)
             self._counts = self._trainers[settings].counts
         return self._trainers[settings]
+
+
+def _check_cuda() -> None:
+    """For a profile that asks for cuda. Where torch has none, raises doctor's finding as an error.
+
+    ConfigError where no restart mends it; WorkerError for a driver, which may be loaded late in a boot.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    from device_agent import library_checks
+
+    facts = library_checks.TorchFacts(torch.__version__, torch.version.cuda or "")
+    fault = library_checks.judge_torch(facts, "cuda", library_checks.board())
+    if fault.id == "torch-no-driver":
+        raise WorkerError(fault.detail, remedy=fault.remedy)
+    raise ConfigError("the device's profile", [Problem("torch_device", fault.detail)], remedy=fault.remedy)
 
 
 def main() -> None:

@@ -32,7 +32,8 @@ fail  broker       can not reach the broker mqtts://broker.example:8883:
 all is well). An id is stable: it is never used for another fault. A check without fault has the id `<name>-ok`.
 
 `edgefl-agent run` has the same words. It ends before it connects when torch or the data is missing, or the state
-directory can not be written (exit codes 19, 11, 15). It says so and goes on where time may mend it: a clock that is
+directory can not be written (exit codes 19, 11, 15), and with 10 as soon as torch is loaded and lacks the CUDA that
+the profile asks for. It says so and goes on where time may mend it: a clock that is
 behind, a certificate that has expired, a full disk. What the broker answers is in its `unreachable` lines; their
 field `finding` has the id. `edgefl doctor` makes the same checks of a server.
 

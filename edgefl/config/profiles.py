@@ -22,6 +22,10 @@ from edgefl.errors import ConfigError, Problem
 T = TypeVar("T")
 #: A run file by path or shipped name, or its fields.
 RunSource = str | Path | Mapping[str, object]
+_DEVICE = (
+    "Name a shipped device profile or a YAML file, with fields as in docs/configuration.md; `edgefl-agent profile` "
+    "measures a device and writes one."
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,9 +61,13 @@ def _is_file(name: str) -> bool:
 
 def load_device(name: str, overrides: Sequence[str] = ()) -> DeviceProfile:
     """A device profile by shipped name or path. Raises ConfigError."""
-    file = find("devices", name)
-    values, lines = read_yaml(file)
-    return validate(DeviceProfile, override(values, overrides, lines), str(file), lines)
+    try:
+        file = find("devices", name)
+        values, lines = read_yaml(file)
+        return validate(DeviceProfile, override(values, overrides, lines), str(file), lines)
+    except ConfigError as error:
+        remedy = _DEVICE if error.remedy == ConfigError.remedy else error.remedy
+        raise ConfigError(error.file, error.problems, remedy=remedy) from error
 
 
 def load_recipe(name: str, slots: dict[str, object] | None = None) -> RecipeConfig:

@@ -20,7 +20,7 @@ _OWN_BYTES = 128 * 2**20
 _MAX = 1.1
 
 _UNIT = """\
-# Written by `{written_by}`, which overwrites it: put changes into a drop-in (systemctl edit {name}).
+# Written by `{written_by}`, which overwrites it: put changes into a drop-in (systemctl {own}edit {name}).
 [Unit]
 Description={description}
 After=network.target
@@ -105,6 +105,7 @@ def unit_text(service: Service, systemd: int) -> str:
         more += [*_SANDBOX, f"ProtectHome={'read-only' if service.reads_home else 'yes'}", *service.devices]
     return _UNIT.format(
         name=service.name,
+        own="" if service.user else "--user ",
         description=service.description,
         kind="notify" if service.watchdog_s else "exec",
         command=" ".join(quoted(word) for word in service.command),

@@ -37,6 +37,12 @@ class Address:
         version = "?version=3" if self.legacy else ""
         return f"{'mqtts' if self.tls else 'mqtt'}://{credentials}{self._netloc()}{version}"
 
+    def masked_url(self) -> str:
+        """The URL with stars for the password: it is seen to be there."""
+        if not self.password:
+            return str(self)
+        return self.secret_url().replace(f":{quote(self.password, safe='')}@", ":***@", 1)
+
     def _netloc(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_agent.library_checks import board
 from device_agent.runtime.connect import Options, check_fit, take_options
 from edgefl.errors import (
     BrokerError,
@@ -24,7 +25,9 @@ from edgefl.errors import (
     MissingDependencyError,
     ProtocolError,
 )
+from edgefl.findings import FINDINGS
 from edgefl.log_lines import LineHandler, line_writer
+from edgefl.process.service_unit import NO_RESTART
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import start_broker
@@ -80,6 +83,23 @@ def test_a_bad_sample_ends_the_agent_and_is_named(tmp_path):
     assert lines[-1]["exit_code"] == DataError.exit_code
 
 
+@pytest.mark.slow  # torch is loaded; test_trainer_process has the error, test_service_status the note
+@pytest.mark.skipif(board().any_gpu, reason="there is a GPU here")
+def test_a_profile_that_asks_for_cuda_where_there_is_none_ends_the_agent_for_good(tmp_path):
+    """Not three tries and the exit code of a trainer that died, with which a service is started for ever."""
+    given = ["--broker", "mqtt://127.0.0.1:9", "--data", "basic_motions", "--state", str(tmp_path), "--profile", "cuda"]
+    done = agent("run", *given)
+    assert done.returncode == ConfigError.exit_code
+    assert done.returncode in NO_RESTART
+    assert "trainer-lost" not in done.stderr
+    assert "torch_device: the profile asks for cuda; no GPU is here (torch" in done.stderr
+    assert f"what to do: {FINDINGS['torch-no-gpu'].remedy}" in done.stderr
+    told = agent("status", "--state", str(tmp_path))
+    assert told.returncode == 1
+    assert "did last      ended in error: the device's profile: 1 problem torch_device: the profile" in told.stdout
+    assert "(exit code 10)" in told.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -92,6 +112,8 @@ def test_faults_of_the_command_line_are_named(tmp_path, options, code, words):
     done = agent("run", "--broker", "mqtt://h", "--data", "x", "--state", str(tmp_path), *options)
     assert done.returncode == code
     assert words in done.stderr
+    assert "recipes" not in done.stderr
+    assert ("`edgefl-agent profile` measures a device" in done.stderr) == (code == ConfigError.exit_code)
     assert "Traceback" not in done.stderr
 
 

@@ -91,6 +91,32 @@ def test_a_service_of_ones_own_has_no_account_and_lingers(steps):
     assert "loginctl enable-linger" in text
     assert "WantedBy=default.target" in unit(made)
     assert "WatchdogSec=120" in unit(made)
+    assert "(systemctl --user edit edgefl-agent)" in unit(made)
+    assert "(systemctl edit edgefl-agent)" in unit(steps())
+
+
+#: A torch without CUDA, as far as the check asks.
+NO_CUDA = """
+__version__ = "2.9.9"
+class version: cuda = None
+class cuda:
+    @staticmethod
+    def is_available(): return False
+def randn(*sizes, **options): raise AssertionError("Torch not compiled with CUDA enabled")
+"""
+
+
+@pytest.mark.parametrize(("profile", "warned"), [("h100", True), ("gpu-box", False)])
+def test_installing_warns_where_the_profile_asks_for_cuda_and_torch_has_none(tmp_path, profile, warned):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(NO_CUDA)
+    front = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    options = ["--data", "basic_motions", "--broker", "mqtt://127.0.0.1", "--profile", profile]
+    done = agent("install", "--user", "--dry-run", *options, HOME=str(tmp_path), PYTHONPATH=front)
+    assert done.returncode == 0
+    assert ("warning: the agent will not train" in done.stderr) == warned
+    assert ("[torch-no-gpu]" in done.stderr or "[torch-cpu-build]" in done.stderr) == warned
+    assert ("what to do: " in done.stderr) == warned
 
 
 def test_options_survive_systemds_splitting():
@@ -190,7 +216,7 @@ def test_a_dry_run_shows_the_unit_and_hides_the_password(tmp_path):
     done = agent("install", "--user", "--dry-run", "--data", "basic_motions", "--broker", broker, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "ExecStart=" in done.stdout
-    assert 'EDGEFL_BROKER="mqtt://u@127.0.0.1:1883"' in done.stdout
+    assert 'EDGEFL_BROKER="mqtt://u:***@127.0.0.1:1883"' in done.stdout  # else the password looks lost
     assert "secret" not in done.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -10,14 +10,21 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
+from device_agent import library_checks
 from device_agent.core.state import Train
-from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings
+from device_agent.library_checks import Board
+from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings, WarmRequest
 from device_agent.trainer.local_trainer import LocalTrainer
+from device_agent.trainer.process import Trainers, _check_cuda
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, WorkerError
+from edgefl.findings import FINDINGS
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
@@ -164,6 +171,25 @@ def test_the_room_for_reading_files_again_belongs_to_the_base(tmp_path):
         found[data] = trainer.warm().base_bytes - idle_rss_bytes()
     assert found["folder"] > 60 * 2**20
     assert found["data.npz"] < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "words"),
+    [
+        (Board(), ConfigError, "asks for cuda; no GPU is here"),
+        (Board(cards=True), WorkerError, "does not reach an NVIDIA card"),  # a restart later in the boot may mend it
+    ],
+)
+def test_cuda_that_is_asked_for_and_not_there_is_told_in_doctors_words(place, monkeypatch, machine, kind, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(library_checks, "board", lambda: machine)
+    asked = WarmRequest(settings(place, torch_device="cuda"))
+    with pytest.raises(kind, match=words) as raised:
+        Trainers().warm(msgspec.to_builtins(asked), lambda body: None)
+    assert raised.value.remedy == FINDINGS["torch-no-driver" if machine.cards else "torch-no-gpu"].remedy
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    _check_cuda()  # then it is the GPU's
 
 
 def test_the_trainer_dies_with_its_agent_even_when_its_input_stays_open(place):

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import device_agent.cli
-from edgefl.config.profiles import shipped
+from edgefl.config.profiles import load_device, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = sorted((ROOT / "containers").glob("*.Dockerfile"))
@@ -49,6 +49,13 @@ def test_an_agents_image_is_not_root_and_its_commands_are_there(image: Path):
     assert check[:2] == ["edgefl-agent", "status"]  # whether it runs, not whether a broker is there
     profiles = [start[at + 1] for at, word in enumerate(start) if word == "--profile"]
     assert set(profiles) <= set(shipped("devices"))
+
+
+def test_the_page_names_each_shipped_profile_that_asks_for_cuda():
+    page = " ".join((ROOT / "docs" / "install.md").read_text(encoding="utf-8").split())
+    (named,) = re.findall(r"((?:`[\w-]+`(?:, | and )?)+) ask for CUDA", page)
+    asking = [name for name in shipped("devices") if load_device(name).torch_device == "cuda"]
+    assert re.findall(r"`([\w-]+)`", named) == asking
 
 
 @pytest.mark.parametrize("file", VERSIONS, ids=lambda path: path.name)
