@@ -235,7 +235,9 @@ def dial(device: Device, own: Credentials | None) -> list[Check]:
     except BrokerError as error:
         checks.append(of_error(error, "broker-url"))
     if not checks or checks[0].status != "fail":
-        checks.append(reach(url, given, *((own.record.fleet, own.record.device) if own is not None else ())))
+        told = reach(url, given, *((own.record.fleet, own.record.device) if own is not None else ()))
+        idle = told.id == "broker-absent" and own is not None and url == own.record.broker
+        checks.append(found("broker-idle", told.detail) if idle else told)
     return checks
 
 

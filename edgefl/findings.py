@@ -83,6 +83,13 @@ FINDINGS: dict[str, Finding] = {
     ),
     "broker-name": Finding("fail", "the host name is unknown", "Check its spelling and this machine's DNS."),
     "broker-absent": Finding("fail", "nothing listens there", "Start the broker, or correct the host and port."),
+    "broker-idle": Finding(
+        "warn",
+        "nothing listens where an enrolled device's fleet has its broker",
+        "Ask who keeps the server whether a run or `edgefl-coordinator enrollments` is up there: the fleet's broker "
+        "ends with them, unless it has a service of its own. While none is up, nothing is wrong with this device, and "
+        "`run` waits.",
+    ),
     "broker-away": Finding(
         "fail", "the address does not answer", "Check the address, the network and any firewall between."
     ),

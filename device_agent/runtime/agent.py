@@ -25,6 +25,7 @@ from device_agent.runtime.store import AgentStore
 from device_agent.runtime.trainer_process import Trainer, TrainerTasks
 from device_agent.runtime.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
+from edgefl.findings import remedy
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, LogRequest, Offer, Presence, Renewed, UpMessage, decode_down, encode
 from edgefl.transport.interface import Transport, Will
@@ -143,8 +144,10 @@ class Agent:
             await self.transport.connect()
         except BrokerUnreachableError as error:
             wait_s = max(wait_s, least_wait_s(error))
-            told = {"text": error.message, "remedy": error.remedy, "finding": error.finding}
-            self.emit("unreachable", **told, retry_s=wait_s)
+            finding, way_out = error.finding, error.remedy
+            if finding == "broker-absent" and self._credentials is not None:
+                finding, way_out = "broker-idle", remedy("broker-idle")
+            self.emit("unreachable", text=error.message, remedy=way_out, finding=finding, retry_s=wait_s)
             await self.transport.close()
             self.transport = self._dial_next()
             return wait_s

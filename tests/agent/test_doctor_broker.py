@@ -234,6 +234,19 @@ def test_a_revoked_device_is_told_so_by_doctor_and_by_run_in_the_same_words(flee
     assert (lines[-1]["finding"], lines[-1]["text"], lines[-1]["remedy"]) == (check.id, check.detail, check.remedy)
 
 
+def test_a_fleets_broker_that_is_not_up_is_no_fault_of_an_enrolled_device(at_home: Any, tmp_path: Path) -> None:
+    """It ends with the run, or with the enrolment, that started it."""
+    (check,) = doctor.dial(Device(directory=tmp_path / "state"), at_home)
+    assert (check.id, check.status) == ("broker-idle", "warn")
+    assert "nothing listens on" in check.detail
+    for words in ("who keeps the server", "a run or `edgefl-coordinator enrollments`", "a service of its own"):
+        assert words in check.remedy
+    (other,) = doctor.dial(Device("mqtts://127.0.0.1:9", tmp_path / "state"), at_home)
+    assert (other.id, other.status) == ("broker-absent", "fail")  # an address that somebody typed
+    lines = lines_of_run(tmp_path / "state", tmp_path, lambda line: line["event"] == "unreachable")
+    assert (lines[-1]["finding"], lines[-1]["remedy"]) == ("broker-idle", check.remedy)
+
+
 def lines_of_run(state: Path, place: Path, enough: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """What `run` logs, until it is enough; then it is ended."""
     np.savez(place / "data.npz", acc=np.ones((8, 4, 2), np.float32), label=np.arange(8) % 2)
