@@ -14,7 +14,7 @@ import msgspec
 import edgefl
 from device_agent.core.state import State, TaskPhase, TrainerPhase
 from device_agent.runtime.agent import Agent
-from edgefl.errors import StoreError
+from edgefl.errors import EdgeFLError, StoreError, WorkerError
 from edgefl.process.notify import Notify
 from edgefl.records import Attempt
 from edgefl.storage.disk import read_at_most, store_errors, write_new
@@ -64,7 +64,10 @@ def describe(state: State) -> str:
         text = f"waiting for work; the last was {_named(state.closed)}"
     else:
         text = f"waiting for work in run {state.run}" if state.run else "waiting for the next run"
-    text = f"{'connected' if state.connected else 'broker away'}, {text}"
+    return _line(f"{'connected' if state.connected else 'broker away'}, {text}")
+
+
+def _line(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:_MAX_TEXT])  # a run names itself
 
 
@@ -93,28 +96,44 @@ async def reporting(agent: Agent, manager: Notify, broker: str, data: str) -> As
         broker=broker,
         data=data,
     )
-    work = asyncio.ensure_future(_report(agent, manager, known))
+    noted = [known]
+    work = asyncio.ensure_future(_report(agent, manager, noted))
+    end = "stopped"
     try:
         yield
+    except Exception as error:
+        end = _ended(error, agent.store.directory)
+        raise
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         manager.tell("STOPPING=1")
         with contextlib.suppress(StoreError):  # of a disk that is full, the agent's own error tells
-            _write(agent, msgspec.structs.replace(_look(agent, known), text="stopped", connected=False))
+            _write(agent, msgspec.structs.replace(_look(agent, noted[0]), text=end, connected=False))
 
 
-async def _report(agent: Agent, manager: Notify, known: Status) -> None:
+def _ended(error: Exception, directory: Path) -> str:
+    """One line for a person: the error that ended the agent, its exit code, and where there is more of it."""
+    text, code = f"{type(error).__name__}: {error}", EdgeFLError.exit_code
+    if isinstance(error, EdgeFLError):
+        text, code = error.message, error.exit_code
+    where = f", see {directory.absolute() / 'trainer.log'}" if code == WorkerError.exit_code else ""
+    return f"ended in error: {_line(' '.join(text.split()))} (exit code {code}){where}"
+
+
+async def _report(agent: Agent, manager: Notify, noted: list[Status]) -> None:
+    """``noted``: its one place is the status that was written last."""
     first, fault = "READY=1", ""
     pause_s = min(LOOK_S, manager.watchdog_s / SIGNS) if manager.watchdog_s else LOOK_S
     while True:
+        known = noted[0]
         seen = _look(agent, known)
         try:
             manager.tell(first, f"STATUS={seen.text}")
             changed = (seen.text, seen.samples, seen.ended_at) != (known.text, known.samples, known.ended_at)
             if changed or seen.at - known.at >= WRITE_S:
                 _write(agent, seen)
-                known = seen
+                noted[0] = seen
             first, fault = "WATCHDOG=1", ""
         except (OSError, StoreError) as error:  # a status that is not told is no reason to end
             if str(error) != fault:

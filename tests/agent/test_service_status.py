@@ -23,7 +23,9 @@ from device_agent.core.machine import step
 from device_agent.core.state import State, Task, TaskPhase, TrainerPhase
 from device_agent.runtime import service_status
 from device_agent.runtime.service_status import describe, read_status, reporting
+from edgefl.errors import DataError
 from edgefl.process.notify import Notify
+from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Drain, Offer, Update
 from edgefl.records import Attempt
 
@@ -111,6 +113,48 @@ class OneAgent:
     def __init__(self, directory: Path, state: State) -> None:
         self.store = SimpleNamespace(directory=directory)
         self.state, self.heard_at = state, 0.0
+
+
+def ended_by(error: Exception, directory: Path) -> str:
+    async def scene() -> None:
+        async with reporting(OneAgent(directory, IDLE), Notify({}), "mqtt://b", "data"):
+            raise error
+
+    with pytest.raises(type(error)):
+        asyncio.run(scene())
+    return read_status(directory).text
+
+
+def test_an_agent_that_ends_in_error_notes_it_with_its_exit_code(tmp_path: Path):
+    log = tmp_path / "trainer.log"
+    text = ended_by(WorkerFailedError("AssertionError: no\nCUDA", log=log), tmp_path)
+    assert text == f"ended in error: AssertionError: no CUDA (exit code 20), see {log}"
+    assert ended_by(DataError("a.npz: bad"), tmp_path) == "ended in error: a.npz: bad (exit code 11)"
+    assert ended_by(RuntimeError("odd"), tmp_path) == "ended in error: RuntimeError: odd (exit code 1)"
+    hostile = ended_by(DataError("\x1b[2J" + "x" * 999), tmp_path)
+    assert hostile.isprintable()
+    assert hostile.endswith(" (exit code 11)")
+
+
+def test_when_a_run_ended_stays_as_it_was_noted_first(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(service_status, "LOOK_S", 0.01)
+    now = [1000.0]
+    monkeypatch.setattr(service_status.time, "time", lambda: now[0])
+    ended = replace(IDLE, ended=Attempt("r1", made_ms=7))
+
+    async def scene() -> None:
+        agent = OneAgent(tmp_path, IDLE)
+        async with reporting(agent, Notify({}), "mqtt://b", "data"):
+            for connected in (True, False, True):  # the broker goes and comes again
+                agent.state = replace(ended, connected=connected)
+                while (seen := read_status(tmp_path)) is None or not seen.ended_at or seen.connected != connected:
+                    await asyncio.sleep(0.01)
+                now[0] += 1000.0
+
+    asyncio.run(scene())
+    asyncio.run(scene())
+    seen = read_status(tmp_path)
+    assert (seen.ended.run, seen.ended_at, seen.text) == ("r1", 1000.0, "stopped")
 
 
 def test_a_change_is_noted_at_the_next_look_and_the_end_of_a_run_is_kept(tmp_path: Path, monkeypatch):
