@@ -104,10 +104,21 @@ def enroll(given: EnrollOptions) -> None:
 
     state, text = given.state, given.text
     if given.file or text == "-":
-        text = given.file.read_text(encoding="utf-8") if given.file else sys.stdin.read()
+        text = given.file.read_text(encoding="utf-8") if given.file else _pasted()
     where = asyncio.run(exchange(text, state, default_state(), given.wait, lambda line: typer.echo(line, err=True)))
     more = f" --state {state}" if state is not None else ""
     typer.echo(f"enrolled; the identity is in {where}\nNow start it: edgefl-agent run --data PATH{more}")
+
+
+def _pasted() -> str:
+    """The first line of standard input that is not empty, not waiting for its end: a token has no line breaks."""
+    from edgefl.identity.token import MAX_TEXT
+
+    if sys.stdin.isatty():
+        typer.echo("paste the token, then Enter", err=True)
+    while (line := sys.stdin.readline(2 * MAX_TEXT)).isspace():
+        pass
+    return line
 
 
 @dataclass(frozen=True)

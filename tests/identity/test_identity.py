@@ -7,6 +7,8 @@ import errno
 import importlib
 import json
 import os
+import pty
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -56,6 +58,38 @@ def test_a_token_survives_being_copied() -> None:
     assert t.decode_token(text) == a_token()
     wrapped = "\n".join(text[i : i + 60] for i in range(0, len(text), 60))
     assert t.decode_token(f"  {wrapped}\r\n") == a_token()
+
+
+def test_a_token_that_was_cut_off_is_incomplete_at_any_length() -> None:
+    text = t.encode_token(a_token())
+    for end in range(len(text) - 8, len(text)):
+        with pytest.raises(IdentityError, match="incomplete"):
+            t.decode_token(text[:end])
+    for letter in "+/=*é":
+        with pytest.raises(IdentityError, match="a character that does not belong there"):
+            t.decode_token(text[:-1] + letter)
+
+
+@pytest.mark.parametrize(("terminal", "prompts"), [(True, 1), (False, 0)])
+def test_a_token_is_taken_at_the_end_of_its_line(tmp_path: Path, terminal: bool, prompts: int) -> None:
+    """Input stays open, as that of a terminal does: nobody presses Ctrl-D."""
+    reads, writes = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        reads, writes = writes, reads  # the program has the terminal, this test its other end
+    command = [sys.executable, "-m", "device_agent.cli", "enroll", "-", "--state", str(tmp_path)]
+    try:
+        with subprocess.Popen(command, stdin=reads, stderr=subprocess.PIPE, text=True) as program:
+            try:
+                os.write(writes, b"\n  \n" + t.encode_token(a_token())[:99].encode() + b"\n")
+                _, said = program.communicate(timeout=30)
+            finally:
+                program.kill()
+    finally:
+        os.close(reads)
+        os.close(writes)
+    assert program.returncode == IdentityError.exit_code
+    assert "the enrolment token is incomplete" in said
+    assert said.count("paste the token, then Enter\n") == prompts
 
 
 def test_a_mistyped_token_is_told_and_never_repeated() -> None:
