@@ -201,7 +201,7 @@ class ProfileOptions:
     ca: Annotated[str, CA] = ""
     cert: Annotated[str, CERT] = ""
     key: Annotated[str, KEY] = ""
-    force: Annotated[bool, typer.Option(help="Replace a file that is there already.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False
     debug: Annotated[bool, DEBUG] = False
 
 

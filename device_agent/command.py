@@ -36,12 +36,12 @@ SET = typer.Option("--set", help="Override a field of the profile, such as budge
 STATE = typer.Option(
     readable=False,  # whose directory it is, and what to do about it, typer does not say
     help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl; the machine's service "
-    "has /var/lib/edgefl-agent and no other."
+    "has /var/lib/edgefl-agent and no other.",
 )
 DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
 FORMAT = typer.Option("--format", help="text, or json: one object a line.")
 LOG_FORMAT = typer.Option("--log-format", "--format", help="Of the log lines: text, or json: one object a line.")
-DEBUG = typer.Option(help="Show the traceback of an error.")
+DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
 CA = typer.Option(help="PEM file of the authority that signed the broker's certificate.")
 CERT = typer.Option(help="PEM file of this device's certificate.")
 KEY = typer.Option(help="PEM file of this device's private key.")

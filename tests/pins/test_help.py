@@ -47,6 +47,14 @@ def test_a_broker_s_user_and_password_are_in_the_printed_help(
     assert "://user:password@host" in printed(command, "300", monkeypatch, capsys)
 
 
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name.startswith("edgefl-agent")])
+def test_nothing_of_the_agents_help_is_cut_off_on_a_narrow_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """An example that ends in … can not be typed."""
+    assert "\u2026" not in printed(command, "80", monkeypatch, capsys)
+
+
 def printed(command: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """What a command prints as its help, without colours."""
     program, *verb = command.split()
