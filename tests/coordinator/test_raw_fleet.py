@@ -11,8 +11,11 @@ import torch
 
 from benchmarks.common.inprocess import run_fleet
 from coordinator.ledger.ledger import Ledger
+from edgefl.api.export_run import export_run
 from edgefl.config.profiles import load_run
 from edgefl.data.sources import load
+from edgefl.export.recordings import of_recordings
+from edgefl.export.runtime import apply, encoders, find_bundles
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
 from edgefl.plan.preparation import read_as
@@ -76,3 +79,17 @@ def test_recordings_of_two_devices_become_one_model(tmp_path: Path):
     assert fixed.data["modalities"]["acc"]["devices"] == ["left", "right"]
     accuracy = [row.value for row in report.evaluations if row.metric == "accuracy"]
     assert accuracy[-1] > 0.9  # unscaled, 980 ± 0.1 would tell it nothing
+
+    # From the same raw files the exported bundle answers as the coordinator's evaluation did.
+    export_run(tmp_path / "run", output=tmp_path / "bundles")
+    bundles = find_bundles(tmp_path / "bundles")
+    (manifest,) = bundles.values()
+    assert manifest.encoders["acc"] == encoder
+    raw = load(tmp_path / "test", modalities=encoders(bundles), label_names=manifest.labels)
+    answers, left = apply(bundles, raw)
+    assert not len(left)
+    assert raw.labels is not None
+    right = [one.prediction.classes == raw.labels[one.rows] for one in answers]
+    assert float(np.concatenate(right).mean()) == accuracy[-1]
+    every = [answer.label for answer in of_recordings(raw, answers, manifest.labels)]
+    assert every == ["rest", "shake"] * 2
