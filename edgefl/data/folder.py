@@ -22,17 +22,16 @@ import msgspec
 import numpy as np
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
-from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoders, decide
+from edgefl.data.dataset import Dataset, Encoders, decide
+from edgefl.data.labels import named_labels, numbered
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least
 from edgefl.errors import DataError, Problem
 from edgefl.records import is_modality
-from edgefl.storage.disk import read_at_most
 
 MAX_SAMPLES = 1_000_000  # a device's share has thousands; bounds what a stray file can make us read
 MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values belong in files
 MAX_NAME = 200  # characters of an id, a label or a group: they are stored in arrays of fixed width
-MAX_LABELS_BYTES = 16 * 2**20  # of labels.json: 100,000 names of 160 bytes
 _OWN_KEYS = frozenset({"id", "label", "group", "meta"})
 #: Kind -> the way out where samples differ in shape.
 _ADVICE = {
@@ -105,7 +104,7 @@ def read_manifest(
         )
     targets = {} if encoders is None else {m: target(e) for m, e in encoders.items()}
     folder = _Folder(root, targets, encoders is not None, f"{root.name or root}/manifest.jsonl")
-    names = tuple(label_names) or _named_labels(root)
+    names = tuple(label_names) or named_labels(root)
     rows: list[_Row] = []
     first: dict[str, int] = {}
     for line, text in _lines(path, folder):
@@ -115,7 +114,7 @@ def read_manifest(
             else:
                 folder.problem(line, f"id: {row.id!r} is already used on line {first[row.id]}")
     rows = _same_shapes(folder, rows)
-    labels, names = _number(folder, rows, names)
+    labels, names = numbered([row.label for row in rows], names, lambda i, text: folder.problem(rows[i].line, text))
     kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
     decide(folder.problems, len(kept), bad_samples, str(path))
@@ -123,19 +122,6 @@ def read_manifest(
     data = _stack([row for row, _ in kept], [label for _, label in kept], names, skipped, str(path))
     recordings = np.array([row.recording for row, _ in kept], dtype=np.str_) if folder.windowed else None
     return replace(data, resizable=folder.resizable, recordings=recordings)
-
-
-def _named_labels(root: Path) -> tuple[str, ...]:
-    path = root / "labels.json"
-    if not path.exists():
-        return ()
-    try:
-        names = msgspec.json.decode(read_at_most(path, MAX_LABELS_BYTES), type=list[str])
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}", remedy='Write a JSON list of names, such as ["rest", "walk"].') from None
-    if len(set(names)) != len(names) or not 0 < len(names) <= MAX_CLASSES:
-        raise DataError(f"{path}: names have to differ, and there has to be one", remedy="Name each label once.")
-    return tuple(names)
 
 
 def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:
@@ -273,30 +259,6 @@ def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
                 folder.problem(row.line, f"{modality}: has shape {list(value.shape)}, the others {list(shape)}{advice}")
                 bad.add(row.line)
     return [row for row in rows if row.line not in bad]
-
-
-def _number(folder: _Folder, rows: list[_Row], names: tuple[str, ...]) -> tuple[list[int | None], tuple[str, ...]]:
-    """Each row's label as a number (-1: none; None: bad, noted), and the names."""
-    if not names:
-        texts = {row.label for row in rows if isinstance(row.label, str)}
-        numbers = [row.label for row in rows if isinstance(row.label, int) and 0 <= row.label < MAX_CLASSES]
-        names = tuple(sorted(texts)) if texts else tuple(str(i) for i in range(max(numbers, default=-1) + 1))
-    number = {name: i for i, name in enumerate(names)}
-    labels: list[int | None] = []
-    for row in rows:
-        label = row.label
-        if label is None:
-            labels.append(-1)
-        elif isinstance(label, str) and label in number:
-            labels.append(number[label])
-        elif isinstance(label, int) and 0 <= label < len(names):
-            labels.append(label)
-        else:
-            listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-            valid = f"0 to {len(names) - 1} ({listed})" if names else "none"
-            folder.problem(row.line, f"label: {label!r:.60} is out of range; valid: {valid}")
-            labels.append(None)
-    return labels, names
 
 
 def _stack(rows: list[_Row], labels: list[int], names: tuple[str, ...], skipped: list[Problem], where: str) -> Dataset:

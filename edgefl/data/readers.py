@@ -14,7 +14,6 @@ A string is a path relative to the data set's folder; for text it is the text it
 from __future__ import annotations
 
 import stat
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,13 +25,13 @@ import numpy as np
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.dataset import Encoder, as_values, fits, shown
 from edgefl.data.log_mel import log_mel, read_wav
+from edgefl.data.pictures import read_picture
 from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
 from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.storage.checkpoint_paths import is_own
 
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
-MAX_PIXELS = 50_000_000  # beyond the largest phone cameras; 150 MB decoded
 DEFAULT_BANDS = 40  # as in av_digits
 _NOT_FINITE = "holds values that are not finite (NaN or infinite)"
 
@@ -211,7 +210,7 @@ def _listed(value: list[object]) -> Array:
 def _vision(root: Path, value: object, to: Target) -> Array:
     path, suffix = _open(root, value, "vision", ".png", ".jpg", ".jpeg", ".npy")
     if suffix != ".npy":
-        return _picture(path, to)
+        return read_picture(path, to.shape, to.crop)
     array = as_values(read_npy(path), "vision")
     if array.ndim == 2:
         array = array[:, :, None]
@@ -221,42 +220,6 @@ def _vision(root: Path, value: object, to: Target) -> Array:
         if array.size and (array.min() < 0 or array.max() > 1):
             raise SampleError(f"pixels from {array.min():g} to {array.max():g}; store bytes, or numbers in 0..1")
     return array
-
-
-def _picture(path: Path, to: Target) -> Array:
-    shape = to.shape
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise MissingDependencyError("pillow", "serve") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stricter
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise SampleError(f"{path.name}: {image.width} x {image.height} pixels are too many")
-                if image.mode.startswith(("I", "F")):
-                    raise SampleError(f"{path.name}: 16-bit pictures are not supported; store .npy in 0..1")
-                picture = ImageOps.exif_transpose(image)
-                grey = shape[2] == 1 if len(shape) == 3 and shape[2] else image.mode in {"1", "L", "LA"}
-                white = Image.new("RGBA", picture.size, "white")
-                white.alpha_composite(picture.convert("RGBA"))
-                picture = white.convert("L" if grey else "RGB")
-                if len(shape) == 3 and picture.size != (shape[1], shape[0]):
-                    box = _middle(picture.size, (shape[1], shape[0])) if to.crop == "center" else None
-                    picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box)
-                pixels = np.asarray(picture, dtype=np.float32) / np.float32(255)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"not a readable picture: {error}") from None
-    return np.asarray(pixels[:, :, None] if grey else pixels)
-
-
-def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The largest middle part of a picture of ``size`` (width, height) with the proportions of ``wanted``."""
-    scale = min(have / want for have, want in zip(size, wanted, strict=True))
-    width, height = (scale * want for want in wanted)
-    left, top = (size[0] - width) / 2, (size[1] - height) / 2
-    return left, top, left + width, top + height
 
 
 def _audio(root: Path, value: object, to: Target) -> Array:

@@ -89,7 +89,7 @@ def test_limits_on_files(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", np.ones((2, 3)))
     with pytest.raises(SampleError, match="more than the limit of 10"):
         inside(tmp_path, "a.npy", limit=10)
-    monkeypatch.setattr("edgefl.data.readers.MAX_PIXELS", 3)
+    monkeypatch.setattr("edgefl.data.pictures.MAX_PIXELS", 3)
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     with pytest.raises(SampleError, match="2 x 2 pixels are too many"):
         read(tmp_path, "a.png", Target("vision"))
@@ -243,3 +243,23 @@ def test_every_kind_of_encoder_has_a_reader():
         assert target(EncoderSpec(kind=kind)).kind in READERS
     with pytest.raises(DataError, match="valid: sensor, vision, audio, text"):
         target(EncoderSpec(kind="smell"))  # type: ignore[arg-type]  # a wrong kind is what is tested
+
+
+@pytest.mark.parametrize("size", [(12, 4), (4, 12)])
+def test_the_middle_of_a_picture_is_cut_out_or_all_of_it_stretched(tmp_path, size):
+    """Three squares of 4 pixels in a row, or one below the other: 10, 100, 200. The middle is 100 alone."""
+    squares = np.repeat(np.repeat(np.array([[10, 100, 200]], np.uint8), 4, axis=1), 4, axis=0)
+    Image.fromarray(squares if size == (12, 4) else squares.T).save(tmp_path / "a.png")
+    middle = read(tmp_path, "a.png", Target("vision", (4, 4, 1), crop="center"))
+    assert np.allclose(middle, 100 / 255)
+    larger = read(tmp_path, "a.png", Target("vision", (8, 8, 1), crop="center"))
+    assert np.allclose(larger[2:-2, 2:-2], 100 / 255)  # what lies beside it shows in the outermost pixels
+    stretched = read(tmp_path, "a.png", Target("vision", (4, 4, 1)))
+    assert stretched.min() < 60 / 255
+    assert stretched.max() > 150 / 255
+
+
+def test_a_sound_has_the_frames_and_bands_that_are_asked_for(tmp_path):
+    write_wav(tmp_path / "a.wav", np.arange(8000, dtype=np.int16))
+    shapes = [read(tmp_path, "a.wav", Target("audio", shape)).shape for shape in ((0, 16), (30, 0), (90, 16), ())]
+    assert shapes == [(61, 16), (30, 40), (90, 16), (61, 40)]

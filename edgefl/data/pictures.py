@@ -1,0 +1,53 @@
+"""Pictures as arrays: turned upright, on white, brought to a size by stretching or by cutting out the middle."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from edgefl.data.arrays import Array
+from edgefl.errors import DataError, MissingDependencyError
+
+MAX_PIXELS = 50_000_000  # beyond the largest phone cameras; 150 MB decoded
+
+
+def read_picture(path: Path, shape: tuple[int, ...], crop: Literal["stretch", "center"]) -> Array:
+    """[height, width, channels] in 0..1 of a .png or .jpg, turned upright, on white; ``shape`` (): as it is.
+
+    Raises DataError, MissingDependencyError.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise MissingDependencyError("pillow", "serve") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stricter
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DataError(f"{image.width} x {image.height} pixels are too many")
+                if image.mode.startswith(("I", "F")):
+                    raise DataError("16-bit pictures are not supported; store .npy in 0..1")
+                picture = ImageOps.exif_transpose(image)
+                grey = shape[2] == 1 if len(shape) == 3 and shape[2] else image.mode in {"1", "L", "LA"}
+                white = Image.new("RGBA", picture.size, "white")
+                white.alpha_composite(picture.convert("RGBA"))
+                picture = white.convert("L" if grey else "RGB")
+                if len(shape) == 3 and picture.size != (shape[1], shape[0]):
+                    box = _middle(picture.size, (shape[1], shape[0])) if crop == "center" else None
+                    picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box)
+                pixels = np.asarray(picture, dtype=np.float32) / np.float32(255)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"not a readable picture: {error}") from None
+    return np.asarray(pixels[:, :, None] if grey else pixels)
+
+
+def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest middle part of a picture of ``size`` (width, height) with the proportions of ``wanted``."""
+    scale = min(have / want for have, want in zip(size, wanted, strict=True))
+    width, height = (scale * want for want in wanted)
+    left, top = (size[0] - width) / 2, (size[1] - height) / 2
+    return left, top, left + width, top + height
