@@ -144,6 +144,7 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
                 "step_peak_bytes": one.cost.step_peak_bytes,
                 "flops": one.cost.flops,
                 **figures_of(one.refusal or Refusal()),
+                **({"shortened": figures_of(one.shortened)} if one.shortened else {}),
             }
             for one in valid
         ]

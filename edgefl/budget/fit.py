@@ -143,7 +143,7 @@ def _with(job: Job, **changes: object) -> Job:
 
 def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
     """The first variant of ``job`` that fits; a placement with the last refusal when none does."""
-    refusal, short = None, False
+    refusal, whole, short = None, None, False
     deeper = shallower(job.stage)[:-1]
     for variant in _fallbacks(job, traffic.stage):
         if variant.hyper.low_memory and not short:
@@ -158,6 +158,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             cost = cost_of(one, candidate, priced, traffic)
             refusal = verdict(cost, candidate)
             if refusal is None:
+                less = one.stage != job.stage
                 return Placement(
                     device=candidate.device,
                     stage=one.stage,
@@ -166,7 +167,9 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     factors=candidate.factors,
                     predicted=figures_of(cost),
                     predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
+                    shortened=(whole or candidate.declined[-1].refusal) if less else None,
                 )
+            whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
                 break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
             short = True

@@ -153,6 +153,7 @@ class Placement(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
+    shortened: Refusal | None = None  # why ``stage`` trains fewer encoder stages than all devices'; None: it does not
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):

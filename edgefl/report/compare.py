@@ -5,50 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from edgefl.records import FIGURES, Figure, kind_of_machine
-from edgefl.report import quality, resources, units
+from edgefl.records import kind_of_machine
+from edgefl.report import quality, shortfall, units
+from edgefl.report.attendance import Attendance, attendance
+from edgefl.report.compare_lines import (
+    OF_RECENT,
+    RECENT,
+    Line,
+    against,
+    costs,
+    missed_unequally,
+    recent_name,
+    rounds_done,
+    scores,
+)
 from edgefl.report.folding import listed
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grids, table
-from edgefl.report.settings import Setting, configured, differing
+from edgefl.report.settings import NOT_SET, Setting, configured, differing, schedule
 from edgefl.report.writers import MEANINGS
 from edgefl.run_records import RunReport
 
-#: Figures of the fleet that are compared, in this order: peaks of any device, else sums over devices and rounds.
-COMPARED = (
-    *("step_peak_bytes", "process_peak_bytes", "cuda_allocated_peak_bytes", "flops", "payload_up_bytes"),
-    *("payload_down_bytes", "wire_up_bytes", "wire_down_bytes", "compute_s", "energy_j"),
-)
-#: Of these, what the sentence on top tells, and runs that it tells them of.
+#: Costs that the sentence on top tells, and runs that it tells them of.
 _TOLD, _NAMED = ("step_peak_bytes", "flops", "payload_up_bytes"), 3
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One figure of every run. ``group``: scores or costs; ``unit``: base unit, or share."""
-
-    group: str
-    name: str
-    unit: str
-    figures: tuple[Figure, ...]
-
-    @property
-    def ratios(self) -> tuple[float | None, ...]:
-        """Each run's figure over the first one's; shares, which have points, and lower bounds have none."""
-        first = self.figures[0]
-        return tuple(None if self.unit == "share" else _ratio(figure, first) for figure in self.figures)
-
-    @property
-    def points(self) -> tuple[float | None, ...]:
-        """Percentage points that each run's share is above the first one's; of other figures none."""
-        first = self.figures[0].value
-        known = first is not None and self.unit == "share"
-        return tuple(
-            100 * (one.value - first) if known and one.value is not None else None  # type: ignore[operator]
-            for one in self.figures
-        )
+#: A score that varies by more than this over its last rounds says little by the last alone: of shares in points (of
+#: 240 test samples, two standard errors of an accuracy of 95 % are 2.8), of other metrics a share of their median.
+_UNSTEADY_POINTS, _UNSTEADY_SHARE = 3.0, 0.05
 
 
 class Comparison(NamedTuple):
@@ -62,11 +46,12 @@ class Comparison(NamedTuple):
 
 def compare(runs: Sequence[RunReport]) -> Comparison:
     """Two runs or more beside each other, all against the first."""
+    scored = tuple(scores(runs))
     return Comparison(
         tuple(runs),
-        (*_scores(runs), *_costs(runs)),
+        (*scored, *costs(runs)),
         tuple(differing([configured(run) for run in runs])),
-        tuple(_remarks(runs)),
+        tuple(_remarks(runs, scored)),
     )
 
 
@@ -75,72 +60,11 @@ def label(index: int) -> str:
     return letters(index).upper()
 
 
-def _ratio(figure: Figure, first: Figure) -> float | None:
-    if figure.value is None or not first.value or figure.reason or first.reason:
-        return None
-    return figure.value / first.value
-
-
-_Condition = tuple[str, tuple[str, ...], str]  # metric, modalities given, mask
-
-
-def _scores(runs: Sequence[RunReport]) -> Iterator[Line]:
-    """The score of each input that any of the models was last tried with, by the metric that its run leads with."""
-    found: list[dict[_Condition, float]] = []
-    for run in runs:
-        metric = quality.primary_metric(run)
-        rows = [row for row in quality.latest(run.evaluations) if row.metric == metric]
-        rows.sort(key=lambda row: (-len(row.available), row.available, row.missing))
-        found.append({(row.metric, row.available, row.missing): row.value for row in rows})
-    for condition in dict.fromkeys(condition for scores in found for condition in scores):
-        metric, given, mask = condition
-        filled = "" if mask == "none" else f", {mask} mask"
-        figures = tuple(
-            Figure(scores[condition], "measured", "test set")
-            if condition in scores
-            else Figure(reason=_why(scores, condition))
-            for scores in found
-        )
-        yield Line(
-            "scores", f"{metric}, {' + '.join(given)}{filled}", "share" if units.is_share(metric) else "", figures
-        )
-
-
-def _why(scores: dict[_Condition, float], condition: _Condition) -> str:
-    """Why a run has no score under this condition."""
-    metric, given, mask = condition
-    if not scores:
-        return "not evaluated"
-    measured = {name for name, _, _ in scores}
-    if metric not in measured:
-        return f"measured by {', '.join(sorted(measured))}"
-    there = {modality for _, modalities, _ in scores for modality in modalities}
-    if absent := [modality for modality in given if modality not in there]:
-        return f"its model has no {', '.join(absent)}"
-    return f"{mask} mask not evaluated" if mask != "none" else "this input not evaluated"
-
-
-def _costs(runs: Sequence[RunReport]) -> Iterator[Line]:
-    for name in COMPARED:
-        figures = tuple(resources.fleet(name, run) for run in runs)
-        if any(figure.value is not None for figure in figures) or not name.startswith("cuda"):
-            yield Line("costs", MEANINGS[name], FIGURES[name], figures)
-    yield Line("costs", "whole run", "s", tuple(map(_took, runs)))
-    done = [Figure(float(_rounds(run)), "counted", "ledger") for run in runs]
-    yield Line("costs", "rounds", "rounds", tuple(done))
-
-
-def _took(run: RunReport) -> Figure:
-    if run.finished_at is None:
-        return Figure(reason=f"the run is {run.status or 'not over'}")
-    return Figure(run.finished_at - run.started_at, "measured", "coordinator's clock")
-
-
-def _remarks(runs: Sequence[RunReport]) -> Iterator[str]:
+def _remarks(runs: Sequence[RunReport], scored: Sequence[Line]) -> Iterator[str]:
     """What stands between the first run and a fair comparison with the others."""
     found: dict[str, list[str]] = {}
     for index, run in enumerate(runs):
-        for text in _hindrances(runs[0], run):
+        for text in (*_hindrances(runs[0], run), *_unsteady(scored, index)):
             found.setdefault(text, []).append(label(index))
     for text, letters_ in found.items():
         yield f"{', '.join(letters_)}: {text}"
@@ -148,9 +72,10 @@ def _remarks(runs: Sequence[RunReport]) -> Iterator[str]:
 
 def _hindrances(first: RunReport, run: RunReport) -> Iterator[str]:
     if run.status != "done":
-        yield f"{run.status or 'not over'}; its figures are of the {_rounds(run)} rounds it finished"
-    if untrained := _untrained(run):
-        yield f"{listed(untrained)} trained no round: its totals are of the other devices"
+        yield f"{run.status or 'not over'}; its figures are of the {rounds_done(run)} rounds it finished"
+    if (work := attendance(run)).missed:
+        yield f"{_who_missed(work)}; its totals are of {work.trained} of {work.of} device rounds"
+    yield from (text.removesuffix(".") for text in shortfall.sentences(run))
     metric, own = quality.primary_metric(first), quality.primary_metric(run)
     if first.evaluations and run.evaluations and metric != own:
         yield f"scores cannot be compared with A's: {own} is not {metric}"
@@ -162,14 +87,28 @@ def _hindrances(first: RunReport, run: RunReport) -> Iterator[str]:
         yield "on another kind of machine than A: seconds and joules are not comparable"
 
 
-def _untrained(run: RunReport) -> list[str]:
-    """Devices that took no part in any round that others trained."""
-    trained = {row.device for row in run.assignments if row.status == "done"}
-    return [one.device for one in run.devices if trained and one.device not in trained]
+def _who_missed(work: Attendance) -> str:
+    """ "wrist trained 6 of 12 rounds (bytes over budget)"; of many devices the first."""
+    return listed([one.text for one in work.missed])
 
 
-def _rounds(run: RunReport) -> int:
-    return sum(row.status == "done" for row in run.rounds)
+def _unsteady(scored: Sequence[Line], index: int) -> Iterator[str]:
+    """That the first score, of all modalities, varies so much over the last rounds that its last says little."""
+    line = next((one for one in scored if one.figures[index].value is not None), None)
+    if line is None:
+        return
+    middle, low, high = (_recent(scored, line, of, index) for of in OF_RECENT)
+    allowed = _UNSTEADY_POINTS / 100 if line.unit == "share" else _UNSTEADY_SHARE * abs(middle or 0.0)
+    if None not in (low, high) and high - low > allowed:  # type: ignore[operator]
+        metric, last = line.name.partition(",")[0], line.figures[index].value
+        told = [units.score(metric, value) for value in (low, high, last) if value is not None]
+        reach = f"{told[0]} to {told[1]} over its last {RECENT} rounds"
+        yield f"{line.name} was {reach}; the last, {told[2]}, says little alone"
+
+
+def _recent(scored: Sequence[Line], line: Line, of: str, index: int) -> float | None:
+    """Median, lowest or highest of the last rounds; None of runs that were evaluated once."""
+    return next((one.figures[index].value for one in scored if one.name == recent_name(line.name, of)), None)
 
 
 def _modalities(run: RunReport) -> list[str]:
@@ -188,31 +127,52 @@ def _machines(run: RunReport) -> set[str]:
 def headline(found: Comparison) -> str:
     """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, 8.22× the FLOPs, 0.645× the payload sent.".
 
-    Then of how many rounds the totals are, where these differ, and who trained none.
+    Then the work that the totals are of, where that differs: rounds, and devices that missed some.
     """
     told = []
-    first = _rounds(found.runs[0])
-    for index in range(1, len(found.runs)):
-        scores = [line for line in found.lines if line.group == "scores" and line.figures[0].value is not None]
-        parts = [text for line in scores[:1] if (text := _scored(line, index))]
+    first, unequal = found.runs[0], missed_unequally(found.runs)
+    for index, run in enumerate(found.runs[1:], start=1):
+        scored = [line for line in found.lines if line.group == "scores" and line.figures[0].value is not None]
+        parts = [text for line in scored[:1] if (text := _scored(found, line, index))]
         for name in _TOLD:
             times = next((against(line, index) for line in found.lines if line.name == MEANINGS[name]), "")
             parts += [f"{times} the {MEANINGS[name].partition(',')[0]}"] if times else []
-        own, untrained = _rounds(found.runs[index]), _untrained(found.runs[index])
-        parts += [f"totals of {own} rounds against {first}"] if parts and own != first else []
-        parts += [f"{listed(untrained)} trained no round"] if parts and untrained else []
-        told += [f"{label(index)} to A: {', '.join(parts)}"] if parts else []
+        own, due = rounds_done(run), rounds_done(first)
+        parts += [f"totals of {own} rounds against {due}"] if parts and own != due else []
+        parts += [_work(run)] if parts and unequal and attendance(run).missed else []
+        told += [f"{_named(found, index)} to {_named(found, 0)}: {', '.join(parts)}"] if parts else []
     more = [f"{len(told) - _NAMED} more in the tables"] if len(told) > _NAMED else []
-    return f"{'; '.join([*told[:_NAMED], *more])}." if told else "No figure of these runs can be compared."
+    of_first = [f"A itself: {_work(first)}"] if told and unequal and attendance(first).missed else []
+    return f"{'; '.join([*told[:_NAMED], *more, *of_first])}." if told else "No figure of these runs can be compared."
 
 
-def _scored(line: Line, index: int) -> str:
-    """ "accuracy 98.8 % (−0.4 points)"; empty without a score."""
-    value, change = line.figures[index].value, against(line, index)
+def _named(found: Comparison, index: int) -> str:
+    """A run's letter, with its schedule where the runs differ in that: "B (progressive)"."""
+    schedules = [schedule(run) for run in found.runs]
+    return label(index) + f" ({schedules[index]})" * (len(set(schedules)) > 1 and bool(schedules[index]))
+
+
+def _work(run: RunReport) -> str:
+    work = attendance(run)
+    return f"totals of {work.trained} of {work.of} device rounds: {_who_missed(work)}"
+
+
+def _scored(found: Comparison, line: Line, index: int) -> str:
+    """ "accuracy 98.8 % (−0.4 points)", and the median of the last rounds where either run's varied; "" without."""
+    value, change = line.figures[index].value, _points(line, index)
     if value is None:
         return ""
     metric = line.name.partition(",")[0]
-    return f"{metric} {units.score(metric, value)} ({change}{' points' if line.unit == 'share' else ''})"
+    told = f"{metric} {units.score(metric, value)} ({change})"
+    middle = next((one for one in found.lines if one.name == recent_name(line.name, "median")), None)
+    if middle is None or not [one for at in (0, index) for one in _unsteady(found.lines, at)]:
+        return told
+    recent = units.score(metric, middle.figures[index].value or 0.0)
+    return f"{told}, in the median of the last {RECENT} rounds {recent} ({_points(middle, index)})"
+
+
+def _points(line: Line, index: int) -> str:
+    return against(line, index) + " points" * (line.unit == "share")
 
 
 def grids(found: Comparison) -> list[Grid]:
@@ -222,27 +182,73 @@ def grids(found: Comparison) -> list[Grid]:
         Column("", lambda row: label(row[0]), key=True, text=True),
         Column("run", lambda row: row[1].run, text=True, whole=True),
         Column("recipe", lambda row: row[1].recipe, text=True),
+        Column("schedule", lambda row: schedule(row[1]), text=True),
         Column("status", lambda row: row[1].status, text=True),
         Column("devices", lambda row: len(row[1].devices)),
+        Column("device rounds", lambda row: _attended(row[1]), tip="Trained, of devices × rounds."),
     ]
     remarks = [f"{text}." for text in found.remarks]
-    scores, costs = ([line for line in found.lines if line.group == group] for group in ("scores", "costs"))
-    notes = ["Peaks are those of any device, the others sums over devices and rounds. ×: times the first run's."]
+    of_group = {group: [line for line in found.lines if line.group == group] for group in ("scores", "costs")}
+    notes = [
+        "Peaks are those of any device that trained, the others sums over devices and rounds.",
+        "×: times the first run's; ≥ and ≤ where a run missed rounds.",
+        "Seconds depend on the machine and on what else it had to do; those between rounds are the coordinator's.",
+    ]
     return [
         table("Runs", columns, numbered, remarks),
-        _side_by_side("Scores after the last evaluated round", found, scores, "No model has been evaluated yet."),
-        _side_by_side("What training took", found, costs, "", notes),
+        _side_by_side(
+            "Scores after the last evaluated round", found, of_group["scores"], "No model has been evaluated yet."
+        ),
+        *_lately(found, of_group["scores"]),
+        _side_by_side("What training took", found, of_group["costs"], "", notes),
         _differences(found),
     ]
 
 
+def _attended(run: RunReport) -> Cell:
+    work = attendance(run)
+    return Cell(f"{work.trained} / {work.of}", tone="warn" if work.missed else "")
+
+
+def _lately(found: Comparison, scored: Sequence[Line]) -> list[Grid]:
+    """The median of the last rounds beside the lowest and the highest; none where each run was evaluated once."""
+    if not any(line.group == "recent" for line in found.lines):
+        return []
+
+    def of_run(index: int) -> list[Column[Line]]:
+        def middle(line: Line) -> Cell:
+            return _value(_line(found, line, "median"), index)
+
+        def reach(line: Line) -> str:
+            low, high = (_value(_line(found, line, of), index).text for of in ("lowest", "highest"))
+            return low if low == high else f"{low}–{high}"
+
+        columns: list[Column[Line]] = [
+            Column("median", middle, "", label(index)),
+            Column("range", reach, "", label(index)),
+        ]
+        change: Column[Line] = Column(
+            "to A", lambda line: against(_line(found, line, "median"), index), "", label(index)
+        )
+        return [*columns, change] if index else columns
+
+    columns = [*_NAMES, *(column for index in range(len(found.runs)) for column in of_run(index))]
+    return [table(f"Scores over the last {RECENT} evaluated rounds", columns, scored)]
+
+
+def _line(found: Comparison, line: Line, of: str) -> Line:
+    return next(one for one in found.lines if one.name == recent_name(line.name, of))
+
+
+#: What a figure is called, and its unit.
+_NAMES: tuple[Column[Line], ...] = (
+    Column("", lambda line: line.name, key=True, text=True),
+    Column("unit", lambda line: "%" if line.unit == "share" else units.printed_unit(line.unit), key=True, text=True),
+)
+
+
 def _side_by_side(title: str, found: Comparison, lines: Sequence[Line], empty: str, notes: Sequence[str] = ()) -> Grid:
-    columns: list[Column[Line]] = [
-        Column("", lambda line: line.name, key=True, text=True),
-        Column(
-            "unit", lambda line: "%" if line.unit == "share" else units.printed_unit(line.unit), key=True, text=True
-        ),
-    ]
+    columns = list(_NAMES)
     for index in range(len(found.runs)):
         columns += _of_run(index)
     return table(title, columns, lines, notes, empty)
@@ -264,18 +270,10 @@ def _value(line: Line, index: int) -> Cell:
     return measurement_cell(figure, line.unit)
 
 
-def against(line: Line, index: int) -> str:
-    """Points more or less of a share, else times the first run's figure."""
-    if (points := line.points[index]) is not None:
-        return f"{points:+.1f}".replace("-", "−")
-    ratio = line.ratios[index]
-    return "" if ratio is None else f"{units.number(ratio)}×"
-
-
 def _differences(found: Comparison) -> Grid:
 
     def of_run(index: int) -> Column[Setting]:
-        return Column(label(index), lambda row: row.values[index] or units.NOTHING, text=True)
+        return Column(label(index), lambda row: row.values[index] or NOT_SET, text=True)
 
     columns: list[Column[Setting]] = [Column("setting", lambda row: row.path, key=True, text=True, whole=True)]
     columns += map(of_run, range(len(found.runs)))

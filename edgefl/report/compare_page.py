@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
-from edgefl.report import compare
 from edgefl.report.budget_plots import log_ticks
 from edgefl.report.charts import MUTED, NARROW, SERIES, SHAPES, Chart, Spec, Values, field, layer, scale, tips
-from edgefl.report.compare import Comparison, Line, grids, headline, label
+from edgefl.report.compare import Comparison, grids, headline, label
+from edgefl.report.compare_lines import Line, against
 from edgefl.report.pages import page
 
 #: Conditions of the picture's scores; the table has all.
@@ -73,7 +73,7 @@ def _rows(lines: Sequence[Line], shown: int, cut: int = 0) -> Values:
             if value is not None and (score or value > 0)
         ]
         if shown == len(here) == 2:
-            here[1] |= {"text": compare.against(line, 1), "right": max(row["at"] for row in here)}
+            here[1] |= {"text": against(line, 1), "right": max(row["at"] for row in here)}
         rows += here
     return rows
 

@@ -11,7 +11,7 @@ import msgspec
 
 from edgefl.records import Refusal
 from edgefl.registry import default
-from edgefl.report import resources, units
+from edgefl.report import resources, shortfall, units
 from edgefl.report.events import fitting, reason, refusal_of, refusal_text
 from edgefl.report.folding import fold, listed
 from edgefl.report.grid import Cell, Column, Grid, table
@@ -32,12 +32,13 @@ _REQUESTS = {
     "run_stopped": "stopped",
 }
 BEHIND = "at work on an earlier round"
+NOT_CHOSEN = "not chosen"
 
 _NOTE = (
     "Decided by the plan: the predicted cost exceeds the device's budget, or its data or methods do not suit the "
-    "stage, so it was not asked. Decided by the device: it was asked, and found out by its own measurement or its "
-    "data. Decided by the coordinator: its update could not be used or came too late, or after several of these it "
-    "was not asked."
+    "stage, so it was asked for less, or not at all. Decided by the device: it was asked, and found out by its own "
+    "measurement or its data. Decided by the coordinator: its update could not be used or came too late, or after "
+    "several of these it was not asked."
 )
 _Round = tuple[int, int]  # stage, round
 
@@ -47,6 +48,7 @@ class _Decision(NamedTuple):
     stage: int
     decided_by: str  # plan, device, coordinator or operator
     refusal: Refusal
+    instead: str = ""  # what was trained in place of the whole stage; "": nothing was
 
 
 class _Absence(NamedTuple):
@@ -77,7 +79,7 @@ def refusals(report: RunReport) -> Grid:
         Column("why", why, text=True),
         Column("needed", lambda row: number(row.refusal.needed, row.refusal.unit)),
         Column("allowed", lambda row: number(row.refusal.allowed, row.refusal.unit)),
-        Column("then", lambda row: _then(report, row.device, row.stage), text=True),
+        Column("then", lambda row: row.instead or _then(report, row.device, row.stage), text=True),
     ]
     rows = sorted(found, key=lambda row: (order.get(row.device, len(order)), row.stage, min(found[row] or {0})))
     warned = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
@@ -91,7 +93,7 @@ def sentences(report: RunReport) -> list[str]:
     A sentence a device; of more than ``_APART`` devices with one reason, one sentence with the worst.
     """
     decided: dict[tuple[str, str], dict[str, list[_Decision]]] = {}
-    for row in _collected(report):
+    for row in (row for row in _collected(report) if not row.instead):
         decided.setdefault((row.decided_by, row.refusal.reason), {}).setdefault(row.device, []).append(row)
     found = []
     for (by, _), devices in decided.items():
@@ -99,16 +101,25 @@ def sentences(report: RunReport) -> list[str]:
         alike = [list(devices)] if len(devices) > _APART else [[name] for name in devices]
         for names in alike:
             rows = [row for name in names for row in devices[name]]
-            worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
             stages = {row.stage for row in rows}
             after = dict.fromkeys(_then(report, name, max(row.stage for row in devices[name])).text for name in names)
-            then = _then(report, worst.device, worst.stage).text if len(names) == 1 else ", or ".join(after)
-            text = refusal_text(msgspec.structs.asdict(worst.refusal))
+            then = ", or ".join(after)
+            then = then.replace("this stage", "these stages") if len(stages) > 1 else then
+            worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
             most = f"the most by {worst.device}, " if len(names) > 1 and worst.refusal.needed else ""
-            found.append(
-                f"{_who(names)}: {verb} in stage{'s' * (len(stages) > 1)} {units.spans(stages)}, {most}{text}; {then}."
-            )
-    return [*found, *_not_there(report)]
+            where = f"stage{'s' * (len(stages) > 1)} {units.spans(stages)}"
+            found.append(f"{_who(names)}: {verb} in {where}, {most}{_limit(rows, worst)}; {then}.")
+    return [*found, *shortfall.sentences(report), *_not_there(report)]
+
+
+def _limit(rows: Sequence[_Decision], worst: _Decision) -> str:
+    """The reason with both numbers; of one device that needed more in one stage than in another, from least to most."""
+    text = refusal_text(msgspec.structs.asdict(worst.refusal))
+    needs = [row.refusal.needed for row in rows if row.refusal.needed is not None]
+    least, most = (units.quantity(value, worst.refusal.unit) for value in (min(needs or [0]), max(needs or [0])))
+    if len({row.device for row in rows}) > 1 or least == most:
+        return text
+    return text.replace(f"needs {most}", f"needs {least.partition(' ')[0]} to {most}")
 
 
 def _who(names: Sequence[str]) -> str:
@@ -176,6 +187,8 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
             device = str(placement.get("device", ""))
             if not placement.get("ok", True) and (device, event.stage) not in planned:
                 found.setdefault(_Decision(device, event.stage, "plan", refusal_of(placement)), set())
+    for one in shortfall.shortfalls(report):
+        found[_Decision(one.device, one.stage, "plan", one.limit, f"trained {one.text}")] = set(one.rounds)
     return found
 
 
@@ -221,7 +234,7 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
     begun = _at_the_start(report)
     recipe = report.config.get("recipe")
     choice = next(iter(recipe.get("select") or ()), "") if isinstance(recipe, dict) else ""
-    not_chosen = f"not chosen (select: {choice})" if choice not in {"", default("select")} else "not chosen"
+    not_chosen = f"{NOT_CHOSEN} (select: {choice})" if choice not in {"", default("select")} else NOT_CHOSEN
     found: dict[str, dict[str, list[_Round]]] = {}
     for device in resources.by_device(report):
         for row in report.rounds:

@@ -242,8 +242,8 @@ def by_stage(report: RunReport) -> Chart | None:
         }
 
     caption = (
-        "A stage's largest step, and the mean of its rounds. Darker is more, each panel by itself; a dash: no round "
-        "of the stage was trained." + how_many(devices, shown, "that trained the fewest stages")
+        "A stage's largest step, and the mean of its rounds. Stronger colour is more, each panel by itself; a dash: no "
+        "round of the stage was trained." + how_many(devices, shown, "that trained the fewest stages")
     )
     return Chart("stages-of-devices", "What each stage took of each device", caption, build)
 

@@ -67,6 +67,14 @@ def test_blocks_are_computed_anew_before_the_optimiser_changes_and_that_before_d
     assert how(put_lean(404, lean=None)) == (0, False, "adamw", 3)
 
 
+def test_what_trains_less_than_the_stage_keeps_the_limit_that_the_whole_stage_exceeds():
+    assert put_lean(365).shortened is None  # all stages are trained, if in pieces
+    # In its smallest pieces with the lean optimiser the whole stage takes 365: see above.
+    assert put_lean(364).shortened == Refusal("step_memory", 365.0, 364.0, "B", "memory above the idle trainer")
+    why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
+    assert put_lean(None, (Decline(4, 1, False, why, True, True),)).shortened == why  # as measured by the device
+
+
 def test_no_pieces_are_priced_where_what_they_do_not_spare_is_too_much():
     """Weights and the like take 100 for each depth, activations 10 for each row of a piece."""
     (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")

@@ -53,6 +53,16 @@ def training(policy=POLICY, **changes: Any) -> Play:
 # --- events of a run
 
 
+def test_a_placement_of_less_than_the_stage_is_told_with_the_limit() -> None:
+    play = Play()
+    play.hello("a")
+    ticket = play.state.devices["a"].ticket
+    limit = Refusal("payload", 9.0, 8.0, "B")
+    placed = do.Placement("a", play.plan.stages[0], shortened=limit)
+    ((_, _, data),) = [one for one in told(play.send(do.Planned(0.0, ticket, (placed,)))) if one[0] == "stage_planned"]
+    assert data["placements"][0]["shortened"] == msgspec.structs.asdict(limit)
+
+
 def test_every_event_of_a_round_with_its_data() -> None:
     play = Play()
     out = play.hello("a", profile="pi", budget=Budget(disk_bytes=5))
@@ -71,6 +81,7 @@ def test_every_event_of_a_round_with_its_data() -> None:
     costs = {"factors": {}, "step_peak_bytes": STEP_BYTES, "flops": 0}
     placed = [{"device": name, "ok": True, **how, **costs, **NOBODY} for name in ("a", "b")]
     assert planned == ("stage_planned", "", {"placements": placed})
+    assert not any("shortened" in one for one in planned[2]["placements"])
     assert started == ("round_started", "", {"participants": ["a", "b"], "attempt": 1})
     assert of(do.SavedRound, out) == [do.SavedRound(1, 1, 1)]
     assert [(one.device, one.deadline_s) for one in of(do.SendOffer, out)] == [("a", 100.0), ("b", 100.0)]

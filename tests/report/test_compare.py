@@ -129,7 +129,13 @@ def test_what_can_not_be_compared_is_said_with_the_reason() -> None:
         evaluations=(there,),
     )
     found = compare([first, other, msgspec.structs.replace(first, config={"seed": 4})])
+    missed = (
+        "A, C: orin-nano trained 11 of 12 rounds (lost contact), nano trained 11 of 12 rounds (memory ceiling hit "
+        "while training), tiny trained 2 of 12 rounds (step memory over budget); its totals are of 36 of 48 device "
+        "rounds"
+    )
     assert found.remarks == (
+        missed,
         "B: interrupted; its figures are of the 0 rounds it finished",
         "B: scores cannot be compared with A's: rsum is not accuracy",
         "B: a model of image + text, A's of acc + gyro: another task, whose scores are not comparable",
@@ -154,10 +160,12 @@ def test_unequal_work_is_said_in_the_sentence_and_who_did_not_train_is_named() -
     found = compare([first, other])
     done = [sum(row.status == "done" for row in run.rounds) for run in found.runs]
     assert done[0] != done[1]
-    assert headline(found).endswith(f"totals of {done[1]} rounds against {done[0]}, {wrist} trained no round.")
-    assert f"B: {wrist} trained no round: its totals are of the other devices" in found.remarks
+    told, first_told = headline(found).split("; A itself: ")
+    assert f"totals of {done[1]} rounds against {done[0]}, totals of 3 of 4 device rounds: {wrist} trained no" in told
+    assert first_told.startswith("totals of 36 of 48 device rounds: orin-nano trained 11 of 12 rounds (lost contact)")
+    assert any(text.startswith(f"B: {wrist} trained no round") for text in found.remarks)
     same = headline(compare([first, first]))
-    assert "rounds" not in same
+    assert "device rounds" not in same
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -167,7 +175,7 @@ def test_the_tables_fit_a_terminal(width: int) -> None:
     text = shown(compare([one, msgspec.structs.replace(one, config=settings)]), width)
     assert max(map(len, text.splitlines())) <= width
     assert line_of(text, "FLOPs, forward and backward")[-1] == "1.00×"
-    assert line_of(text, "training.lr")[-1] == "—"
+    assert line_of(text, "training.lr")[-2:] == ["not", "set"]  # a dash is a figure that was not measured
 
 
 def test_settings_differ_by_their_smallest_common_whole() -> None:

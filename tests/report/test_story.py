@@ -122,6 +122,19 @@ def test_what_went_wrong_is_said_with_both_numbers_and_the_device_s_own_words() 
     assert story.troubles(RUN) == []
 
 
+def test_a_device_refused_in_several_stages_is_told_from_the_least_to_the_most_it_needed() -> None:
+    rows = tuple(
+        AssignmentRow("wrist", stage, 1, 1, "refused", Refusal("payload", needed * MIB, 8.0 * MIB, "B"))
+        for stage, needed in ((4, 8.36), (5, 9.87), (6, 11.4))
+    )
+    assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
+        (
+            "wrist: refused by the plan in stages 4–6, bytes over budget: needs 8.36 to 11.4 MiB, allowed 8.00 MiB; "
+            "left out of these stages."
+        )
+    ]
+
+
 def test_a_recall_is_said_in_words() -> None:
     rows = (EvaluationRow(1, 1, ("acc", "gyro"), "none", "acc_to_gyro_recall_at_1", 0.017, 10),)
     assert "; test recall at 1 (acc to gyro) 1.7 %" in story.headline(msgspec.structs.replace(RUN, evaluations=rows))
@@ -216,7 +229,7 @@ def test_one_sentence_tells_of_many_devices_with_one_reason_and_names_the_worst(
     assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
         (
             "4 devices (d0 and 3 more): refused by the plan in stages 2–3, the most by d3, step memory over budget: "
-            "needs 8.00 MiB, allowed 4.00 MiB; left out of this stage."
+            "needs 8.00 MiB, allowed 4.00 MiB; left out of these stages."
         )
     ]
     apart = story.troubles(msgspec.structs.replace(RUN, assignments=rows[:3], rounds=()))
