@@ -31,8 +31,8 @@ def command(
     threads: Annotated[int, typer.Option(min=0, help="Threads of onnxruntime; 0: one a core.")] = 0,
     max_batch: Annotated[int, typer.Option(min=1, max=1024, help="Samples computed at a time.")] = 64,
     max_delay_ms: Annotated[
-        float, typer.Option(min=0, max=1000, help="Wait so long for more requests before a batch is computed.")
-    ] = 0.0,
+        float, typer.Option(min=0, max=1000, help="Wait at most so long for as many requests as the last batch had.")
+    ] = 5.0,
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; others are told to try again.")
     ] = 256,

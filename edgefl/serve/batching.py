@@ -1,7 +1,8 @@
 """Dynamic micro-batches: requests for the same model with the same modalities are computed together.
 
-While one batch is computed the next gathers, so an idle server answers at once and a busy one in full batches; a delay
-makes batches larger than that at the cost of the wait. One queue, first come first served, of bounded length.
+While one batch is computed the next gathers. Clients that ask again when they have their answers come back one by one,
+and the first of them would be computed alone: so a batch waits until as many requests are there as the last one had, no
+longer than a delay. Who asks alone never waits. One queue, first come first served, of bounded length.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class Work:
 class _Waiting:
     work: Work
     key: Hashable
-    since: float
     answer: asyncio.Future[Prediction]
 
 
@@ -68,6 +68,7 @@ class Batcher:
     def __init__(self, limits: Limits, done: Done = lambda rows, requests, seconds: None) -> None:
         self._limits, self._done = limits, done
         self._queue: deque[_Waiting] = deque()
+        self._usual = 1  # samples of the last batch
         self._news = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "edgefl-compute")
         self._runner = asyncio.ensure_future(self._run())
@@ -79,7 +80,7 @@ class Batcher:
         """The prediction for these samples. Raises Refused when too many wait, and what ``predict`` raises."""
         if len(self._queue) >= self._limits.waiting:
             raise busy(f"{len(self._queue)} requests wait already")
-        waiting = _Waiting(work, work.key, time.monotonic(), asyncio.get_running_loop().create_future())
+        waiting = _Waiting(work, work.key, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._news.set()
         return await waiting.answer
@@ -104,7 +105,8 @@ class Batcher:
                     if not one.answer.done():
                         one.answer.set_exception(error)
                 continue
-            self._done(sum(one.work.rows for one in batch), len(batch), time.perf_counter() - begun)
+            self._usual = sum(one.work.rows for one in batch)
+            self._done(self._usual, len(batch), time.perf_counter() - begun)
             for one, part in zip(batch, parts, strict=True):
                 if not one.answer.done():
                     one.answer.set_result(part)
@@ -120,9 +122,10 @@ class Batcher:
                 return batch
 
     async def _linger(self, first: _Waiting) -> None:
-        """Wait for more of the same kind until the batch is full or the first has waited long enough."""
-        until = first.since + self._limits.delay_s
-        while self._rows(first.key) < self._limits.batch_rows and (left := until - time.monotonic()) > 0:
+        """Wait until as many of the same kind are there as the last batch had, or the delay is over."""
+        until = time.monotonic() + self._limits.delay_s
+        enough = min(self._usual, self._limits.batch_rows)
+        while self._rows(first.key) < enough and (left := until - time.monotonic()) > 0:
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), left)

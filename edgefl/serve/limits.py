@@ -36,14 +36,14 @@ BODY_S, IDLE_S = 30.0, 20
 @dataclass(frozen=True)
 class Limits:
     """Limits that an operator chooses. ``body_bytes`` of one request; ``room_bytes`` of all that are there at a time;
-    ``batch_rows`` computed at a time; ``delay_s`` to wait for more of them; ``waiting`` requests at most;
+    ``batch_rows`` computed at a time; ``delay_s`` to wait for as many as the last time; ``waiting`` requests at most;
     ``answer_s`` for one answer.
     """
 
     body_bytes: int = 32 * 2**20
     room_bytes: int = 128 * 2**20
     batch_rows: int = 64
-    delay_s: float = 0.0
+    delay_s: float = 0.005
     waiting: int = 256
     answer_s: float = 30.0
 

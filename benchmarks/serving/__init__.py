@@ -1,0 +1,1 @@
+"""Serving bundles: a fresh install, and answers under load."""
