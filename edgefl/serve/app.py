@@ -207,7 +207,7 @@ def _head_length(request: Request) -> int | None:
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
-    return refusal(Refused(404, f"there is nothing at {request.url.path!r:.200}", "See GET /v2 and docs/serving.md."))
+    return refusal(Refused(404, f"there is nothing at {request.url.path!r:.200}"))
 
 
 async def _no_method(request: Request, _error: Exception) -> Response:

@@ -149,7 +149,7 @@ class Engine:
             return await asyncio.get_running_loop().run_in_executor(self._reader, what)
         except (DataError, ExportError) as error:
             # A data set's remedy is none for a request.
-            raise bad(error.message, "" if error.remedy == DataError.remedy else error.remedy) from None
+            raise bad(error.message, None if error.remedy == DataError.remedy else error.remedy) from None
 
 
 def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[Bundle, Work]:

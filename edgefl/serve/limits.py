@@ -51,19 +51,21 @@ class Limits:
 class Refused(EdgeFLError):  # noqa: N818 - an answer to a client, not a fault of this program
     """A request that is not answered, with the HTTP status that says why."""
 
-    def __init__(self, status: int, message: str, remedy: str = "") -> None:
+    remedy = "See docs/serving.md."
+
+    def __init__(self, status: int, message: str, remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.status = status
 
     @property
     def told(self) -> str:
         """Message and remedy, for an answer."""
-        return f"{self.message}. {self.remedy}".removesuffix(". ")
+        return f"{self.message}. {self.remedy}"
 
 
 def busy(what: str) -> Refused:
     """Refusal for overload: a client tries again later."""
-    return Refused(503, f"{what}; try again")
+    return Refused(503, what, "Try again later.")
 
 
 class Room:

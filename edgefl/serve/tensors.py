@@ -67,7 +67,7 @@ class InferRequest(msgspec.Struct, frozen=True):
         return self.parameters or {}
 
 
-def bad(text: str, remedy: str = "") -> Refused:
+def bad(text: str, remedy: str | None = None) -> Refused:
     """A request that is malformed."""
     return Refused(400, text, remedy)
 

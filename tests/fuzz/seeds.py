@@ -218,6 +218,18 @@ def broker_identity() -> Seeds:
     yield "identity", b'{"port":1883,"username":"edgefl","password":"abcDEF-_123"}'
 
 
+def infer_request() -> Seeds:
+    acc = b'{"name":"acc","shape":[1,2,2],"datatype":"FP32","data":[[[0.5,1],[2,-1e3]]]}'
+    text = b'{"name":"text","shape":[2],"datatype":"BYTES","data":["a cat","a mat"]}'
+    yield "json", b'{"id":"7","parameters":{"mask":"zero"},"inputs":[%s,%s],"outputs":[{"name":"acc"}]}' % (acc, text)
+    tensors = (
+        b'{"name":"acc","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}},'
+        b'{"name":"text","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":5}}'
+    )
+    head = b'{"inputs":[%s],"parameters":{"binary_data_output":true}}' % tensors
+    yield "binary", head + b"\0" + np.array([1, 2], "<f4").tobytes() + b"\x01\0\0\0a"
+
+
 SEEDS: dict[str, Callable[[], Seeds]] = {
     "message_up": up,
     "message_down": down,
@@ -228,6 +240,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "part": part,
     "packed": packed,
     "update": update,
+    "infer_request": infer_request,
     "chunk_map": chunk_map,
     "agent_state": agent_state,
     "frames": frames,

@@ -16,6 +16,8 @@ from edgefl.protocol import chunks, messages, packing, topics
 from edgefl.protocol import tensors as parts
 from edgefl.protocol.messages import Ack, Need
 from edgefl.records import PACKINGS, Attempt, Manifest, ObjectRef, Refusal
+from edgefl.serve.limits import Refused
+from edgefl.serve.tensors import Reply, decode_request, encode_reply
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.receiver import ChunkIndex, Instruction, Receiver, SendChunk, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
@@ -171,6 +173,16 @@ def update(data: bytes) -> None:
         store.path(found[name].id).unlink()
 
 
+def infer_request(data: bytes) -> None:
+    """A request to a server: its JSON, then what is binary, between them a zero byte where there is any."""
+    head, zero, rest = data.partition(b"\0")
+    request, inputs = decode_request(head + rest, len(head) if zero else None)
+    assert [one.name for one in request.inputs] == list(inputs)
+    assert all(len(array) == one.shape[0] for one, array in zip(request.inputs, inputs.values(), strict=True))
+    if {one.name for one in request.outputs or ()} <= inputs.keys():
+        encode_reply(Reply("m", inputs, {}, request.id), request)
+
+
 TARGETS = (
     Target("message_up", "protocol.messages.decode_up, runtime.inbound", up, (ProtocolError,), "msgpack", (MIB, 100)),
     Target("message_down", "protocol.messages.decode_down", down, (ProtocolError,), "msgpack", (MIB, 100)),
@@ -183,5 +195,8 @@ TARGETS = (
     Target(
         "update", "runtime.validate_update (parts, prototypes, signature)", update, (ProtocolError, ModelError),
         "1+part", (4 * MIB, 40),
+    ),
+    Target(
+        "infer_request", "serve.tensors (requests over HTTP and MQTT)", infer_request, (Refused,), "json", (MIB, 100),
     ),
 )  # fmt: skip

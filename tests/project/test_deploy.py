@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import typer.main
 import yaml
 from fleet_fixture import until
 from identity_fixture import free_ports
 
 import coordinator.cli
-from edgefl.errors import ConfigError, DataError, IdentityError, MissingDependencyError, ModelError
+from edgefl.cli import serve
+from edgefl.errors import ConfigError, DataError, ExportError, IdentityError, MissingDependencyError, ModelError
 from edgefl.identity.fleet import Record, create_fleet
 from edgefl.process.parent_death import leashed
 
@@ -47,7 +49,9 @@ def lines(unit: Path, key: str) -> list[str]:
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     copies = []
     for unit in UNITS:
-        name = {"edgefl-coordinator@.service": "edgefl-coordinator@r1.service"}.get(unit.name, unit.name)
+        instances = {"edgefl-coordinator@.service": "edgefl-coordinator@r1.service"}
+        instances["edgefl-serve@.service"] = "edgefl-serve@har.service"
+        name = instances.get(unit.name, unit.name)
         copies.append(tmp_path / name.replace("broker@", "broker@mosquitto"))
         text = re.sub(r"^(ExecStart=)\S+", r"\1/bin/true", unit.read_text(), flags=re.MULTILINE)
         copies[-1].write_text(text)  # the programs are not where a server has them
@@ -85,6 +89,22 @@ def test_the_programs_have_the_options_they_are_started_with() -> None:
         "--resume"
     } <= known
     assert all("--resume" in text for text in texts[:2])
+
+
+def test_serving_is_started_with_options_that_it_has() -> None:
+    known = {option for parameter in typer.main.get_command(serving()).params for option in parameter.opts}
+    image = (ROOT / "containers" / "serve.Dockerfile").read_text()
+    texts = [lines(DEPLOY / "edgefl-serve@.service", "ExecStart")[0], image.partition("ENTRYPOINT")[2]]
+    assert {option for text in texts for option in re.findall(r"(?<=[\s\"])--[a-z-]+", text)} <= known
+    assert re.findall(r"^USER (.*)", image, re.MULTILINE) == ["10001:10001"]
+    codes = {int(code) for code in lines(DEPLOY / "edgefl-serve@.service", "RestartPreventExitStatus")[0].split()}
+    assert codes == {2, *(kind.exit_code for kind in (ConfigError, ExportError, MissingDependencyError))}
+
+
+def serving() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(serve.command)
+    return app
 
 
 def test_no_service_is_root_or_without_limits_or_unwatched() -> None:

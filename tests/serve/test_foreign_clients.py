@@ -1,7 +1,7 @@
 """Clients that others wrote: Triton's (in the extra `dev`), and KServe's where an environment has it.
 
 KServe's package replaces pandas, protobuf and psutil by its own choice, so it is never in our environment:
-``EDGEFL_KSERVE_PYTHON`` names the Python of another (`python3 -m venv k && k/bin/pip install kserve`).
+``EDGEFL_KSERVE_PYTHON`` names the Python of another; `make test-kserve` makes one, in the nightly tests.
 """
 
 from __future__ import annotations
