@@ -96,11 +96,13 @@ def _numbers(archive: Archive, name: str, columns: int) -> Array:
     data = archive.read(name)
     if re.search(rb"[^0-9eE+\-. \t\r\n]", data):
         raise DataError(f"{name}: holds more than numbers")
+    if (rows := data.count(b"\n")) > MAX_ROWS:  # loadtxt's own limit takes the memory of all these rows at once
+        raise DataError(f"{name}: has {rows} rows, more than the limit of {MAX_ROWS}")
     try:
-        values = np.loadtxt(io.BytesIO(data), dtype=np.float64, ndmin=2, max_rows=MAX_ROWS + 1)
+        values = np.loadtxt(io.BytesIO(data), dtype=np.float64, ndmin=2)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
-    if values.ndim != 2 or values.shape[1] != columns or not 0 < len(values) <= MAX_ROWS:
+    if values.ndim != 2 or values.shape[1] != columns or not len(values):
         raise DataError(f"{name}: has the shape {list(values.shape)}, not rows of {columns} numbers")
     if not np.isfinite(values).all():
         raise DataError(f"{name}: holds numbers that are not finite")

@@ -16,7 +16,7 @@ from edgefl.data.arrays import write_npz
 from edgefl.data.named import named
 from edgefl.errors import DataError
 from edgefl.fetch.archive import Archive
-from edgefl.fetch.hapt import MEMBERS, STEP, TEST_SUBJECTS, WINDOW, convert
+from edgefl.fetch.hapt import MAX_ROWS, MEMBERS, STEP, TEST_SUBJECTS, WINDOW, convert
 
 #: experiment, user, activity, first, last (from 1 on): two windows, one exactly, none, three of a test subject.
 SEGMENTS = [(1, 1, 5, 251, 500), (1, 1, 7, 501, 628), (1, 1, 4, 629, 750), (3, 2, 1, 101, 400)]
@@ -102,6 +102,7 @@ def test_a_training_run_reads_what_is_made(tmp_path: Path, monkeypatch: pytest.M
         ("acc_exp01_user01.txt", "1 2\n" * 800, "not rows of 3 numbers"),
         ("acc_exp01_user01.txt", "1 2 3\n1 2\n", r"acc_exp01_user01\.txt: "),
         ("acc_exp01_user01.txt", "1 2 3\n" * 700, "acc and gyro have 700 and 800 samples"),
+        ("acc_exp01_user01.txt", "\n" * (MAX_ROWS + 1), "has 1000001 rows, more than the limit"),
         ("acc_exp01_user01.txt", "1 2 3\n" * 5, "5 samples, fewer than a window"),
     ],
 )
