@@ -173,6 +173,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, folder: 
     assert list(found.to_pandas().status) == ["failed", "failed"]
 
 
+@pytest.mark.slow
 def test_an_error_in_the_callback_ends_the_run_and_its_processes(tmp_path: Path, folder: Path) -> None:
     def fail(event: edgefl.EventRow) -> None:
         raise ValueError(event.kind)
