@@ -21,7 +21,7 @@ from edgefl.export.entries import SCHEMA, entry, matched, recording_entries
 from edgefl.export.runtime import Answers, Bundle
 from edgefl.serve.batching import Batcher, Work
 from edgefl.serve.catalogue import Catalogue, Model
-from edgefl.serve.limits import Limits, Refused
+from edgefl.serve.limits import MAX_WINDOWS, Limits, Refused
 from edgefl.serve.metrics import Metrics
 from edgefl.serve.tensors import InferRequest, Reply, Scalar, bad, decode_request, encode_reply
 
@@ -89,6 +89,8 @@ class Engine:
 
         def read() -> tuple[Dataset, list[_Part]]:
             data = raw_samples(files, model.encoders)
+            if len(data) > MAX_WINDOWS:
+                raise Refused(413, f"{data.ids[0]}: {len(data)} windows; at most {MAX_WINDOWS} are answered", "Cut it.")
             return data, list(_parts(model, data, mask, self.limits.batch_rows))
 
         data, parts = await self._read(read, SMALL_BYTES + 1)

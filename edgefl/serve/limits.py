@@ -27,6 +27,8 @@ MAX_NAME = 256
 MAX_PARTS = 32
 #: Samples a request may have in all: 64 are computed at a time, and others wait for them.
 MAX_ROWS = 256
+#: Windows of a recording: each has an entry of some 300 bytes in the answer, and 64 of them are computed at a time.
+MAX_WINDOWS = 4096
 #: Connections at a time; more are turned away. Each costs some 100 kB.
 MAX_CONNECTIONS = 128
 #: Seconds for a request's body; and for a connection until a request begins, looked at as often.

@@ -169,6 +169,9 @@ def test_a_recording_is_answered_by_its_windows(tmp_path: Path):
     np.savetxt(file, rows, delimiter=",", fmt="%.3f")
     with running(where=folder) as own:
         body = httpx.post(f"{own.url}/predict", files={"acc": ("walk.csv", file.getvalue())}).raise_for_status().json()
+        long = {"acc": ("day.csv", b"1,2,3\n" * 4 * 4097)}
+        refused = httpx.post(f"{own.url}/predict", files=long)
+        assert (refused.status_code, "4097 windows" in refused.json()["error"]) == (413, True)
     expected = load_bundle(folder).predict({"acc": rows.reshape(150, 4, 3).astype(np.float32)}).probabilities
     (recording,) = body["recordings"]
     assert (recording["windows"], len(body["predictions"])) == (150, 150)
