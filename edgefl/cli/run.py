@@ -113,6 +113,7 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
     lines.append(f"edgefl report {directory}         # the same in the terminal; --format csv or json for the figures")
     if export:
         lines.append(f"edgefl predict {directory / 'bundles'} {directory / 'shares' / 'test.npz'}")
+        lines.append(f"edgefl serve {directory / 'bundles'}         # the same over HTTP: docs/serving.md")
     else:
         lines.append(f"edgefl export {directory}         # the model as ONNX bundles")
     console.print("\nNext:", style="bold")
