@@ -200,10 +200,11 @@ def forked(job: Job, folder: Path) -> None:
     seconds = int(job.cpu) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").is_file() else 0
-    if pages:
-        limit = pages * resource.getpagesize() + MORE_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # Of memory to write to, not of addresses (RLIMIT_AS): V8, which draws charts, reserves many times what it uses.
+    counts = Path("/proc/self/statm").read_text().split() if Path("/proc/self/statm").is_file() else []
+    if counts:
+        limit = int(counts[5]) * resource.getpagesize() + MORE_MEMORY_BYTES  # data and stack
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     answer = "died"
     try:
         answer = job.work()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
+import mmap
 from pathlib import Path
 
 import pytest
 from mutation.__main__ import EQUIVALENT, equivalents
 from mutation.mutants import FOLDERS, Mutant, functions, joined, statement_lines
-from mutation.session import Job, run
+from mutation.session import MORE_MEMORY_BYTES, Job, run
 
 
 def test_every_equivalent_mutant_changes_a_line_of_its_function() -> None:
@@ -38,6 +39,19 @@ def test_jobs_end_however_many_run_at_a_time(children: int) -> None:
     said: list[str] = []
     run((Job(lambda n=n: f"survived {n}", 60, 60, said.append) for n in range(3)), children)
     assert sorted(said) == ["survived 0", "survived 1", "survived 2"]
+
+
+def test_a_job_may_reserve_addresses_but_not_fill_memory() -> None:
+    """V8 reserves gigabytes that it never writes to; the process that drew a chart ended without a result."""
+
+    def work(access: int) -> str:
+        mmap.mmap(-1, 2 * MORE_MEMORY_BYTES, flags=mmap.MAP_PRIVATE, prot=access).close()
+        return "had it"
+
+    said: list[str] = []
+    run(iter([Job(lambda: work(0), 60, 60, said.append)]), 1)
+    run(iter([Job(lambda: work(mmap.PROT_READ | mmap.PROT_WRITE), 60, 60, said.append)]), 1)
+    assert said == ["had it", "killed OSError"]
 
 
 def test_a_mutant_reaches_the_functions_that_were_made_when_its_module_was_loaded(
