@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.methods.missing.completion import Made, complete, generator_of, nearest
+from edgefl.methods.missing.completion import Made, _closest, _features, complete, generator_of, nearest
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {
@@ -41,6 +41,46 @@ def test_texts_are_alike_by_their_words_wherever_they_stand():
     data = some([1, 1, 1, 0], [1, 1, 1, 1])
     done = complete(data, ENCODERS, nearest(data))
     assert done.dataset.modalities["a"][3].ravel().tolist() == [1, 1]
+
+
+def test_what_is_compared_by_hand():
+    """Distances of (2, 0) and (0, 3): to (1, 1) 2 and 5, to (0, 3) 13 and 0, to (3, 3) 10 and 9."""
+    known = np.array([[1, 1], [0, 3], [3, 3]], np.float32)
+    assert _closest(np.array([[2, 0], [0, 3]], np.float32), known).tolist() == [0, 1]
+    many = np.repeat(np.array([[0, 3], [2, 0]], np.float32), 300, axis=0)  # more than are compared at once
+    assert _closest(many, known).tolist() == [1] * 300 + [0] * 300
+    pictures = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    assert _features(pictures).tolist() == [list(range(6)), list(range(6, 12))]
+    counts = _features(np.array([[5, 9, 5, 0], [517, 0, 0, 0]]))  # 517 = 512 + 5 shares a bin with 5; 0 is no word
+    assert (counts.shape, counts.dtype) == ((2, 512), np.float32)
+    assert {(int(r), int(c)): counts[r, c] for r, c in np.argwhere(counts)} == {(0, 5): 2, (0, 9): 1, (1, 5): 1}
+
+
+def test_words_in_another_order_are_more_alike_than_near_numbers():
+    words = np.array([[9, 5, 0, 0], [5, 8, 0, 0], [5, 9, 0, 0]])
+    assert _closest(words[2:], words[:2]).tolist() == [0]
+
+
+def test_each_sample_is_made_of_the_first_modality_that_it_has_and_that_can_make_it():
+    """c of sample 0 by b, since a makes none; a is of no sample, and neither stops the search."""
+    flags = {"a": [0, 1], "b": [1, 1], "c": [0, 0]}
+    present = {m: np.array(own, bool) for m, own in flags.items()}
+    zeros = {m: np.zeros((2, 1), np.float32) for m in flags}
+    data = Dataset(zeros, present, np.array([-1, 0]), ("x",), ["p", "q"])
+    encoders = {m: EncoderSpec(kind="sensor", input_shape=(1,)) for m in ("a", "b", "c")}
+    asked = []
+
+    def make(source, target, values, classes):
+        asked.append((source, target, classes))
+        return Made(np.full((len(values), 1), 7.0)) if source == "b" else None
+
+    done = complete(data, encoders, make)
+    assert asked == [("b", "a", [""]), ("a", "c", ["x"]), ("b", "c", ["", "x"])]
+    assert done.made == {"a": 1, "b": 0, "c": 2}
+    assert done.dataset.modalities["a"].tolist() == [[7.0], [0.0]]
+    asked.clear()
+    complete(replace(data, present={**present, "a": np.zeros(2, bool)}), encoders, make)
+    assert [source for source, target, _ in asked if target == "c"] == ["b"]
 
 
 def test_what_nobody_here_has_stays_absent():

@@ -140,10 +140,13 @@ WRONG: list[tuple[Callable[[], object], type[EdgeFLError], str, str]] = [
         changed, ModelError, "the change of a step cannot be had from optimiser SimpleNamespace",
         "Train with adamw or sgd, or set repair: {poverty: {form: exact}}.",
     ),
-    (
-        lambda: completion._words(EncoderSpec("text", (4,)), np.zeros((1, 4), int)), DataError,
-        "text to image needs the texts themselves, and hashed token ids have no way back",
-        "Give the text encoder a pretrained checkpoint with a tokenizer, or set generator: nearest.",
+    *(
+        (
+            lambda own=own: completion._words(EncoderSpec("text", (4,), pretrained=own), np.zeros((1, 4), int)),
+            DataError, "text to image needs the texts themselves, and hashed token ids have no way back",
+            "Give the text encoder a pretrained checkpoint with a tokenizer, or set generator: nearest.",
+        )
+        for own in ("", "own.safetensors")
     ),
     (
         lambda: completion._load("somewhere", Unreadable), DataError,

@@ -97,9 +97,10 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
             if found.other:
                 other.setdefault(target, Counter()).update(found.other)
             if target not in whole:
-                dtype = np.int64 if encoder.kind == "text" else np.float32
-                nothing = np.zeros((len(dataset) if target not in modalities else 0, *found.values.shape[1:]), dtype)
-                modalities[target] = whole[target] = np.array(modalities.get(target, nothing))
+                if target not in modalities:
+                    dtype = np.int64 if encoder.kind == "text" else np.float32
+                    modalities[target] = np.zeros((len(dataset), *found.values.shape[1:]), dtype)
+                modalities[target] = whole[target] = np.array(modalities[target])
             whole[target][rows] = found.values
             absent[rows] = False
         if target in modalities:
@@ -109,8 +110,9 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
 
 
 def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
-    labels = np.full(len(rows), -1) if dataset.labels is None else dataset.labels[rows]
-    return [dataset.label_names[label] if label >= 0 else "" for label in labels]
+    if dataset.labels is None:
+        return [""] * len(rows)
+    return [dataset.label_names[label] if label >= 0 else "" for label in dataset.labels[rows]]
 
 
 def nearest(dataset: Dataset) -> Make:
@@ -138,19 +140,18 @@ def _closest(values: Array, among: Array) -> npt.NDArray[np.int64]:
     chosen = []
     for start in range(0, len(values), _ROWS):
         wanted = _features(values[start : start + _ROWS])
-        distance = (wanted**2).sum(1)[:, None] - 2 * wanted @ known.T + (known**2).sum(1)
+        distance = (known**2).sum(1) - 2 * wanted @ known.T  # squared, but for |wanted|^2, the same for all
         chosen.append(distance.argmin(axis=1))
     return np.concatenate(chosen)
 
 
-def _features(values: Array) -> npt.NDArray[np.float32]:
-    """[n, F]: what is compared. Numbers as they are; token ids as counts, wherever they stand."""
+def _features(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """[n, F]: what is compared. Numbers as they are, f32; token ids as counts, wherever they stand."""
     if not np.issubdtype(values.dtype, np.integer):
-        return values.reshape(len(values), -1).astype(np.float32)
+        return values.reshape(len(values), -1)
     counts = np.zeros((len(values), _TOKEN_BINS), np.float32)
     rows, columns = np.nonzero(values)
-    tokens = values[rows, columns].astype(np.int64) % _TOKEN_BINS
-    np.add.at(counts, (rows, tokens), 1)
+    np.add.at(counts, (rows, values[rows, columns] % _TOKEN_BINS), 1)
     return counts
 
 
@@ -234,11 +235,11 @@ def prompt_of(name: str, text: str) -> str:
     return f"A photo of {name}, {text}" if name else f"A photo of {text}"
 
 
-def _describe(processor: Any, model: Any, values: Array) -> str:
+def _describe(processor: Any, model: Any, values: npt.NDArray[Any]) -> str:
     """The answers to the questions and a caption, as one text."""
     import torch
 
-    picture = np.clip(np.asarray(values, np.float32) * 255, 0, 255).astype(np.uint8)
+    picture = np.clip(values * 255, 0, 255).astype(np.uint8)
     picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture
     said = []
     with torch.no_grad():
@@ -276,7 +277,7 @@ def _load(checkpoint: str, kind: Any) -> Any:
 
 
 def completed_counts(
-    samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec], *, generator: str = "nearest"
+    samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec], *, generator: str
 ) -> dict[str, int]:
     """``samples`` (modality -> how many have it, "" -> all) with those that the generator will make.
 
@@ -284,13 +285,14 @@ def completed_counts(
     beside another modality, and some do if there are more modalities than samples.
     """
     kinds = GENERATORS[generator][0] if generator in GENERATORS else None
-    paired = sum(samples.get(m, 0) for m in encoders) > samples.get("", 0)
+    total = samples.get("", 0)
+    paired = sum(samples.get(m, 0) for m in encoders) > total
     found = dict(samples)
     for target, spec in encoders.items():
         sources = [m for m in encoders if m != target and (kinds is None or (encoders[m].kind, spec.kind) == kinds)]
-        if kinds is not None or (paired and samples.get(target, 0)):
+        if kinds is not None or (paired and samples.get(target)):
             made = sum(samples.get(m, 0) for m in sources)
-            found[target] = min(samples.get("", 0), samples.get(target, 0) + made)
+            found[target] = min(total, samples.get(target, 0) + made)
     return {m: count for m, count in found.items() if count or m in samples}
 
 
