@@ -20,7 +20,7 @@ TOGETHER = 2
 
 
 def at_random(
-    devices: Sequence[str], rng: np.random.Generator, memory: Memory | None = None, *, share: float = 1.0
+    devices: Sequence[str], rng: np.random.Generator, memory: Memory | None = None, *, share: float
 ) -> list[str]:
     """A uniform draw of ``share`` of the devices (0..1, rounded up) without replacement inside each cluster, sorted.
 

@@ -345,9 +345,9 @@ def test_selection_is_seeded_sorted_and_never_empty():
     assert len(chosen) == 3
     assert chosen == sorted(chosen) == draw(devices[::-1], share=0.3)
     assert {tuple(draw(devices, seed, share=0.3)) for seed in range(9)} != {tuple(chosen)}
-    assert draw(devices) == devices
+    assert draw(devices, share=1.0) == devices
     assert len(draw(devices, share=0.001)) == 1
-    assert draw([]) == []
+    assert draw([], share=1.0) == []
     assert choose("select", {}).method.draw(devices[::-1], np.random.default_rng(0), Memory()) == devices
     random = choose("select", {"select": {"random": {}}})
     half = random.bind(random.method.draw)(devices, np.random.default_rng(0), Memory())

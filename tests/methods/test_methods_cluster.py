@@ -234,6 +234,7 @@ def test_features_are_a_fixed_projection():
     expected = rng([0, *b"acc"]).standard_normal((2, 3), np.float32)[0] / 2**0.5
     np.testing.assert_allclose(found, [expected, [0, 0, 0], 2 * expected], atol=1e-6)
     np.testing.assert_allclose(found[0], [0.3705578, -1.3811777, 0.6928233], atol=1e-6)
+    assert found.dtype == np.float32
     other = features_of(dataset({}, acc=[[1.0, 0.0]]), 3, seed=1)
     assert not np.allclose(other[0], expected)
     single = rng([0, *b"acc"]).standard_normal((1, 1), np.float32)

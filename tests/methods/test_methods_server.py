@@ -240,6 +240,31 @@ def test_seats_by_hand():
     assert sorted(select.seats({0: 4, 1: 4, 2: 4}, 1, np.random.default_rng(0)).values()) == [0, 0, 1]
 
 
+class Even:
+    """A generator without chance: every draw of Gumbel noise is 0."""
+
+    def gumbel(self, size: int) -> np.ndarray:
+        return np.zeros(size)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        # Fair are 2, 2 (of 1.2) and 2 (of .8); odds 5/2, 3/2, 2/2: the largest first, the single seat left to it.
+        ({2: 2, 1: 3, 0: 5}, 5, {0: 3, 1: 2, 2: 0}),
+        ({0: 5, 1: 3, 2: 2}, 4, {0: 2, 1: 2, 2: 0}),
+        # Fair are 4 and 2, so that of 7 seats one is left: it goes where fewer of the devices are, 2/4 and not 4/7.
+        ({0: 7, 1: 4}, 7, {0: 4, 1: 3}),
+        ({0: 0, 1: 1, 2: 3}, 9, {1: 1, 2: 3}),
+        ({0: 1, 1: 1}, 1, {0: 1, 1: 0}),
+        ({0: 3}, 1, {0: 1}),
+        ({}, 3, {}),
+    ],
+)
+def test_seats_without_chance_by_hand(sizes: dict[int, int], count: int, expected: dict[int, int]) -> None:
+    assert select.seats(sizes, count, Even()) == expected  # type: ignore[arg-type]
+
+
 def grouped(**clusters: int) -> Memory:
     return Memory(rounds=9, devices={name: Track(cluster=cluster, selected=1) for name, cluster in clusters.items()})
 

@@ -56,6 +56,18 @@ def test_without_clusters_all_devices_are_one(store: ObjectStore) -> None:
     assert mended(store, updates, {})[0] == {"poor": 2.0}
 
 
+def test_a_device_without_samples_of_the_part_lends_nothing(store: ObjectStore) -> None:
+    """Nor does one whose samples of it brought no part."""
+    updates = [
+        brought(store, "donor", 2.0),
+        msgspec.structs.replace(brought(store, "empty", 4.0), samples={PART: 0}),
+        msgspec.structs.replace(brought(store, "away", 6.0), manifest={}),
+        brought(store, "poor", 9.0, complete=False, poverty=0),
+    ]
+    found, told = mended(store, updates, {})
+    assert (found, told["poor"]) == ({"poor": 2.0}, {"part": PART, "tensor": "weight", "donors": ["donor"]})
+
+
 def test_where_every_device_loses_samples_the_less_affected_lend(store: ObjectStore) -> None:
     """Changes .1, .2, .3: b takes a's layer, c the mean of a's and b's, (2 + 4) / 2; a is the least affected."""
     updates = [
