@@ -71,8 +71,8 @@ def _project_tokens(ids: Array, width: int, rng: np.random.Generator) -> Floats:
     table = rng.standard_normal((_TOKENS, width), np.float32)
     out = np.zeros((len(ids), width), np.float32)
     words = ids != PADDING
-    for column, used in zip(ids.T, words.T, strict=True):
-        out += table[column % _TOKENS] * used[:, None]
+    for place in range(ids.shape[1]):
+        out += table[ids[:, place] % _TOKENS] * words[:, place, None]
     return np.asarray(out / np.sqrt(np.maximum(words.sum(axis=1, keepdims=True), 1)), np.float32)
 
 
@@ -105,7 +105,7 @@ def check_sketch(tensors: Mapping[str, Array]) -> None:
     counts = tensors.get("sketch")
     if len(tensors) != 1 or counts is None or counts.dtype != np.int16 or counts.shape != (ROWS, 2**BITS):
         raise ProtocolError(f"not one tensor 'sketch', int16 {[ROWS, 2**BITS]}, but {described(tensors)}")
-    low, total = int(counts.min()), int(counts.sum(axis=1, dtype=np.int64).min())
+    low, total = int(counts.min()), int(counts.sum(axis=1).min())
     if low < 0 or total < 1:
         raise ProtocolError(f"a sketch with a count of {low} and a row that sums to {total}: shares of samples are not")
 
@@ -139,7 +139,7 @@ def _coordinates(devices: list[str], signatures: Signatures) -> npt.NDArray[np.f
     distinct = [sketches[index.index(i)] for i in range(len(place))]
     products = np.zeros((len(distinct), len(distinct)))
     for row in range(len(distinct[0])):
-        shares = np.stack([sketch[row] / sketch[row].sum(dtype=np.float64) for sketch in distinct])  # [N, buckets]
+        shares = np.stack([sketch[row] / sketch[row].sum() for sketch in distinct])  # [N, buckets]
         products += shares @ shares.T
     values, vectors = np.linalg.eigh(products)
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0)))[index])

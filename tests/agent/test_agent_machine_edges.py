@@ -227,6 +227,26 @@ def test_what_is_taken_up_is_remembered_whether_it_was_accepted_or_declined():
     assert play(ready(), offer())[0].newest is None
 
 
+@pytest.mark.parametrize(
+    ("drain", "closed"),
+    [
+        (m.Drain("r1", final=True), Attempt("r1", 1, 3, 2)),
+        (m.Drain("r1"), FIRST),  # it may go on
+        (m.Drain("r1", final=True, made_ms=9), FIRST),  # another run of this name
+        (m.Drain("r2", final=True), FIRST),
+    ],
+)
+def test_of_a_run_that_is_over_nothing_that_was_taken_up_is_taken_again(drain: m.Drain, closed: Attempt):
+    newest = Attempt("r1", 1, 3, 2)
+    before = replace(strict(ready(), newest), closed=FIRST)
+    after, out = play(before, drain)
+    assert (after.closed, after.newest) == (closed, newest)
+    assert [one.saved.closed for one in out if isinstance(one, v.Save)] == [closed]
+    assert play(replace(before, newest=None), drain)[0].closed == FIRST
+    ended = drain.run == "r1" and not drain.made_ms
+    assert (after.run, after.ended) == ("" if ended else "r1", Attempt("r1") if ended and drain.final else Attempt())
+
+
 def test_a_coordinator_of_a_distant_release_is_refused_with_both_protocols():
     theirs = PROTOCOL_VERSION + 2
     state, _ = play(ready(), m.Welcome("c1", run="r1", protocol=theirs, release="7.0"))

@@ -325,6 +325,24 @@ def test_small_networks_are_combined_as_the_recipe_says(
     assert state.keys() == {"match/acc", history.KEY, *alone}
 
 
+@pytest.mark.parametrize(("models", "expected"), [("own", {"#0/task": 20.0, "#3/task": 30.0}), ("shared", {})])
+def test_a_cluster_s_own_model_goes_on_from_where_it_was(
+    store,  # noqa: F811
+    models: str,
+    expected: dict[str, float],
+) -> None:
+    """Half a step towards a's 30 and b's 60: everyone's from 0 to 45 / 2, cluster 0's from 10, cluster 3's is new."""
+    memory = Memory(1, {}, {name: history.Track(cluster=cluster) for name, cluster in (("a", 0), ("b", 3))})
+    before = {"task": store.put(encode_part(tensors(0.0))), "#0/task": store.put(encode_part(tensors(10.0)))}
+    before |= dict.fromkeys(
+        (history.KEY, *(f"{SIGNATURES}{name}" for name in "ab")), store.put(msgspec.json.encode(memory))
+    )
+    updates = [update(store, name, 5, task=tensors(value)) for name, value in (("a", 30.0), ("b", 60.0))]
+    recipe = {"cluster": {"lsh": {"models": models}}, "optimise": {"momentum": {"lr": 0.5, "beta": 0.0}}}
+    state, record = aggregate_round(updates, store, before, recipe)
+    assert {key: read(store, state, key)["weight"][0, 0] for key in record["parts"]} == {"task": 22.5, **expected}
+
+
 def test_of_devices_with_as_many_samples_the_first_by_name_is_the_largest(store) -> None:  # noqa: F811
     before = {"match/acc": store.put(encode_part(tensors(-1.0)))}
     updates = [update(store, name, 5, **{"match/acc": tensors(v)}) for name, v in (("b", 5.0), ("a", 1.0))]

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
+from training_fixture import job, model_spec
 
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.errors import ModelError
-from edgefl.methods.prototypes.adaptive import complete, partners
+from edgefl.methods.prototypes.adaptive import complete, local_rows, partners, rows
+from edgefl.plan.job import Candidate
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes import kmeans as module
 from edgefl.prototypes.kmeans import kmeans, renumber
@@ -390,6 +392,42 @@ def test_global_clusters_are_those_of_scikit_learn():
     mine = np.concatenate([tables["image"].means, tables["text"].means], axis=1)
     expected = np.concatenate([normalised(members @ normalised(half)) for half in (image, text)], axis=1)
     np.testing.assert_allclose(mine[np.lexsort(mine.T)], expected[np.lexsort(expected.T)], atol=1e-5)
+
+
+PAIRS = {"clip": {"weight": 1.0, "temperature": 0.05}}
+
+
+@pytest.mark.parametrize(
+    ("own", "samples", "changes", "count"),
+    [
+        # Of 30 pairs a quarter is held out, 7: 23 are left, which make 11 clusters of 2 or more, and 5 of 4.
+        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 11),
+        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 10.0}, 10),
+        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0, "min_count": 4.0}, 5),
+        # 40 of a alone, of which no more than the 7 are held out
+        ("a", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 16),
+        # 12 that have both: of the 7 of 30 held out, 2.8 would be theirs
+        ("ac", {"": 50, "a": 40, "b": 30, "c": 12}, {"local_clusters": 40.0}, 4),
+        ("ab", {"": 2, "a": 2, "b": 1}, {"local_clusters": 40.0}, 0),
+        ("a", {"": 0, "a": 0}, {"local_clusters": 40.0}, 0),
+        ("", {"": 0}, {"local_clusters": 40.0, "min_count": 1.0}, 0),
+    ],
+)
+def test_rows_of_a_device_without_labels_are_priced_by_what_it_trains_on(own, samples, changes, count):
+    options = {"local_clusters": 10.0, "min_count": 2.0, **changes}
+    expected = dict.fromkeys(own, (count, 6)) if count else {}
+    for classes in (3, 0):
+        made = job(model_spec(modalities="abc", classes=classes), objective=PAIRS, holdout=0.25)
+        for counts in ((), (0, 0, 0)) if classes else ((5, 5, 5),):
+            candidate = Candidate("d", samples=samples, class_counts=counts)
+            assert local_rows(made, candidate, list(own), **options) == expected
+
+
+def test_rows_of_a_device_with_labels_are_classes():
+    made = job(model_spec(), objective=PAIRS)
+    found = local_rows(made, Candidate("d", class_counts=(0, 1, 0)), ["b"], local_clusters=10.0, min_count=2.0)
+    assert found == {"b": (3, 6)}
+    assert rows(model_spec(), clusters=7.0) == {"a": (7, 6), "b": (7, 6)}
 
 
 def test_tables_of_another_width_are_refused_by_device():

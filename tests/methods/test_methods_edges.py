@@ -63,13 +63,23 @@ def test_counts_of_a_sketch_are_shares() -> None:
 
 
 def test_a_text_is_projected_as_the_sum_of_its_words_over_the_root_of_their_number() -> None:
-    rows = np.random.default_rng(3).standard_normal((2**15, 2), F32)
+    rows = np.random.default_rng(3).standard_normal((2**15, 50), F32)
     ids = np.array([[5, 7, PADDING], [5, 2**15 + 7, 7], [PADDING] * 3])
-    found = cluster._project_tokens(ids, 2, np.random.default_rng(3))
+    found = cluster._project_tokens(ids, 50, np.random.default_rng(3))
+    np.testing.assert_allclose(found[0], (rows[5] + rows[7]) / np.sqrt(2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[2], np.zeros(50))
+    # To the last bit, since sketches are compared: summed in f32, in the order of the words.
+    np.testing.assert_array_equal(found[1], ((rows[5] + rows[7] + rows[7]) / np.sqrt([3.0])).astype(F32))
     assert found.dtype == F32
-    np.testing.assert_allclose(found[0], (rows[5] + rows[7]) / np.sqrt(2), rtol=1e-6)
-    np.testing.assert_allclose(found[1], (rows[5] + 2 * rows[7]) / np.sqrt(3), rtol=1e-6)
-    np.testing.assert_array_equal(found[2], [0.0, 0.0])
+
+
+def test_values_are_projected_block_by_block() -> None:
+    values = np.random.default_rng(4).standard_normal((3, 5000)).astype(F32)
+    found = cluster._project_values(values, 50, np.random.default_rng(5))
+    drawn = np.random.default_rng(5).standard_normal((5000, 50), F32)
+    expected = values[:, :4096] @ drawn[:4096] + values[:, 4096:] @ drawn[4096:]
+    np.testing.assert_array_equal(found, expected / F32(5000**0.5))
+    assert found.dtype == F32
 
 
 @pytest.mark.parametrize("features", [np.zeros(3), np.zeros((0, 3)), np.zeros((3, 0)), np.array([[np.inf]])])

@@ -93,12 +93,14 @@ def ram_loss(forward: Forward) -> Tensor:
     known = forward.labels >= 0
     labels = forward.labels.clamp(min=0)
     joint, own = unit(forward.fused), {m: unit(r) for m, r in full.items()}
+
+    def judged(x: Tensor) -> Tensor:
+        return F.cross_entropy(forward.model.classify(x), labels, reduction="none")
+
     with torch.no_grad():
-        ce, *each = (
-            F.cross_entropy(forward.model.classify(x), labels, reduction="none") for x in (joint, *own.values())
-        )
+        ce_joint, ce = judged(joint), {m: judged(r) for m, r in own.items()}
     labelled = {m: rows & known for m, rows in has.items()}
-    return ram(joint, own, labelled, ce, dict(zip(own, each, strict=True))).mean()
+    return ram(joint, own, labelled, ce_joint, ce).mean()
 
 
 register(

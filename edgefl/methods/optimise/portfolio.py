@@ -35,7 +35,8 @@ def covariance(returns: Floats) -> Floats:
     counts = np.arange(1, rounds)[:, None]  # [T - 1, 1]
     means = np.vstack([np.zeros((1, devices)), np.cumsum(returns[:-1], axis=0) / counts])  # [T, N]
     deviations = returns - means
-    return np.asarray(deviations.T @ deviations / (rounds - 1), dtype=np.float64)
+    found: Floats = deviations.T @ deviations / (rounds - 1)
+    return found
 
 
 def portfolio_momentum(beta: float, gamma: float, temperature: float) -> float:

@@ -41,7 +41,7 @@ def local(
     widths = dict.fromkeys(modalities, job.model.head.out)
     if set(modalities) == set(job.model.encoders):
         widths[FUSED] = fused_width(job.model)
-    sums = {m: np.zeros((job.model.classes, width), np.float64) for m, width in widths.items()}
+    sums = {m: np.zeros((job.model.classes, width)) for m, width in widths.items()}
     counts = {m: np.zeros(job.model.classes, np.float32) for m in widths}
     labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
     telling = labels >= 0

@@ -175,8 +175,7 @@ def mend(
     changes = {u.device: u.poverty_change for u in updates if u.poverty >= 0}
     less = changes if donors == "less_affected" else None
     plan |= plan_substitution(poorest, complete, grouped(updates, clusters), holders, less)
-    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
-    found = substitute(tensors, plan, weights)
+    found = substitute(tensors, plan, {u.device: u.weight for u in updates})
     mended: Mended = {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
     personal: dict[str, Tensors] = {
         of_device(device) + PART: {f"{part}|{tensor}": value} for device, (part, tensor, value) in found.items()

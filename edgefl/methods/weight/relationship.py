@@ -7,6 +7,7 @@ inputs, and whose size would drown the weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -52,13 +53,13 @@ def inner_products(loaders: Mapping[str, Load], budget_bytes: int = BUDGET_BYTES
     products = np.zeros((len(names), len(names)))
     for pieces in _pieces(layout, max(1, budget_bytes // (8 * len(names)))):
         rows = np.empty((len(names), sum(end - first for _, first, end in pieces)))  # [K, elements of these pieces]
-        for row, device in zip(rows, names, strict=True):
+        for k, device in enumerate(names):
             tensors = loaders[device]()
             try:
                 check(tensors, layout)
             except MisfitError as error:
                 raise MisfitError(error.reason, f"device '{device}': {error.message}") from None
-            np.concatenate([tensors[name].reshape(-1)[first:end] for name, first, end in pieces], out=row)
+            np.concatenate([tensors[name].reshape(-1)[first:end] for name, first, end in pieces], out=rows[k])
         products += rows @ rows.T
     return names, products
 
@@ -68,7 +69,7 @@ def _pieces(layout: Layout, limit: int) -> Iterator[list[Piece]]:
     pieces: list[Piece] = []
     room = limit
     for name, (shape, floating) in layout.items():
-        size = int(np.prod(shape, dtype=np.int64)) if floating and not name.endswith(BUFFERS) else 0
+        size = math.prod(shape) if floating and not name.endswith(BUFFERS) else 0
         first = 0
         while first < size:
             end = min(size, first + room)
