@@ -116,7 +116,7 @@ def described(tensors: Mapping[str, Array]) -> str:
     return ", ".join(listed) + f" and {len(tensors) - 3} more" * (len(tensors) > 3) if listed else "nothing"
 
 
-def lsh(signatures: Signatures, rng: np.random.Generator, *, clusters: float = 8) -> dict[str, int]:
+def lsh(signatures: Signatures, rng: np.random.Generator, *, clusters: float) -> dict[str, int]:
     """device -> cluster, at most ``clusters`` of them. ``signatures``: device -> {"sketch": counts [rows, buckets]}.
 
     The sketches are checked (``check_sketch``). Devices with equal ones are together.

@@ -25,13 +25,13 @@ from edgefl.registry import Option, Schedule, register
 Embed = Literal["auto", "first_stage", "frozen"]
 
 
-def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """One stage with all the rounds. ``embed`` has no effect."""
     names = _present(spec)
     return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=names),)
 
 
-def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """Stage s trains everything through encoder stage s. ``embed`` has no effect."""
     names = [_present(spec, through=s) for s in range(1, spec.stages + 1)]
     return tuple(
@@ -55,7 +55,7 @@ def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> 
     )
 
 
-def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """One stage with all the rounds that trains what follows the encoders. ``embed`` has no effect.
 
     Raises ModelError when nothing that follows them has weights.
@@ -70,7 +70,7 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
     return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=trained),)
 
 
-def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """Stage s trains everything; devices that cannot, through encoder stage s. ``embed`` has no effect."""
     (whole,) = end_to_end(spec, rounds)
     return tuple(

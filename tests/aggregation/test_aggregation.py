@@ -308,12 +308,12 @@ TAKEN = [
     if function not in (None, sorted)
     for takes in (inspect.signature(function).parameters,)
     for option in methods(role)[name].options
-    if option in takes and takes[option].default is not inspect.Parameter.empty and (role, name) != ("select", "random")
+    if option in takes and takes[option].default is not inspect.Parameter.empty
 ]
 
 
-def test_functions_of_four_roles_take_options():
-    assert {role for role, *_ in TAKEN} >= {"cluster", "select", "prototypes", "optimise"}
+def test_functions_of_three_roles_have_defaults_of_options():
+    assert {role for role, *_ in TAKEN} >= {"select", "prototypes", "optimise"}
 
 
 @pytest.mark.parametrize(("role", "name", "option", "default"), TAKEN)

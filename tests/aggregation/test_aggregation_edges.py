@@ -25,10 +25,10 @@ from edgefl.aggregation.mean import (
     proportional,
 )
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.weights import SIGNATURES, RoundContext, absent_from, shares_of
+from edgefl.aggregation.weights import SIGNATURES, RoundContext, absent_from, assign, shares_of
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
-from edgefl.registry import choose
+from edgefl.registry import Choice, Cluster, choose
 
 F32 = np.float32
 
@@ -75,6 +75,28 @@ def test_a_mean_renormalises_over_what_was_taken() -> None:
     mean.add(0.25, vector(4.0, 0.0))
     mean.add(0.25, vector(0.0, 8.0))
     np.testing.assert_array_equal(mean.result()["w"], [2.0, 4.0])
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_a_mean_is_f32_whatever_was_sent(kind: type) -> None:
+    mean = WeightedMean()
+    for weight, value in ((0.25, 1.0), (0.75, 3.0)):
+        mean.add(weight, {"w": np.full(2, value, kind)})
+    assert (mean.result()["w"].dtype, mean.result()["w"].tolist()) == (F32, [2.5, 2.5])
+
+
+def test_groups_are_drawn_by_the_seed_of_the_run(store) -> None:  # noqa: F811
+    """A cluster's number is the first draw here; who has one already keeps it while no signature is new."""
+
+    def group(signatures, rng, *, base):
+        return {device: base + int(rng.integers(2**31)) for device in signatures}
+
+    ref = store.put(encode_part({"sketch": np.ones(2, np.int16)}))
+    slot = Choice(Cluster("drawn", "", group=group), {"base": 1})
+    signed = {f"{SIGNATURES}a": ref}
+    assert assign(slot, signed, store, Memory(), 7) == {"a": 1 + int(np.random.default_rng(7).integers(2**31))}
+    assert assign(slot, signed, store, Memory(devices={"a": history.Track(cluster=0)}), 7) == {"a": 0}
+    assert assign(slot, {}, store, Memory(), 7) == {}
 
 
 def test_a_part_larger_than_a_block_is_added_throughout() -> None:

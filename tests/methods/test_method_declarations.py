@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from training_fixture import job, model_spec
 
+from edgefl.aggregation.history import Memory, Track
 from edgefl.errors import Problem
-from edgefl.methods import cluster, fusion
+from edgefl.methods import cluster, fusion, select
 from edgefl.methods.missing import completion
-from edgefl.methods.objective import apromfl, pmcmfl, terms
+from edgefl.methods.objective import apromfl, gmc, margin, pmcmfl, terms
 from edgefl.methods.optimise import portfolio
 from edgefl.methods.repair.poverty_substitution import observe
-from edgefl.methods.weight import samples
+from edgefl.methods.weight import fediot, samples
 from edgefl.models.staged import build
-from edgefl.registry import ROLES, Option, Recipe, Rule, default, method, methods
+from edgefl.prototypes.mask import Table
+from edgefl.registry import ROLES, Option, Recipe, Rule, default, method
 
-#: The options that a role's methods have, by name: the default, of whichever method has one of that name.
-DEFAULTS = {
-    (role, name): one.default for role in ROLES for m in methods(role).values() for name, one in m.options.items()
-}
+AXES = {"a": torch.eye(3, 4), "b": torch.tensor([[1.0, 1, 0, 0], [1.0, 2, 1, 0], [0.0, 1, 1, 2]])}
+ALL = dict.fromkeys("ab", torch.ones(3, dtype=torch.bool))
+TABLES = {m: Table(rows, torch.ones(3, dtype=torch.bool)) for m, rows in AXES.items()}
+LABELS = torch.tensor([0, 1, 1])
+MOVED = {"momentum.w": np.full(2, 0.5, np.float32), "second.w": np.full(2, 0.3, np.float32)}
+LOSSES = Memory(rounds=2, devices={"a": Track(returns={1: -0.25, 2: -0.5})})
+CORE = Memory(rounds=100, devices={name: Track(core=n, selected=8) for n, name in enumerate("abcdefgh")})
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_functions_own_defaults_are_those_of_the_options(role: str) -> None:
-    """Else a caller without a recipe would get another method than a recipe that says nothing."""
-    for one in methods(role).values():
-        functions = [getattr(one, field.name) for field in dataclasses.fields(one)]
-        for function in (each for each in functions if inspect.isfunction(each)):
-            for name, parameter in inspect.signature(function).parameters.items():
-                if parameter.default not in (inspect.Parameter.empty, None):
-                    own = one.options.get(name)
-                    told = own.default if own else DEFAULTS[role, name]
-                    assert (one.name, name, parameter.default) == (one.name, name, told)
+def stepped(name: str, **options: float) -> object:
+    one = method("optimise", name)
+    return one.step(MOVED, {"w": np.zeros(2, np.float32)}, {"w": np.array([1, 2], np.float32)}, **options)[0]["w"]
+
+
+def drawn(**options: float) -> object:
+    return [select.banzhaf(list("abcdefgh"), np.random.default_rng(seed), CORE, **options) for seed in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        (partial(stepped, "momentum"), {"lr": 1.0, "beta": 0.9}),
+        (partial(stepped, "fedadagrad"), {"lr": 0.05, "beta": 0.9, "epsilon": 1e-3}),
+        (partial(stepped, "fedadam"), {"beta2": 0.99}),
+        (partial(stepped, "fedyogi"), {"beta2": 0.99}),
+        (partial(portfolio.portfolio, LOSSES, {"a": 0}, {"a": 1.0}), {"beta": 0.9, "risk": 0.5, "temperature": 10.0}),
+        (drawn, {"share": 0.5, "warmup_rounds": 100, "temperature": 2.0}),
+        (partial(fediot.fediot, {"a": 1, "b": 1}, {"a": 2, "b": 1}), {"factor": 100.0}),
+        (partial(gmc.gmc, AXES["b"], AXES, ALL), {"temperature": 0.1}),
+        (partial(margin.margin, AXES, ALL), {"positive": 0.8, "negative": 0.2}),
+        (
+            partial(pmcmfl.prototype_contrast, AXES["b"], TABLES["a"], LABELS),
+            {"temperature": 0.07, "class_level": False},
+        ),
+        (partial(apromfl.prototype_transfer, AXES, ALL, TABLES), {"temperature": 0.07}),
+        (partial(apromfl.model_transfer, AXES, {"a": AXES["b"], "b": AXES["a"]}, ALL, 1.0), {"temperature": 1.0}),
+    ],
+)
+def test_what_a_caller_leaves_open_is_as_the_paper_has_it(
+    call: Callable[..., object], options: dict[str, float]
+) -> None:
+    assert str(call()) == str(call(**options))
+    for name, value in options.items():
+        assert str(call(**{name: value + (-0.05 if name.startswith("beta") else 1)})) != str(call()), (
+            f"{name} does not matter here"
+        )
 
 
 # ---- what several terms have in common
@@ -83,7 +115,7 @@ def mpo(beta: float, temperature: float) -> Recipe:
 
 
 MAPPING = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
-LABELS: dict[str, dict[str, object]] = {"cross_entropy": {}, "cluster_contrast": {}}
+TERMS: dict[str, dict[str, object]] = {"cross_entropy": {}, "cluster_contrast": {}}
 CONFLICTS: list[tuple[Callable[[Recipe], list[Problem]], Recipe, list[tuple[str, str]]]] = [
     (cluster.own_models, recipe(cluster={"lsh": {"models": "own"}}), []),
     (completion._checkpoint, recipe(missing={"completion": {"generator": "nearest", "checkpoint": ""}}), []),
@@ -103,7 +135,7 @@ CONFLICTS: list[tuple[Callable[[Recipe], list[Problem]], Recipe, list[tuple[str,
         [("optimise", "beta + 1/temperature of fedadagrad_mpo exceeds 1; raise temperature")],
     ),
     (fusion._one_projection, recipe(), []),
-    (fusion._one_projection, recipe(objective=LABELS), [("fusion", MAPPING.format("cluster_contrast"))]),
+    (fusion._one_projection, recipe(objective=TERMS), [("fusion", MAPPING.format("cluster_contrast"))]),
     (fusion._one_projection, recipe(objective={"clip": {}, "cluster_contrast": {}}), []),
     (fusion._one_projection, recipe(weight={"relationship": {}}), [("fusion", MAPPING.format("relationship"))]),
     (samples._alone, recipe(), []),
@@ -136,10 +168,10 @@ def test_what_a_recipe_cannot_have_beside_a_method(
 # ---- what a method is handed
 
 
-@pytest.mark.parametrize(("options", "exact"), [({"form": "exact"}, True), ({"form": "optimiser"}, False), ({}, False)])
-def test_an_observer_holds_copies_in_the_exact_form(options: dict[str, str], exact: bool) -> None:
+@pytest.mark.parametrize(("form", "exact"), [("exact", True), ("optimiser", False)])
+def test_an_observer_holds_copies_in_the_exact_form(form: str, exact: bool) -> None:
     made = job(model_spec(stages=1))
-    observer = observe(made, build(made.model, made.stage.present), **options)
+    observer = observe(made, build(made.model, made.stage.present), form=form)
     observer.batch(True, {})
     with observer.step(None, True):  # type: ignore[arg-type]
         pass

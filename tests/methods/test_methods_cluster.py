@@ -210,8 +210,8 @@ def test_distances_between_sketches_are_kept_and_shares_are_what_counts():
 def test_equal_sketches_are_one_cluster_however_many_are_asked_for():
     one, two = sketch(population(0, 1), 5, 4), sketch(population(1, 2), 5, 4)
     assert lsh({"a": one, "b": two, "c": one, "d": one}, rng(), clusters=8) == {"a": 0, "b": 1, "c": 0, "d": 0}
-    assert lsh({"a": one}, rng()) == {"a": 0}
-    assert lsh({}, rng()) == {}
+    assert lsh({"a": one}, rng(), clusters=8) == {"a": 0}
+    assert lsh({}, rng(), clusters=8) == {}
 
 
 # ---------------------------------------------------------------- features

@@ -66,7 +66,7 @@ def _log_ratio(z_j: Tensor, e: Tensor, has: Tensor, real: Tensor, temperature: f
     return positive - (torch.logaddexp(positive, log_omega) if ntxent else log_omega)
 
 
-def mcm_loss(forward: Forward, *, temperature: float, form: str = "literal") -> Tensor:
+def mcm_loss(forward: Forward, *, temperature: float, form: str) -> Tensor:
     """The joint representation matches each modality's."""
     return mcm(forward.fused, *forward.spread, temperature, ntxent=form == "ntxent").mean()
 

@@ -41,7 +41,7 @@ def prototype_contrast(
     return known_cross_entropy(logits, torch.where(known, target, -1))
 
 
-def fused_loss(forward: Forward, *, temperature: float, negatives: str = "samples") -> Tensor:
+def fused_loss(forward: Forward, *, temperature: float, negatives: str) -> Tensor:
     """The fused representation against the fused prototypes; zero while there are none."""
     table = forward.auxiliary.tables.get(FUSED)
     if table is None or forward.labels is None:

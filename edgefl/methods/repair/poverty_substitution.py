@@ -205,17 +205,17 @@ def _poorest(
     return poorest, none
 
 
-def observe(job: Job, model: StagedModel, *, form: str = "optimiser") -> PovertyObserver:
+def observe(job: Job, model: StagedModel, *, form: str) -> PovertyObserver:
     """Observer of a device's training for its poverty layer."""
     return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
 
 
-def copied(job: Job, model: StagedModel, *, form: str = "optimiser") -> list[nn.Parameter]:
+def copied(job: Job, model: StagedModel, *, form: str) -> list[nn.Parameter]:
     """The parameters of which a step holds copies: those whose change is measured exactly."""
     return list(poverty_layers(job, model)) if form == "exact" else []
 
 
-def unreadable(optimizer: str, *, form: str = "optimiser") -> str:
+def unreadable(optimizer: str, *, form: str) -> str:
     """Why a poverty layer cannot be read from this local optimiser; "": it can."""
     if form == "exact" or optimizer != "adafactor":
         return ""
