@@ -103,6 +103,20 @@ def test_a_newer_offer_ends_one_that_waits_for_the_trainer_without_another_word(
     assert after.abandoned is None
 
 
+def test_work_of_an_attempt_that_is_aborted_is_dropped_as_not_wanted():
+    for state in (play(ready(), offer())[0], fetched()):
+        after, out = play(state, m.Abort(FIRST, "deadline"))
+        assert logs(out)[:1] == dropped("not-wanted", FIRST)
+        assert after.dropped == {"not-wanted": 1}
+        assert after.task is None
+
+
+def test_an_attempt_that_is_aborted_before_its_offer_came_is_closed():
+    after, out = play(ready(), m.Abort(FIRST, "deadline"))
+    assert (after.closed, logs(out)) == (FIRST, [("aborted", {"attempt": str(FIRST), "reason": "deadline"})])
+    assert logs(play(after, offer())[1]) == dropped("closed-attempt", FIRST)
+
+
 def test_what_is_served_ends_with_its_own_attempt():
     for answer in (m.Ack(FIRST), m.Ack(FIRST, False, Refusal("range")), m.Abort(FIRST)):
         _, out = play(fetched(), trained(), answer)
@@ -256,6 +270,13 @@ def test_a_coordinator_of_a_distant_release_is_refused_with_both_protocols():
         "protocol", float(theirs), float(PROTOCOL_VERSION), "version",
     )  # fmt: skip
     assert refusal.detail.startswith(f"the coordinator is release 7.0 (protocol {theirs}), this agent is release ")
+
+
+def test_a_model_without_classes_takes_data_of_any_labels():
+    unlabelled = replace(job().model, classes=0, label_names=())
+    for facts in (FACTS, replace(FACTS, label_names=(), class_counts=(9, 9, 9))):
+        state, _ = play(initial(DEVICE, v.Saved(), facts), v.Connected(), m.Welcome("c1", run="r1"))
+        assert sent(play(state, offer(job=replace(job(), model=unlabelled)))[1], m.Accept)
 
 
 def test_data_is_refused_with_what_is_here_and_what_the_model_takes():

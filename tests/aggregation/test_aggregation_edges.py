@@ -161,6 +161,12 @@ def test_a_late_change_is_damped_and_added_to_the_present() -> None:
         moved(lambda: vector(1.0), lambda: vector(1.0), lambda: vector(1.0), 0.5, layout_of(vector(1.0, 2.0)))()
 
 
+def test_a_late_change_is_calculated_in_f32() -> None:
+    start, trained, now = ({"w": np.array([value])} for value in (1.0, 5.0, 10.0))  # f64
+    (found,) = moved(lambda: trained, lambda: start, lambda: now, 0.5, layout_of(now))().values()
+    assert (found.dtype, found.tolist()) == (F32, [12.0])
+
+
 def test_late_prototypes_weigh_less_by_their_counts() -> None:
     table = to_tensors({"acc": ClassMeans(np.ones((2, 3), F32), np.array([2.0, 4.0], F32))})
     late = from_tensors(faded(lambda: table, 0.5)())["acc"]
@@ -243,6 +249,16 @@ def test_a_part_whose_devices_are_all_refused_says_so(store, previous) -> None: 
     assert record["parts"] == {}
 
 
+def test_a_part_that_the_model_does_not_have_is_refused_from_all_that_sent_it(store, previous) -> None:  # noqa: F811
+    detail = "the model has no such part"
+    updates = [update(store, name, 5, strange=tensors(1.0)) for name in "ba"]
+    state, record = aggregate_round(updates, store, previous)
+    refused = {"part": "strange", "reason": "unknown_part", "detail": detail}
+    assert record["refused"] == [{"device": name, **refused} for name in "ab"]
+    assert (record["kept"], record["parts"]) == ({"strange": detail}, {})
+    assert "strange" not in state
+
+
 def test_a_step_that_overflows_refuses_those_that_led_to_it(store, previous, monkeypatch) -> None:  # noqa: F811
     def step(known, before, mean):
         return {name: value * F32(1e30) if value.dtype == F32 else value for name, value in mean.items()}, None
@@ -304,6 +320,14 @@ def test_each_audience_has_its_shares() -> None:
         "#0/": {"a": 0.5, "b": 0.5},
     }
     assert weighed("task", a=0, b=0) == {}
+
+
+def test_likeness_weighs_those_that_trained_the_part() -> None:
+    context = RoundContext({}, {}, {"a": 0.2, "b": 0.5, "c": 0.3}, False, "average", 1.0)
+    slot = choose("weight", {"weight": {"cka": {}}})
+    assert shares_of("task", {"c": 4, "a": 1, "b": 0}, slot, context, lambda device: {}, {}) == {
+        "": {"a": 0.4, "c": 0.6}
+    }
 
 
 def test_a_participant_that_measures_nothing_keeps_what_it_measured_before() -> None:

@@ -108,6 +108,29 @@ def test_prototypes_are_matched_in_training_as_the_recipe_does_at_inference(opti
     assert (abs(plain["loss"] - wanted) < 1e-5) == same
 
 
+class Telling:
+    """A model whose networks predict what they are given."""
+
+    def reconstruct(self, modality: str, given: torch.Tensor) -> torch.Tensor:
+        return given
+
+
+def test_a_reconstruction_is_of_what_each_row_has():
+    """Row 0 has b and c, (2 + 6) / 2; row 1 c alone; where nothing is said of c, all have it."""
+    full = {
+        "a": torch.zeros(2, 1),
+        "b": torch.tensor([[2.0], [0.0]]),
+        "c": torch.tensor([[6.0], [8.0]], requires_grad=True),
+    }
+    b = torch.tensor([True, False])
+    for has, expected in (({"b": b}, [4.0, 8.0]), ({"b": b, "c": ~b}, [2.0, 8.0]), ({}, [4.0, 4.0])):
+        made = reconstruction("a", AtHand(full, has, Telling()))  # type: ignore[arg-type]
+        assert made.values.flatten().tolist() == expected
+        assert (made.counted.tolist(), made.values.requires_grad) == ([True, True], False)
+    alone = reconstruction("a", AtHand({"a": full["a"]}, {}, Telling()))  # type: ignore[arg-type]
+    assert (alone.values.tolist(), alone.counted.tolist()) == ([[0.0], [0.0]], [False, False])
+
+
 def test_an_outside_stand_in_fills_in_training_and_evaluation_alike(monkeypatch: pytest.MonkeyPatch):
     def ones(modality: str, given: AtHand) -> Made:
         return Made(torch.ones_like(given.zeros()), given.rows(True))
