@@ -23,11 +23,14 @@ from edgefl.aggregation.mean import (
     layout_of,
     moved,
     proportional,
+    stored_layout,
 )
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.weights import SIGNATURES, RoundContext, absent_from, assign, shares_of
+from edgefl.errors import StoreError
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
+from edgefl.records import ObjectRef
 from edgefl.registry import Choice, Cluster, choose
 
 F32 = np.float32
@@ -97,6 +100,13 @@ def test_groups_are_drawn_by_the_seed_of_the_run(store) -> None:  # noqa: F811
     assert assign(slot, signed, store, Memory(), 7) == {"a": 1 + int(np.random.default_rng(7).integers(2**31))}
     assert assign(slot, signed, store, Memory(devices={"a": history.Track(cluster=0)}), 7) == {"a": 0}
     assert assign(slot, {}, store, Memory(), 7) == {}
+
+
+def test_a_part_that_the_store_lost_is_named_by_its_file(store) -> None:  # noqa: F811
+    gone = ObjectRef("e" * 64, 5)
+    with pytest.raises(StoreError) as caught:
+        stored_layout(store, gone)
+    assert str(store.path(gone.id)) in caught.value.message
 
 
 def test_a_part_larger_than_a_block_is_added_throughout() -> None:
