@@ -283,6 +283,7 @@ def test_data_is_refused_with_what_is_here_and_what_the_model_takes():
     model = job().model
     cases = [
         ({"modalities": {}}, Refusal("data", detail="this device has nothing, the model takes acc")),
+        ({"samples": {}}, Refusal("data", 16.0, 0.0, "samples", "the local share does not fill one batch")),
         ({"modalities": {"a": (1,), "b": (1,)}}, Refusal("data", detail="this device has a, b, the model takes acc")),
         (
             {"label_names": (), "class_counts": (1, 1, 1)},

@@ -26,12 +26,12 @@ from edgefl.aggregation.mean import (
     stored_layout,
 )
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.weights import SIGNATURES, RoundContext, absent_from, assign, shares_of
+from edgefl.aggregation.weights import SIGNATURES, RoundContext, absent_from, assign, shares_of, sign
 from edgefl.errors import StoreError
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import ObjectRef
-from edgefl.registry import Choice, Cluster, choose
+from edgefl.registry import Choice, Cluster, Signature, choose
 
 F32 = np.float32
 
@@ -330,6 +330,8 @@ def test_each_audience_has_its_shares() -> None:
         "#0/": {"a": 0.5, "b": 0.5},
     }
     assert weighed("task", a=0, b=0) == {}
+    alone = {"@a/": {"a": 1.0}, "@b/": {"b": 1.0}}
+    assert weighed("match/acc", small="ensemble", a=1, b=3) == {"": {"a": 0.25, "b": 0.75}, **alone}
 
 
 def test_likeness_weighs_those_that_trained_the_part() -> None:
@@ -434,6 +436,16 @@ def test_a_signature_that_the_recipe_does_not_ask_for_is_refused_and_not_kept(st
         assert record["refused"] == [{"device": "a", "part": "signature", "reason": "malformed", "detail": detail}]
         assert record["parts"].keys() == {"task"}
         assert state.keys() == {*previous, history.KEY}
+
+
+def test_a_signature_of_numbers_that_are_none_is_refused_whatever_its_method_checks(store) -> None:  # noqa: F811
+    anything = Signature("any", lambda *_: {}, lambda _: {}, lambda tensors: None)
+    slot = Choice(Cluster("open", "", signature=anything), {})
+    values = {"a": 1.0, "b": np.nan}
+    updates = [update(store, name, 5, signature={"x": np.full(2, value, F32)}) for name, value in values.items()]
+    found, refused = sign(slot, updates, store)
+    assert found == {f"{SIGNATURES}a": updates[0].manifest["signature"]}
+    assert {name: reason for name, (reason, _) in refused.items()} == {"b": "malformed"}
 
 
 def test_the_momentum_of_a_round_is_made_of_its_clusters(store, previous) -> None:  # noqa: F811

@@ -14,6 +14,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from edgefl.aggregation.mean import MisfitError, layout_of
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
+from edgefl.methods import cluster
 from edgefl.methods.cluster import UNIT, WIDTH, _coordinates, features_of, lsh, sketch
 from edgefl.methods.weight.relationship import _pieces, inner_products, relationship
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -272,6 +273,15 @@ def test_a_modality_counts_by_its_root_mean_square_not_by_its_length():
     x = rng(3).normal(size=(2, 5000))
     matrix = rng([0, *b"acc"]).standard_normal((5000, 4), np.float32)
     np.testing.assert_allclose(features_of(dataset({}, acc=x), 4), x @ matrix / 5000**0.5, atol=1e-5)
+
+
+def test_samples_read_a_few_at_a_time_have_the_features_of_all_at_once(monkeypatch: pytest.MonkeyPatch):
+    data = dataset(
+        {"acc": [True, False, True, True, True]}, acc=rng(1).normal(size=(5, 4)), text=[[5], [9], [5], [0], [7]]
+    )
+    whole = features_of(data, 6)
+    monkeypatch.setattr(cluster, "_SAMPLES", 2)
+    np.testing.assert_allclose(features_of(data, 6), whole, atol=1e-6)
 
 
 def test_a_text_is_the_words_in_it():
