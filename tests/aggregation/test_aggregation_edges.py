@@ -329,7 +329,8 @@ def test_each_audience_has_its_shares() -> None:
         "": {"a": 0.25, "b": 0.25, "z": 0.5},
         "#0/": {"a": 0.5, "b": 0.5},
     }
-    assert weighed("task", a=0, b=0) == {}
+    for small in ("average", "largest", "ensemble"):
+        assert weighed("task", small, a=0, b=0) == weighed("match/acc", small, a=0, b=0) == {}
     alone = {"@a/": {"a": 1.0}, "@b/": {"b": 1.0}}
     assert weighed("match/acc", small="ensemble", a=1, b=3) == {"": {"a": 0.25, "b": 0.75}, **alone}
 
