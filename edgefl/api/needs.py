@@ -14,6 +14,7 @@ _LEDGER = ("sqlalchemy", "alembic")
 _BUNDLES = ("onnx", "onnxscript", "onnxruntime")
 #: Verb of the command line, or method of a result -> packages of extras that it needs, as imported.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "init": ("torch", "PIL"),
     "run": ("torch", *_LEDGER, "jinja2", "vl_convert", *_BUNDLES),
     "plan": ("torch",),
     "runs": _LEDGER,

@@ -1,0 +1,94 @@
+"""Recordings in a table, cut into one .csv a sensor and recording, as the reader of sensors takes them."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl.errors import DataError
+from edgefl.own_data.tables import Row, Table
+from edgefl.storage.disk import store_errors
+
+
+class Recording(NamedTuple):
+    """One recording: its files below the data set's folder, by sensor."""
+
+    id: str
+    files: Mapping[str, str]
+    label: str
+    group: str
+
+
+def write_recordings(table: Table, root: Path, folder: str) -> list[Recording]:
+    """Write ``root``/``folder``/<id>_<sensor>.csv for each stretch of rows of one label, group and recording.
+
+    A row in which a sensor has no value at all is none of that sensor's, which so keeps its own rate; single empty
+    cells stay empty. Raises StoreError.
+    """
+    sensors = {_name(sensor): columns for sensor, columns in table.sensors.items()}
+    made, place = (
+        [],
+        _name(
+            "-".join(table.path.relative_to(root).with_suffix("").parts)
+            if table.path.is_relative_to(root)
+            else table.path.stem,
+            100,
+        ),
+    )
+    with store_errors("write", root / folder):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for number, ((group, _, label), rows) in enumerate(itertools.groupby(table.rows, table.key), start=1):
+            whole = list(rows)
+            name = f"{place}-{number:04d}"
+            files = {}
+            for sensor, columns in sensors.items():
+                kept = [row for row in whole if any(row.get(column) for column in columns)]
+                if kept:
+                    files[sensor] = f"{folder}/{name}_{sensor}.csv"
+                    _write(root / files[sensor], table.time, columns, kept)
+            if files:
+                made.append(Recording(name, files, label, group))
+    return made
+
+
+def _write(path: Path, time: str, columns: list[str], rows: Sequence[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        names = [re.sub(r"\W+", "_", column) for column in columns]
+        out.writerow([_time_name(time), *names] if time else names)
+        for row in rows:
+            cells = [row.get(column, "") for column in columns]
+            out.writerow([_stamp(row.get(time, "")), *cells] if time else cells)
+
+
+def _time_name(column: str) -> str:
+    """The name of a time column as the reader of sensors knows it, with its unit."""
+    return {"ms": "time_ms", "seconds": "time_s", "sec": "time_s"}.get(
+        column.lower(), "time_ms" if column.lower().endswith("ms") else "time"
+    )
+
+
+def _stamp(text: str) -> str:
+    """A time stamp as a number; a date and time become seconds since 1970. Raises DataError."""
+    try:
+        float(text)
+    except ValueError:
+        pass
+    else:
+        return text
+    try:
+        moment = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise DataError(
+            f"{text!r:.60} is no time", remedy="Write times as numbers of seconds, or as 2026-05-01 12:00:00.25."
+        ) from None
+    return repr((moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)).timestamp())
+
+
+def _name(text: str, longest: int = 32) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[-longest:] or "sensor"

@@ -1,0 +1,177 @@
+"""A run file for a data set of the user's own: encoders by what the files are like, devices, rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edgefl.own_data.facts import Facts
+
+#: Modality -> its encoder's fields.
+Encoders = Mapping[str, Mapping[str, Any]]
+
+#: Image sides to choose from, each cut into eight by eight patches.
+_SIDES = (32, 48, 64)
+#: Lengths of texts to choose from, in tokens.
+_LENGTHS = (8, 16, 32, 64)
+_STAGES = 3
+#: Time steps of a window: a power of two around 2.5 s, in which people's movements repeat.
+_WINDOWS = (16, 32, 64, 128, 256)
+_WINDOW_S = 2.5
+#: Recordings of one length up to this many steps are samples as they are.
+_LONGEST_SAMPLE = 256
+#: Of a sound.
+_MOST_SECONDS = 10.0
+#: Encoders from the richest on: the first whose stages fit every device is taken.
+SIZES = ("small", "tiny")
+#: Steps of a round and of a stage, which a device with few samples gets by more epochs, then by more rounds.
+_ROUND_STEPS, _STAGE_STEPS = 30, 240
+_MOST_EPOCHS, _LEAST_ROUNDS, _MOST_ROUNDS = 8, 4, 10
+
+
+class Wishes(NamedTuple):
+    """Wishes of the user. ``devices``: profiles, one a device; ``size``: of the encoders; ``recipe`` "": chosen."""
+
+    devices: Sequence[str] = ()
+    size: str = SIZES[0]
+    recipe: str = ""
+
+
+class Paths(NamedTuple):
+    """The run's name, and its data as in the run file. ``test`` "": held out of the source. ``arrays``: an .npz."""
+
+    name: str
+    source: str
+    test: str = ""
+    arrays: bool = False
+
+
+class Outline(NamedTuple):
+    """Of the samples: how many, labelled, in how many groups and classes."""
+
+    samples: int
+    labelled: bool
+    groups: int
+
+
+def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishes: Wishes) -> dict[str, object]:
+    """The values of a run file."""
+    profiles = list(wishes.devices) or ["cpu"] * _device_count(outline)
+    given = encoders(facts, wishes.size, raw=not paths.arrays)
+    share = max(2, int(outline.samples * _windows_each(facts, given) * 0.8 / len(profiles)))
+    batch = max(2, min(16, share // 4))
+    steps = max(1, share // batch)
+    epochs = min(_MOST_EPOCHS, max(1, round(_ROUND_STEPS / steps)))
+    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(_STAGE_STEPS / (steps * epochs))))
+    return {
+        "name": paths.name,
+        "seed": 1,
+        "recipe": wishes.recipe or recipe_for(outline, len(facts)),
+        "data": _data(paths, facts, given, natural=outline.groups > len(profiles)),
+        "model": {"stages": _STAGES, "encoders": given, "head": {"width": 128, "out": 64}, "fusion_width": 64},
+        "training": {
+            "rounds": [rounds] * _STAGES,
+            "epochs": epochs,
+            "batch_size": batch,
+            "lr": {"encoder": 1.0e-3, "head": 1.0e-3},
+        },
+        "round": {"join_s": 120, "quorum": 0.5, "deadline_s": 600},
+        "evaluate": "stage",
+        "fleet": [{"name": f"device-{i}", "profile": profile} for i, profile in enumerate(profiles, start=1)],
+    }
+
+
+def _data(paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural: bool) -> dict[str, object]:
+    short = any(min(facts[m].steps) < encoder["window"] for m, encoder in given.items() if "window" in encoder)
+    return {
+        "source": paths.source,
+        "partition": "natural" if natural else "uniform",
+        **({"test": paths.test} if paths.test else {}),
+        **({"bad_samples": "skip"} if short else {}),
+    }
+
+
+def recipe_for(outline: Outline, modalities: int) -> str:
+    """The recipe for data with labels, or without; "": nothing can be learnt of one modality without labels."""
+    if outline.labelled:
+        return "lw-prototypes" if modalities > 1 else "lw-fedmml"
+    return "lw-fedmml-clip" if modalities > 1 else ""
+
+
+def _device_count(outline: Outline) -> int:
+    if outline.groups > 2:
+        return min(4, outline.groups - 1)
+    return 2 if outline.samples < 100 else 3
+
+
+def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
+    """Every encoder's fields in the run file. ``raw``: of files, which are prepared; arrays are taken as they are."""
+    if not raw:
+        return {m: {"kind": each.kind, "size": size, **_of_arrays(each)} for m, each in facts.items()}
+    windows = _windows({m: each for m, each in facts.items() if each.kind == "sensor"})
+    prepared = {"vision": _vision, "audio": _audio, "text": _text}
+    return {
+        m: {"kind": each.kind, "size": size, **(windows[m] if each.kind == "sensor" else prepared[each.kind](each))}
+        for m, each in facts.items()
+    }
+
+
+def _of_arrays(facts: Facts) -> dict[str, Any]:
+    if facts.kind == "vision":
+        return {"patch": max(p for p in range(1, max(2, facts.sides[0] // 7) + 1) if facts.sides[0] % p == 0)}
+    return {"patch": _patch(facts.steps[0])} if facts.kind == "sensor" else {}
+
+
+def _patch(steps: int) -> int:
+    """Time steps of a patch: some sixteen patches a sample, of at most eight steps."""
+    return max(1, min(8, steps // 16))
+
+
+def _vision(facts: Facts) -> dict[str, Any]:
+    side = statistics.median(facts.sides)
+    chosen = max((one for one in _SIDES if one <= side), default=_SIDES[0])
+    return {"image_size": chosen, "patch": chosen // 8} | ({} if facts.alike else {"crop": "center"})
+
+
+def _audio(facts: Facts) -> dict[str, Any]:
+    return {"seconds": round(min(max(_most(facts.seconds), 0.3), _MOST_SECONDS), 1)}
+
+
+def _text(facts: Facts) -> dict[str, Any]:
+    return {"length": next((length for length in _LENGTHS if length > _most(facts.words)), _LENGTHS[-1])}
+
+
+def _most(values: Sequence[float]) -> float:
+    """The value that nineteen of twenty do not exceed."""
+    return sorted(values)[int(0.95 * (len(values) - 1))]
+
+
+def _windows(facts: Mapping[str, Facts]) -> Encoders:
+    """Windows of all sensors, which last as long where their rates are known; none where all recordings are short.
+
+    A tenth of the recordings may be shorter than a window.
+    """
+    if all(each.alike and each.steps[0] <= _LONGEST_SAMPLE for each in facts.values()):
+        return {m: {"patch": _patch(each.steps[0])} for m, each in facts.items()}
+    usable = {m: sorted(each.steps)[len(each.steps) // 10] for m, each in facts.items()}
+    fastest = max(facts, key=lambda m: facts[m].rate)
+    rate = facts[fastest].rate if all(each.rate for each in facts.values()) else 0.0
+    longest = min(usable[m] * (rate / facts[m].rate if rate else 1.0) for m in facts)
+    wanted = min(1.5 * _WINDOW_S * rate, longest) if rate else min(_WINDOWS[-2], longest)
+    window = max((one for one in _WINDOWS if one <= wanted), default=max(2, int(longest) // 2 * 2))
+    if not rate:
+        return {m: {"patch": _patch(window), "window": window, "step": window // 2} for m in facts}
+    found = {}
+    for m, each in facts.items():
+        own = max(2, round(window * each.rate / rate / 2) * 2)
+        found[m] = {"patch": _patch(own), "window": own, "step": own // 2, "rate": float(f"{own * rate / window:.6g}")}
+    return found
+
+
+def _windows_each(facts: Mapping[str, Facts], given: Encoders) -> float:
+    """Samples that a recording gives, in the mean; 1 where nothing is cut."""
+    cut = [(facts[m].steps, encoder["window"], encoder["step"]) for m, encoder in given.items() if "window" in encoder]
+    return min(
+        (statistics.mean(max(0, (n - window) // step + 1) for n in steps) for steps, window, step in cut), default=1.0
+    )

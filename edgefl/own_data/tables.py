@@ -1,0 +1,207 @@
+"""Tables of a user's own: .csv, .tsv, .parquet, .json and .jsonl as rows of texts, and what their columns are.
+
+A table is one of three things: a *list* of files (a column of paths, with labels, captions or groups beside them), a
+*recording* (rows are time steps, columns are the channels of one sensor or several), or *features* (a row is a sample).
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from edgefl.errors import DataError, MissingDependencyError
+
+#: Suffixes of files that may be tables.
+SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".json", ".jsonl"})
+#: A table is held in memory as texts, some ten times its file.
+MAX_TABLE_BYTES = 256 * 2**20
+MAX_COLUMNS = 2000
+#: Rows that decide what a column is.
+_LOOKED_AT = 2000
+
+Row = Mapping[str, str]
+What = Literal["list", "recording", "features"]
+
+_LABEL = re.compile(r"(class|label|target|category|activity|y|emotion|diagnosis|species|breed)(_?name)?", re.IGNORECASE)
+_GROUP = re.compile(
+    r"(group|person|people|subject|user|speaker|participant|patient|client|device|vendor|site)(_?id)?", re.IGNORECASE
+)
+_PART = re.compile(r"(session|recording|record|trial|experiment|segment|sequence|take|run)(_?id)?", re.IGNORECASE)
+_TIME = re.compile(r"(t|time|timestamp|seconds|sec|ms|time_?ms|time_?s|datetime|date)", re.IGNORECASE)
+_AXES = frozenset("xyzw")
+_ID = re.compile(r"(id|index|idx|no|nr|row|number|key|unnamed.*)?", re.IGNORECASE)
+#: The channel at the end of a column's name: acc_x, gyro-3, ax is one name.
+_CHANNEL = re.compile(r"(?P<sensor>[A-Za-z][\w -]*?)[_.\- ]?(?P<channel>[xyzw]|\d{1,3})$", re.IGNORECASE)
+
+
+@dataclass
+class Table:
+    """A table's rows, and the role of each column."""
+
+    path: Path
+    rows: list[dict[str, str]]
+    columns: list[str]
+    what: What = "features"
+    label: str = ""
+    group: str = ""
+    part: str = ""  # which recording of several a row belongs to
+    time: str = ""
+    files: list[str] = field(default_factory=list)  # columns of paths
+    texts: list[str] = field(default_factory=list)  # columns of sentences
+    sensors: dict[str, list[str]] = field(default_factory=dict)  # sensor -> its channels' columns
+    unused: list[str] = field(default_factory=list)
+
+    def key(self, row: Row) -> tuple[str, str, str]:
+        """Group, recording and label of a row: where one of them changes another recording begins."""
+        return tuple(row.get(name, "") if name else "" for name in (self.group, self.part, self.label))  # type: ignore[return-value]
+
+
+def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False) -> Table:
+    """A table with the roles of its columns. ``is_file``: whether a text names a file of the data set.
+
+    Raises DataError (damaged, too large), MissingDependencyError for .parquet without pyarrow.
+    """
+    if (size := path.stat().st_size) > MAX_TABLE_BYTES:
+        raise DataError(
+            f"{path}: has {size} bytes, more than the limit of {MAX_TABLE_BYTES} for a table",
+            remedy="Split it: a file a recording, in one folder.",
+        )
+    reader = {".parquet": _parquet, ".json": _json, ".jsonl": _jsonl}.get(path.suffix.lower(), _csv)
+    rows = reader(path)
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows[:_LOOKED_AT])))
+    if not rows or not columns:
+        raise DataError(f"{path}: holds no rows with named columns", remedy="Write a head line of column names.")
+    if len(columns) > MAX_COLUMNS:
+        raise DataError(f"{path}: has {len(columns)} columns, more than {MAX_COLUMNS}", remedy="Store arrays as .npz.")
+    table = Table(path, rows, columns)
+    _find_roles(table, is_file)
+    return table
+
+
+def has_head(path: Path) -> bool:
+    """Whether a .csv or .tsv begins with names of columns."""
+    first = next(iter(_lines(path)), [])
+    return bool(first) and not all(_is_number(cell) or not cell.strip() for cell in first)
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            sample = file.read(64 * 1024)
+            file.seek(0)
+            head = sample.splitlines()[0] if sample.splitlines() else ""
+            delimiter = max(",;\t", key=head.count)
+            yield from csv.reader(file, delimiter=delimiter)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: is no readable table: {error}", remedy="Save it as CSV in UTF-8.") from error
+
+
+def _csv(path: Path) -> list[dict[str, str]]:
+    lines = _lines(path)
+    names = [name.strip() for name in next(lines, [])]
+    return [{name: cell.strip() for name, cell in zip(names, line, strict=False) if name} for line in lines if line]
+
+
+def _parquet(path: Path) -> list[dict[str, str]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("pyarrow", "parquet") from error
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is no readable table: {error}", remedy="Save it again, or as CSV.") from error
+    return [{name: _text(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def _json(path: Path) -> list[dict[str, str]]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is no readable JSON: {error}", remedy="Mend the file.") from error
+    if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
+        return [{"file": key, "text": value} for key, value in found.items()]  # file -> caption
+    return _flat(path, found)
+
+
+def _jsonl(path: Path) -> list[dict[str, str]]:
+    try:
+        return _flat(path, [json.loads(line) for line in path.read_text("utf-8-sig").splitlines() if line.strip()])
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is no readable JSON: {error}", remedy="Mend the file.") from error
+
+
+def _flat(path: Path, found: object) -> list[dict[str, str]]:
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise DataError(f"{path}: is no list of objects", remedy='Write [{"file": "a.png", "label": "cat"}, …].')
+    return [{str(name): _text(value) for name, value in row.items()} for row in found]
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value != value else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:
+    looked = table.rows[:_LOOKED_AT]
+    axes = [column for column in table.columns if column.lower() in _AXES]
+    if len(axes) > 1:  # y is an axis here, no label
+        table.sensors["sensor"] = axes
+    for column in (column for column in table.columns if len(axes) < 2 or column not in axes):
+        values = [value for row in looked if (value := row.get(column, ""))]
+        _give_role(table, column, values, is_file)
+    if table.files:
+        table.what = "list"
+    elif table.time or (table.sensors and _mean_run(table) >= 8):
+        table.what = "recording"
+    else:
+        table.what = "features"
+
+
+def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callable[[str], bool]) -> None:
+    """Decide by the name first, then by the values."""
+    numbers = all(map(_is_number, values))
+    if not values:
+        table.unused.append(column)
+    elif not numbers and sum(map(is_file, values)) > 0.9 * len(values):
+        table.files.append(column)
+    elif _LABEL.fullmatch(column) and not table.label:
+        table.label = column
+    elif _GROUP.fullmatch(column) and not table.group:
+        table.group = column
+    elif _PART.fullmatch(column) and not table.part:
+        table.part = column
+    elif _TIME.fullmatch(column) and not table.time:
+        table.time = column
+    elif _ID.fullmatch(column):
+        table.unused.append(column)
+    elif numbers:
+        match = _CHANNEL.fullmatch(column)
+        table.sensors.setdefault((match["sensor"] if match else column).strip("_.- ").lower(), []).append(column)
+    elif sum(len(value.split()) for value in values) >= 2 * len(values):
+        table.texts.append(column)
+    elif not table.label and len(set(values)) <= 50 and len(values) >= 3 * len(set(values)):
+        table.label = column
+    else:
+        table.unused.append(column)
+
+
+def _mean_run(table: Table) -> float:
+    """Mean number of neighbouring rows of one label, group and recording."""
+    if not (table.label or table.group or table.part):
+        return 0.0
+    return len(table.rows) / sum(1 for _ in itertools.groupby(table.rows, table.key))

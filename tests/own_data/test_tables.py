@@ -1,0 +1,109 @@
+"""What the columns of a user's table are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl.errors import DataError
+from edgefl.own_data.cut_tables import write_recordings
+from edgefl.own_data.tables import MAX_TABLE_BYTES, has_head, read_table
+
+
+def table(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_table_of_time_steps_has_sensors_by_their_names(tmp_path: Path):
+    rows = "".join(f"{t / 10},{t},{t},{t},7,walk,anna\n" for t in range(20))
+    found = read_table(table(tmp_path, "w.csv", "time,acc_x,acc_y,acc_z,pressure,activity,person\n" + rows))
+    assert found.what == "recording"
+    assert found.sensors == {"acc": ["acc_x", "acc_y", "acc_z"], "pressure": ["pressure"]}
+    assert (found.time, found.label, found.group) == ("time", "activity", "person")
+
+
+def test_x_y_z_are_axes_and_y_no_label(tmp_path: Path):
+    found = read_table(table(tmp_path, "w.csv", "t,x,y,z\n" + "0.1,1,2,3\n" * 9))
+    assert found.sensors == {"sensor": ["x", "y", "z"]}
+    assert found.label == ""
+
+
+def test_rows_without_time_are_samples_of_numbers(tmp_path: Path):
+    rows = "".join(f"{i},{i * 2},{'ab'[i % 2]}\n" for i in range(12))
+    found = read_table(table(tmp_path, "iris.csv", "length,width,species\n" + rows))
+    assert found.what == "features"
+    assert found.label == "species"
+
+
+def test_a_table_of_files_has_labels_and_captions_beside_them(tmp_path: Path):
+    rows = "".join(f"{i}.png;a cat on a sofa;{'xy'[i % 2]};p{i % 3}\n" for i in range(12))
+    path = table(tmp_path, "list.csv", "image;caption;class;speaker\n" + rows)
+    found = read_table(path, lambda text: text.endswith(".png"))
+    assert found.what == "list"
+    assert (found.files, found.texts, found.label, found.group) == (["image"], ["caption"], "class", "speaker")
+
+
+def test_captions_may_be_a_json_object(tmp_path: Path):
+    found = read_table(
+        table(tmp_path, "c.json", '{"a.png": "a red cat", "b.png": "two blue dogs"}'), lambda t: ".png" in t
+    )
+    assert found.files == ["file"]
+    assert found.texts == ["text"]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{", '"a"', "[[1]]"])
+def test_json_that_is_no_table_is_refused(tmp_path: Path, text: str):
+    with pytest.raises(DataError):
+        read_table(table(tmp_path, "c.json", text))
+
+
+def test_a_parquet_file_reads_like_its_csv(tmp_path: Path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"time": [0.0, 0.1], "acc_x": [1.0, None], "label": ["a", "a"]}), tmp_path / "t.parquet")
+    found = read_table(tmp_path / "t.parquet")
+    assert found.rows == [{"time": "0.0", "acc_x": "1.0", "label": "a"}, {"time": "0.1", "acc_x": "", "label": "a"}]
+
+
+def test_a_table_beyond_the_limit_is_refused_unread(tmp_path: Path):
+    path = tmp_path / "big.csv"
+    with path.open("wb") as file:
+        file.truncate(MAX_TABLE_BYTES + 1)
+    with pytest.raises(DataError, match="limit"):
+        read_table(path)
+
+
+def test_a_head_line_is_told_from_numbers(tmp_path: Path):
+    assert has_head(table(tmp_path, "a.csv", "time,x\n1,2\n"))
+    assert not has_head(table(tmp_path, "b.csv", "1,2\n3,4\n"))
+    assert not has_head(table(tmp_path, "c.csv", ""))
+
+
+def test_recordings_keep_gaps_and_each_sensor_its_own_rate(tmp_path: Path):
+    # The pressure is there in every second row; one row of the accelerometer lacks a cell; the activity changes once.
+    rows = [
+        f"{t}.0,{t},{'' if t == 1 else t},{t if t % 2 == 0 else ''},{'walk' if t < 4 else 'sit'}\n" for t in range(6)
+    ]
+    found = read_table(table(tmp_path, "w.csv", "time_ms,acc_x,acc_y,press,activity\n" + "".join(rows)))
+    walk, sit = write_recordings(found, tmp_path, "made")
+    assert (walk.label, sit.label) == ("walk", "sit")
+    assert set(walk.files) == {"acc", "press"}
+    assert (tmp_path / walk.files["acc"]).read_text().split() == [
+        "time_ms,acc_x,acc_y",
+        "0.0,0,0",
+        "1.0,1,",
+        "2.0,2,2",
+        "3.0,3,3",
+    ]
+    assert (tmp_path / walk.files["press"]).read_text().split() == ["time_ms,press", "0.0,0", "2.0,2"]
+
+
+def test_dates_become_seconds(tmp_path: Path):
+    text = "datetime,acc_x,acc_y\n2026-05-01 12:00:00.250,1,2\n2026-05-01 12:00:01.250,1,2\n"
+    (one,) = write_recordings(read_table(table(tmp_path, "w.csv", text)), tmp_path, "made")
+    _, first, second = (tmp_path / one.files["acc"]).read_text().split()
+    assert float(second.split(",")[0]) - float(first.split(",")[0]) == pytest.approx(1.0)
+    with pytest.raises(DataError, match="is no time"):
+        write_recordings(read_table(table(tmp_path, "x.csv", text.replace("2026-05-01", "1 May"))), tmp_path, "more")
