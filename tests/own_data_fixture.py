@@ -18,7 +18,8 @@ RATE = 50.0  # Hz, of har_hapt
 def photos_and_texts(folder: Path, samples: int = 160) -> Path:
     """<vendor>/<label>/<number>.png with a .txt of the same name; some pictures of another size."""
     data = np.load(DATA / "emoji_pairs/emoji_mini32.npz")
-    concepts = [json.loads(line)["text"] for line in (DATA / "emoji_pairs/concepts.jsonl").open()]
+    lines = (DATA / "emoji_pairs/concepts.jsonl").read_text(encoding="utf-8").splitlines()
+    concepts = [json.loads(line)["text"] for line in lines]
     names = data["label_names"].tolist()
     for i in np.linspace(0, len(data["label"]) - 1, samples).astype(int).tolist():
         there = folder / data["vendor_names"][data["vendor"][i]] / names[data["label"][i]]

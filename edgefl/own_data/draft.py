@@ -16,6 +16,8 @@ _SIDES = (32, 48, 64)
 #: Lengths of texts to choose from, in tokens.
 _LENGTHS = (8, 16, 32, 64)
 _STAGES = 3
+#: Channels of a user's own sensors differ in scale; one that counts hundreds would drown the others.
+_FLEET = {"standardize": "fleet"}
 #: Time steps of a window: a power of two around 2.5 s, in which people's movements repeat.
 _WINDOWS = (16, 32, 64, 128, 256)
 _WINDOW_S = 2.5
@@ -120,7 +122,7 @@ def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
 def _of_arrays(facts: Facts) -> dict[str, Any]:
     if facts.kind == "vision":
         return {"patch": max(p for p in range(1, max(2, facts.sides[0] // 7) + 1) if facts.sides[0] % p == 0)}
-    return {"patch": _patch(facts.steps[0])} if facts.kind == "sensor" else {}
+    return {"patch": _patch(facts.steps[0]), **_FLEET} if facts.kind == "sensor" else {}
 
 
 def _patch(steps: int) -> int:
@@ -153,7 +155,7 @@ def _windows(facts: Mapping[str, Facts]) -> Encoders:
     A tenth of the recordings may be shorter than a window.
     """
     if all(each.alike and each.steps[0] <= _LONGEST_SAMPLE for each in facts.values()):
-        return {m: {"patch": _patch(each.steps[0])} for m, each in facts.items()}
+        return {m: {"patch": _patch(each.steps[0]), **_FLEET} for m, each in facts.items()}
     usable = {m: sorted(each.steps)[len(each.steps) // 10] for m, each in facts.items()}
     fastest = max(facts, key=lambda m: facts[m].rate)
     rate = facts[fastest].rate if all(each.rate for each in facts.values()) else 0.0
@@ -161,11 +163,17 @@ def _windows(facts: Mapping[str, Facts]) -> Encoders:
     wanted = min(1.5 * _WINDOW_S * rate, longest) if rate else min(_WINDOWS[-2], longest)
     window = max((one for one in _WINDOWS if one <= wanted), default=max(2, int(longest) // 2 * 2))
     if not rate:
-        return {m: {"patch": _patch(window), "window": window, "step": window // 2} for m in facts}
+        return {m: {"patch": _patch(window), "window": window, "step": window // 2, **_FLEET} for m in facts}
     found = {}
     for m, each in facts.items():
         own = max(2, round(window * each.rate / rate / 2) * 2)
-        found[m] = {"patch": _patch(own), "window": own, "step": own // 2, "rate": float(f"{own * rate / window:.6g}")}
+        found[m] = {
+            "patch": _patch(own),
+            "window": own,
+            "step": own // 2,
+            "rate": float(f"{own * rate / window:.6g}"),
+            **_FLEET,
+        }
     return found
 
 

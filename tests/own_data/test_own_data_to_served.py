@@ -73,7 +73,7 @@ def answers_agree(bundles: Path, raw: dict[str, Path | str]) -> None:
 
 def first_sample(folder: Path) -> dict[str, Path | str]:
     """The raw values of the manifest's first sample that has all modalities."""
-    lines = [json.loads(line) for line in (folder / "manifest.jsonl").open()]
+    lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
     values = [{m: v for m, v in line.items() if m not in {"id", "label", "group"}} for line in lines]
     whole = max(values, key=len)
     return {m: folder / v if (folder / v).is_file() else v for m, v in whole.items()}
@@ -126,9 +126,10 @@ def test_arrays_become_a_served_model_without_an_edit(tmp_path: Path):
 
 
 @pytest.mark.data
-def test_some_photos_become_a_served_model(tmp_path: Path):
+@pytest.mark.timeout(300)
+def test_some_recordings_become_a_served_model(tmp_path: Path):
     # The nightly tests' small form: a round a stage.
-    source = own.photos_and_texts(tmp_path / "photos", samples=64)
+    source = own.people_as_folders(tmp_path / "people")
     started(source)
-    bundles = trained(source, "--set", "training.rounds=[1,1,1]", "--set", "training.epochs=1", seconds=100)
+    bundles = trained(source, "--set", "training.rounds=[1,1,1]", "--set", "training.epochs=1", seconds=200)
     answers_agree(bundles, first_sample(source))

@@ -1,0 +1,119 @@
+"""``edgefl init``: what it says, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import own_data_fixture as own
+import pytest
+import yaml
+from PIL import Image
+
+from edgefl.cli.main import main
+
+pytestmark = pytest.mark.data
+
+
+def init(folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of ``edgefl init`` in a folder."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *words])
+    return int(ended.value.code or 0)
+
+
+def run_file(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def test_photos_with_texts_of_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    own.photos_and_texts(tmp_path / "photos", samples=80)
+    (tmp_path / "photos/notes.md").write_text("mine")
+    assert init(tmp_path, "photos", "--device", "gpu-box", "--device", "jetson-nano", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "80 samples of image (vision), text (text)" in said
+    assert "paths are read as {group}/{label}/{id}" in said
+    assert "not used: notes.md (.md is not read)" in said
+    assert "All 2 devices fit every stage" in said
+    found = run_file(tmp_path / "photos.yaml")
+    assert found["data"] == {"source": "photos", "partition": "natural"}
+    assert found["model"]["encoders"]["image"] == {
+        "kind": "vision",
+        "size": "small",
+        "image_size": 32,
+        "patch": 4,
+        "crop": "center",
+    }
+    assert [device["profile"] for device in found["fleet"]] == ["gpu-box", "jetson-nano"]
+    assert len((tmp_path / "photos/manifest.jsonl").read_text().splitlines()) == 80
+
+
+def test_a_table_of_sensors_is_cut_into_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own.three_sensors(tmp_path / "walks.csv")
+    assert init(tmp_path, "walks.csv", "--format", "json", monkeypatch=monkeypatch) == 0
+    found = run_file(tmp_path / "walks.yaml")
+    acc = {
+        "kind": "sensor",
+        "size": "small",
+        "patch": 8,
+        "window": 128,
+        "step": 64,
+        "rate": 50.0,
+        "standardize": "fleet",
+    }
+    assert found["model"]["encoders"] == {"acc": acc, "bodyacc": acc, "gyro": acc}
+    lines = [json.loads(line) for line in (tmp_path / "walks-edgefl/manifest.jsonl").read_text().splitlines()]
+    assert len(lines) == 36
+    assert len({line["group"] for line in lines}) == len({line["label"] for line in lines}) == 6
+    assert (tmp_path / "walks-edgefl" / lines[0]["gyro"]).read_text().startswith("time,gyro_x,gyro_y,gyro_z\n")
+
+
+def test_arrays_with_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    own.arrays(tmp_path / "har.npz")
+    assert init(tmp_path, "har.npz", "--format", "json", monkeypatch=monkeypatch) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "the array subject is the group" in told["understood"]
+    assert list(told["unused"]) == ["start"]
+    assert run_file(tmp_path / "har.yaml")["data"]["test"] == "har-edgefl-test.npz"
+    assert np.load(tmp_path / "har-edgefl.npz")["group"].dtype.kind == "U"
+
+
+def test_nothing_that_is_there_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    own.photos_and_texts(tmp_path / "photos", samples=40)
+    (tmp_path / "photos.yaml").write_text("mine")
+    assert init(tmp_path, "photos", monkeypatch=monkeypatch) == 15
+    assert "--force" in capsys.readouterr().err
+    assert (tmp_path / "photos.yaml").read_text() == "mine"
+    assert not (tmp_path / "photos/manifest.jsonl").exists()
+
+
+def test_one_modality_without_labels_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "pile").mkdir()
+    for i in range(12):
+        Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(tmp_path / f"pile/{i:03d}.png")
+    assert init(tmp_path, "pile", monkeypatch=monkeypatch) == 11
+    assert "--path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nowhere", "does not exist"), ("a.pdf", "are not read"), ("empty", "no samples")]
+)
+def test_what_is_no_data_is_refused(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    (tmp_path / "empty").mkdir()
+    assert init(tmp_path, name, monkeypatch=monkeypatch) == 11
+    assert said in capsys.readouterr().err
