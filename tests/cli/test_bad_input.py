@@ -319,10 +319,11 @@ def test_two_can_not_run_in_one_directory(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(SystemExit) as ended:
             main.main(["run", "run.yaml", "--set", "training.epochs=7", "--resume", "tiny-1"])
-    said = capsys.readouterr().err
+    shown = capsys.readouterr()
     assert ended.value.code == StoreError.exit_code
-    assert "another coordinator runs in" in said
-    assert "not used from the run file given: training" in said  # no silent change of a run that is under way
+    assert "another coordinator runs in" in shown.err
+    events = " ".join(shown.out.split())
+    assert "not used from the run file given: training" in events  # no silent change of a run that is under way
     assert (place / "broker" / "url").read_text() == "mqtt://the-first"
 
 
@@ -394,14 +395,14 @@ class Local:
                 before()
 
         self.process = subprocess.Popen(
-            command, env={**os.environ, "EDGEFL_TEST": self.mark}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            command, env={**os.environ, "EDGEFL_TEST": self.mark}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=begin,  # noqa: PLW1509 - limits one
         )  # fmt: skip
 
     def end(self, seconds: float = 100.0) -> tuple[int, str]:
         """(exit code, stderr) when it has ended by itself."""
         try:
-            _, said = self.process.communicate(timeout=seconds)
+            self.shown, said = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
@@ -444,9 +445,10 @@ def test_ctrl_c_ends_every_process_and_the_run_can_be_resumed(workplace: Path) -
     assert f"edgefl run run.yaml --resume {place.name}" in said
     wait_for(lambda: not first.descendants(), 10)
     rounds = events(workplace).count('"round_closed"')
-    code, said = Local("--set", "training.rounds=[1,2]", "--resume", place.name).end(200)
+    second = Local("--set", "training.rounds=[1,2]", "--resume", place.name)
+    code, said = second.end(200)
     assert code == 0, said
-    assert "not used from the run file given: training" in said
+    assert "not used from the run file given: training" in " ".join(second.shown.split())
     assert events(workplace).count('"round_closed"') == 11  # as it was started, and no round twice
     assert 1 <= rounds < 11
 
