@@ -145,6 +145,7 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
                 "flops": one.cost.flops,
                 **figures_of(one.refusal or Refusal()),
                 **({"shortened": figures_of(one.shortened)} if one.shortened else {}),
+                **({"left_out": by} if (by := devices[one.device].left_out) else {}),
             }
             for one in valid
         ]

@@ -81,12 +81,12 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
 
 def _begin(steps: Steps, event: m.Begin) -> None:
     plan, stands, was = steps.state.plan, event.position, event.resumed
-    following = _following(steps.state, stands.stage, stands.round)
+    following = round_after(steps.state, stands.stage, stands.round)
     if was is not None and (was.stage, was.number) in {following, (stands.stage, stands.round)}:
         steps.state = replace(was, plan=plan)
     stage, number = following or (stands.stage, stands.round)
     steps.set(stage=stage, number=number, made_ms=stands.made_ms, earlier_ms=stands.earlier_ms, memory=event.memory)
-    steps.set(began_at=event.at)
+    steps.set(began_at=event.at - event.age_s)
     if following is not None:
         steps.set(attempt=stands.attempt)
     last = stands.unevaluated
@@ -102,7 +102,7 @@ def _begin(steps: Steps, event: m.Begin) -> None:
         _wait_for_devices(steps)
 
 
-def _following(state: State, stage: int, number: int) -> tuple[int, int] | None:
+def round_after(state: State, stage: int, number: int) -> tuple[int, int] | None:
     """(stage, round) after this one; stages without rounds are passed over. None: that was the last."""
     if stage and number < state.rounds[stage - 1]:
         return stage, number + 1
@@ -291,7 +291,7 @@ def _advance(steps: Steps) -> None:
     """The round is over: collect garbage, then the next round, the next stage, or the end."""
     state = steps.state
     steps.do(still_needed(state))
-    following = _following(state, state.stage, state.number)
+    following = round_after(state, state.stage, state.number)
     if following is None or following[0] != state.stage:
         steps.emit("stage_finished")
     if following is None:
@@ -346,7 +346,7 @@ def _pause_after_round(steps: Steps, event: m.PauseAsked) -> None:
 
 def _enter_pause(steps: Steps) -> None:
     steps.set(phase=Phase.PAUSED)
-    steps.emit("paused", data={"by": steps.state.paused})
+    steps.emit("paused", data={"by": steps.state.paused, "run": steps.state.plan.run})
 
 
 def _resume(steps: Steps, event: m.ResumeAsked) -> None:
@@ -394,7 +394,7 @@ def _take_in(steps: Steps, event: m.TakeInAsked) -> None:
         steps.drop("not left out")
         return
     steps.set_device(event.device, left_out="")
-    steps.emit("taken_in", event.device, {"by": event.by})
+    steps.emit("taken_in", event.device, {"by": event.by, "online": device.online})
     if device.online:
         steps.do(m.SendWelcome(event.device))
 

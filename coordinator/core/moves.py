@@ -41,13 +41,15 @@ class Position(NamedTuple):
 class Begin(msgspec.Struct, frozen=True):
     """The initial parts lie in the store: devices may join.
 
-    ``memory``: what the slots remember. ``resumed``: the state as an earlier process left it.
+    ``memory``: what the slots remember. ``resumed``: the state as an earlier process left it. ``age_s``: seconds since
+    the run was made.
     """
 
     at: float
     position: Position
     memory: Memory = Memory()
     resumed: State | None = None
+    age_s: float = 0.0
 
 
 class Joined(msgspec.Struct, frozen=True):

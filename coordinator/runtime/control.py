@@ -82,7 +82,8 @@ class Control:
     async def pause(self, by: str) -> RunStatus:
         """Open no further round; an open one is finished first."""
         if before := self._running().paused:
-            raise ControlError(f"the run is paused already ({before})", remedy="`edgefl runs resume RUN` goes on.")
+            goes_on = f"`edgefl runs resume {self._state().plan.run}` goes on."
+            raise ControlError(f"the run is paused already ({before})", remedy=goes_on)
         return await self._ask(PauseAsked(self._clock(), by))
 
     async def resume(self, by: str) -> RunStatus:
@@ -99,9 +100,8 @@ class Control:
     async def leave_out(self, device: str, by: str) -> RunStatus:
         """Ask a device for nothing more in this run; the open round does without it."""
         if self._is_left_out(device):
-            raise ControlError(
-                f"{device} is left out already", remedy="`edgefl devices restore RUN DEVICE` takes it in."
-            )
+            takes_in = f"`edgefl devices restore {self._state().plan.run} {device}` takes it in."
+            raise ControlError(f"{device} is left out already", remedy=takes_in)
         return await self._ask(LeaveOutAsked(self._clock(), by, device))
 
     async def take_in(self, device: str, by: str) -> RunStatus:

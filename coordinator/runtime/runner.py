@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from coordinator.core import moves as do
-from coordinator.core.machine import step
-from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Request, Tick
+from coordinator.core.machine import round_after, step
+from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Position, Request, Tick
 from coordinator.core.round_rules import still_needed
 from coordinator.core.state import ENDED, Phase, State, resumed
 from coordinator.ledger.ledger import Ledger
@@ -180,13 +180,15 @@ class Runner:
         if last is not None and (why := take_back_if_ruined(ledger, store, last)):
             self._record.write(warning(why, position.stage, position.round))
             position = ledger.position(run)
-        self._models.begin(position.manifest, ledger.states(run))
-        self._record.write(self._run_started(position.manifest))
+        states = ledger.states(run)
+        self._models.begin(position.manifest, states)
+        self._record.write(self._run_started(position, states[0, 0], known=known))
         for text in () if known else warnings_of(self.plan):
             self._record.write(warning(text, lasting=True))
         if was is not None:
             self._record.saved = was
-        return Begin(self.clock(), position, load_memory(store, position.manifest), state)
+        age_s = time.time() - _made_at(position)
+        return Begin(self.clock(), position, load_memory(store, position.manifest), state, age_s)
 
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())
@@ -342,8 +344,10 @@ class Runner:
         elif event is not None:
             self._events.put_nowait(event)
 
-    def _run_started(self, manifest: Manifest) -> EventRow:
+    def _run_started(self, position: Position, initial: Manifest, *, known: bool) -> EventRow:
+        """``initial``: the parts that the run began with, without what rounds add. ``known``: it goes on."""
         plan, rounds = self.plan, [stage.rounds for stage in self.plan.stages]
+        where = (known and round_after(self.state, position.stage, position.round)) or (0, 0)
         data = {
             "name": plan.name,
             "recipe": plan.recipe,
@@ -351,11 +355,18 @@ class Runner:
             "rounds_total": sum(rounds),
             "broker": public_url(self._environment.broker),
             **self._publisher.facts(),
-            "parts": len(manifest),
-            "bytes": sum(ref.size for ref in manifest.values()),
+            "parts": len(initial),
+            "bytes": sum(ref.size for ref in initial.values()),
+            "began_at": _made_at(position),
+            **({"resumed": True} if known else {}),
             **({"statistics": moving(plan)} if plan.slots.statistics else {}),
         }
-        return EventRow(time.time(), "run_started", data=data)
+        return EventRow(time.time(), "run_started", *where, data=data)
+
+
+def _made_at(position: Position) -> float:
+    """When the run was made first, seconds since the epoch."""
+    return min([position.made_ms, *position.earlier_ms]) / 1000
 
 
 def _has_ended() -> ControlError:

@@ -52,6 +52,10 @@ REASONS: dict[str, str] = {
 }
 #: What a device does that the operator has left out.
 LEFT_OUT = "left out"
+#: Activity -> its word where that is another: between tasks, a device waits.
+WORDS = {**dict.fromkeys(("idle", "done", "late"), "waiting"), "lost": "away"}
+#: Who asks -> where that operator was.
+_PLACES = {"web": "on the live page", "terminal": "at a terminal"}
 _BUDGETS = {
     "step_memory_bytes": "step memory",
     "memory_bytes": "process memory",
@@ -115,7 +119,7 @@ class LiveDevice:
 
     ``doing``: waiting, receiving, training, sending, done, refused, declined, rejected, quarantined, left out, lost,
     late, idle. ``spans``: since when it does what. ``highest``: the most that one round took of each figure.
-    ``heard_by``: what showed last that it was there.
+    ``heard_by``: what showed last that it was there. ``flops``, ``energy_j``: None until an update has told them.
     """
 
     name: str
@@ -128,8 +132,8 @@ class LiveDevice:
     measured_bytes: float | None = None
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
-    flops: float = 0.0
-    energy_j: float = 0.0
+    flops: float | None = None
+    energy_j: float | None = None
     profile: str = ""
     budget: Record = field(default_factory=dict)
     highest: dict[str, float] = field(default_factory=dict)
@@ -137,18 +141,25 @@ class LiveDevice:
     heard_by: str = ""
     spans: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
 
-    def took(self, figure: str, value: float | None) -> float:
-        """Note what a round took of a figure; 0 where that is not known."""
-        if value is not None:
-            self.highest[figure] = max(self.highest.get(figure, 0.0), value)
-        return value or 0.0
+    @property
+    def word(self) -> str:
+        """What it does, in the glossary's words."""
+        return WORDS.get(self.doing, self.doing)
+
+    def took(self, figure: str, value: float | None, so_far: float | None = None) -> float | None:
+        """Note what a round took of a figure; with what it took ``so_far``, all of it. None where none is known."""
+        if value is None:
+            return so_far
+        self.highest[figure] = max(self.highest.get(figure, 0.0), value)
+        return value + (so_far or 0.0)
 
 
 @dataclass
 class LiveState:
     """The run so far. ``scores``: (metric, given, mask) -> value over time, the last after ``scored_after`` rounds.
 
-    ``refusals``: (device, stage, kind of event) -> the last one. ``paused``: "", "pausing" or "paused".
+    ``refusals``: (device, stage, kind of event) -> the last one. ``paused``: "", "pausing" or "paused". ``began_at``:
+    of a run that goes on, when it first began; ``took_s``: from there to its end, once it is over.
     """
 
     name: str = ""
@@ -160,6 +171,7 @@ class LiveState:
     round: int = 0
     attempt: int = 1
     began_at: float | None = None
+    took_s: float | None = None
     now: float = 0.0
     losses: list[float] = field(default_factory=list)
     scored_after: list[int] = field(default_factory=list)
@@ -189,23 +201,24 @@ class LiveState:
         return self.devices.setdefault(name, LiveDevice(name))
 
     def mark(self, name: str, doing: str, why: str = "") -> LiveDevice:
-        """Set a device's activity and the reason for it."""
+        """Set a device's activity and the reason for it. One that is left out stays so until it is taken in."""
         device = self.device(name)
-        device.doing, device.why = doing, why
+        if device.doing != LEFT_OUT:
+            device.doing, device.why = doing, why
         return device
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds between the first event and the latest."""
-        return self.now - (self.began_at or self.now)
+        """Seconds from the run's begin to the latest event; all waiting is in it, also for a coordinator."""
+        return self.now - (self.began_at or self.now) if self.took_s is None else self.took_s
 
 
 def _run_started(state: LiveState, event: EventRow) -> str:
     data = event.data
+    state.began_at, state.took_s = float(data.get("began_at") or state.began_at or event.at), None
     state.ended = state.failure = ""
-    for device in state.devices.values():  # of before the coordinator's restart
-        if device.doing != LEFT_OUT:
-            state.mark(device.name, "lost", "not back since the coordinator started again")
+    for name in state.devices:  # of before the coordinator's restart
+        state.mark(name, "lost", "not back since the coordinator started again")
     state.name, state.recipe = str(data.get("name", "")), str(data.get("recipe", ""))
     state.stages, state.rounds_total = _how_many(data.get("stages")), _how_many(data.get("rounds_total"))
     parts = [f"{state.name}: recipe {state.recipe}", f"{state.stages} stages, {state.rounds_total} rounds"]
@@ -213,7 +226,8 @@ def _run_started(state: LiveState, event: EventRow) -> str:
         parts.append(f"model of {_how_many(data.get('parts'))} parts, {units.mib(data['bytes'])}")
     if data.get("broker"):
         parts.append(f"broker {units.public_url(str(data['broker']))}")
-    return "run started: " + " · ".join(parts)
+    begins = f"run goes on{f' at stage {event.stage} round {event.round}' if event.stage else ''}"
+    return f"{begins if data.get('resumed') else 'run started'}: " + " · ".join(parts)
 
 
 def _device_joined(state: LiveState, event: EventRow) -> str:
@@ -231,9 +245,7 @@ def _device_joined(state: LiveState, event: EventRow) -> str:
 
 def _device_left(state: LiveState, event: EventRow) -> str:
     why = str(event.data.get("reason") or "")
-    device = state.device(event.device)
-    if device.doing != LEFT_OUT:
-        state.mark(event.device, "lost", why or "lost contact")
+    device = state.mark(event.device, "lost", why or "lost contact")
     if why == "offline":
         device.heard_at, device.heard_by = event.at, "last will"
     return f"{event.device} left" + (f": {why}" if why else "")
@@ -244,12 +256,15 @@ def _stage_planned(state: LiveState, event: EventRow) -> str:
     lines = [f"stage {event.stage} planned"]
     for placement in event.data.get("placements", []):
         name, fits = str(placement.get("device", "")), placement.get("ok", True)
-        why = "" if fits else refusal_text(placement)
-        device = state.mark(name, "idle" if fits else "refused", why)
+        text, device = _placement(placement), state.device(name)
         if not fits:
+            text = f"refused, {refusal_text(placement)}"
+            state.mark(name, "refused", refusal_text(placement))
             state.refusals[name, event.stage, event.kind] = refusal_of(placement)
+        elif device.doing not in ("lost", "quarantined"):  # a plan says what it could train, not that it is asked
+            state.mark(name, "idle")
         device.predicted_bytes, device.measured_bytes = placement.get("step_peak_bytes") or None, None
-        lines.append(f"  {name}: " + (_placement(placement) if fits else f"refused, {why}"))
+        lines.append(f"  {name}: {LEFT_OUT if placement.get('left_out') else text}")
     return "\n".join(lines)
 
 
@@ -270,9 +285,7 @@ def _round_started(state: LiveState, event: EventRow) -> str:
         if device.name in _names(chosen):
             state.mark(device.name, "waiting")
             device.step, device.loss = 0, None
-        elif device.doing not in ("refused", "lost", "quarantined", LEFT_OUT) and device.name not in data.get(
-            "behind", ()
-        ):
+        elif device.doing not in ("refused", "lost", "quarantined") and device.name not in data.get("behind", ()):
             state.mark(device.name, "idle")
     attempt = f", attempt {data['attempt']}" if state.attempt > 1 else ""
     return f"stage {event.stage} round {event.round} started{attempt}: {_listed(chosen)}"
@@ -284,7 +297,7 @@ def _listed(value: object) -> str:
 
 def _progress(state: LiveState, event: EventRow) -> None:
     device = state.device(event.device)
-    device.doing = "training"
+    state.mark(event.device, "training", device.why)
     device.step, device.steps = int(event.data.get("step") or 0), int(event.data.get("steps") or 0)
     device.loss = event.data.get("loss", device.loss)
 
@@ -334,7 +347,7 @@ def _paused(state: LiveState, event: EventRow) -> str:
     by = event.data.get("by", "")
     if event.kind == "pausing":
         return f"the run pauses ({by}) when the open round is over"
-    return f"the run is paused ({by}): no round opens until `edgefl runs resume RUN`"
+    return f"the run is paused ({by}): no round opens until `edgefl runs resume {event.data.get('run', 'RUN')}`"
 
 
 def _resumed(state: LiveState, event: EventRow) -> str:
@@ -344,12 +357,13 @@ def _resumed(state: LiveState, event: EventRow) -> str:
 
 def _left_out(state: LiveState, event: EventRow) -> str:
     by = str(event.data.get("by", ""))
-    state.mark(event.device, LEFT_OUT, f"by {by}")
+    state.mark(event.device, LEFT_OUT, f"by an operator, {_PLACES[by]}" if by in _PLACES else f"by {by}")
     return f"{event.device} is left out of the run ({by})"
 
 
 def _taken_in(state: LiveState, event: EventRow) -> str:
-    state.mark(event.device, "idle")
+    device, there = state.device(event.device), event.data.get("online", True)
+    device.doing, device.why = ("idle", "") if there else ("lost", "taken in while it was away")
     return f"{event.device} is taken in again ({event.data.get('by', '')})"
 
 
@@ -362,15 +376,15 @@ def _replanned(state: LiveState, event: EventRow) -> str:
 
 def _update(state: LiveState, event: EventRow) -> str:
     device, data = state.device(event.device), event.data
-    device.doing, device.step = "done", device.steps
+    state.mark(event.device, "done", device.why).step = device.steps
     device.loss = data.get("loss", device.loss)
     device.measured_bytes = data.get("step_peak_bytes") or device.measured_bytes
     up, down = data.get("payload_up_bytes") or 0, data.get("payload_down_bytes") or 0
     device.sent_bytes += up
     device.received_bytes += down
     device.took("payload_bytes", up + down)
-    device.flops += device.took("flops", data.get("flops"))
-    device.energy_j += device.took("energy_j", data.get("energy_j"))
+    device.flops = device.took("flops", data.get("flops"), device.flops)
+    device.energy_j = device.took("energy_j", data.get("energy_j"), device.energy_j)
     for figure in ("step_peak_bytes", "process_peak_bytes", "cuda_reserved_peak_bytes"):
         device.took(figure, data.get(figure))
     return (
@@ -433,6 +447,7 @@ def _figures(values: Sequence[float]) -> str:
 
 def _ended(state: LiveState, event: EventRow) -> str:
     failed = event.kind == "run_failed"
+    state.took_s = event.data.get("seconds")
     state.ended = {"run_failed": "failed", "run_stopped": "stopped"}.get(
         event.kind, str(event.data.get("status", "done"))
     )
@@ -446,7 +461,7 @@ def _ended(state: LiveState, event: EventRow) -> str:
     status = (
         f"stopped ({event.data.get('by', '')})" if event.kind == "run_stopped" else event.data.get("status", "finished")
     )
-    return f"run {status} after {units.seconds(event.data.get('seconds'))}{where}"
+    return f"run {status} after {units.whole_seconds(event.data.get('seconds'))}{where}"
 
 
 class EventKind(NamedTuple):

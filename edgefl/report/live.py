@@ -75,7 +75,7 @@ class LiveView:
         shown, rest = every[:MAX_DEVICES], every[MAX_DEVICES:]
         blocks: list[Text | Table] = [Text(), _head(self.state), _table(shown)]
         for device in (device for device in shown if device.why):
-            words = Text(f"{device.name} {device.doing}: ", style=_STYLES.get(device.doing, ""))
+            words = Text(f"{device.name} {device.word}: ", style=_STYLES.get(device.doing, ""))
             blocks.append(words.append(device.why, style="dim"))
         if rest:
             busy = sum(device.doing in ("training", "waiting") for device in rest)
@@ -93,7 +93,7 @@ def _head(state: LiveState) -> Text:
     if state.paused and not state.ended:
         text.append(f" · {state.paused}", style="yellow not bold")
     text.append(f"  {state.rounds_done} of {state.rounds_total} rounds done", style="not bold")
-    text.append(f"  {units.seconds(round(state.elapsed_s, 1))}", style="dim not bold")
+    text.append(f"  {units.whole_seconds(state.elapsed_s)}", style="dim not bold")
     return text
 
 
@@ -109,12 +109,12 @@ def _table(devices: list[LiveDevice]) -> Table:
         bar = ProgressBar(total=device.steps or 1, completed=done, width=14)
         table.add_row(
             Text(device.name, style="bold"),
-            Text(device.doing, style=_STYLES.get(device.doing, "")),
+            Text(device.word, style=_STYLES.get(device.doing, "")),
             bar if device.doing in ("training", "done") else "",
             units.number(device.loss),
             f"{_mib(device.predicted_bytes)} / {_mib(device.measured_bytes)}",
             f"{_mib(device.sent_bytes)} / {_mib(device.received_bytes)}",
-            units.number(units.scaled(device.flops, "FLOP")),
+            units.NOTHING if device.flops is None else units.number(units.scaled(device.flops, "FLOP")),
         )
     return table
 

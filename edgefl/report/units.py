@@ -76,6 +76,11 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def whole_seconds(value: float | None) -> str:
+    """A duration without parts of a second: 4 s, 2 min 05 s."""
+    return f"{round(value)} s" if value is not None and round(value) < 60 else seconds(value)
+
+
 def ago(seconds: float) -> str:
     """How long ago, in one unit: just now, 12 min ago, 3 h ago, 5 days ago."""
     for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):

@@ -420,7 +420,7 @@ def test_one_that_is_left_out_ends_its_part() -> None:
     assert (play.status("a"), play.state.devices["a"].left_out) == ("left_out", "terminal")
     assert of(do.SendDrain, play.hello("a")) == of(do.SendDrain, out)
     out = play.take_in("a")
-    assert told(out) == [("taken_in", "a", {"by": "web"})]
+    assert told(out) == [("taken_in", "a", {"by": "web", "online": True})]
     assert of(do.SendWelcome, out) == [do.SendWelcome("a")]
     steps = Steps(play.state, 0.0)
     release(steps, "a", why)
@@ -434,7 +434,7 @@ def test_a_pause_is_recorded_with_who_asked() -> None:
     assert play.state.dropped == {"paused already": 1}
     assert told(play.resume()) == [("resumed", "", {"by": "web"})]
     early = Play()
-    assert told(early.pause()) == [("paused", "", {"by": "terminal"})]
+    assert told(early.pause()) == [("paused", "", {"by": "terminal", "run": "r1"})]
     play.now = 4.0
     assert told(play.stop()) == [("run_stopped", "", {"by": "terminal", "seconds": 4.0})]
 

@@ -259,6 +259,15 @@ def test_a_device_that_is_left_out_is_drained_and_asked_for_nothing_until_it_is_
     assert online or phase is Phase.WAITING
 
 
+def test_the_plan_says_who_was_left_out_while_it_was_made_and_no_offer_follows() -> None:
+    play = planning()
+    play.leave_out("a")
+    out = play.finish_plan()
+    (planned,) = [one for one in of(EventRow, out) if one.kind == "stage_planned"]
+    assert {one["device"]: one.get("left_out") for one in planned.data["placements"]} == {"a": "terminal", "b": None}
+    assert [one.device for one in of(do.SendOffer, out)] == ["b"]
+
+
 def test_the_open_round_goes_on_without_a_device_that_is_left_out() -> None:
     play = in_round()
     play.announce("a")

@@ -132,7 +132,7 @@ def test_on_a_terminal_the_display_shows_devices_and_what_they_spent() -> None:
     text = live_text(force_terminal=True)
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.split("run finished")[-1])
     assert "1 of 12 rounds done" in last
-    assert re.search(r"orin-nano +done +━+ +1\.21 +11\.6 / 10\.7 +0\.763 / 1\.05", last)
+    assert re.search(r"orin-nano +waiting +━+ +1\.21 +11\.6 / 10\.7 +0\.763 / 1\.05", last)
     assert "tiny refused: step memory over budget: needs 4.93 MiB, allowed 3.00 MiB" in last
 
 
@@ -143,6 +143,77 @@ def test_the_view_survives_events_of_another_version() -> None:
         for kind in ("round_closed", "update", "progress", "stage_planned", "evaluated", "declined", "run_failed"):
             view.feed(EventRow(kind=kind, device="d"))
     assert LiveState().apply(EventRow(kind="a_new_kind")) is None
+
+
+#: Events that would show a device at work, or as waiting for it.
+AT_WORK = [
+    EventRow(10.0, "stage_planned", 2, data={"placements": [{"device": "a", "ok": True, "step_peak_bytes": MIB}]}),
+    EventRow(10.0, "stage_planned", 2, data={"placements": [{"device": "a", "ok": False, "reason": "labels"}]}),
+    EventRow(10.0, "round_started", 2, 1, data={"participants": ["b"]}),
+    EventRow(10.0, "progress", 2, 1, "a", {"step": 1, "steps": 2}),
+    EventRow(10.0, "update", 2, 1, "a", {"loss": 1.0}),
+    EventRow(10.0, "rejected", 2, 1, "a", {"reason": "change"}),
+    EventRow(10.0, "readmitted", 2, 1, "a"),
+    EventRow(10.0, "replanned", 2, 1, "a"),
+    EventRow(10.0, "device_left", 2, 1, "a"),
+    EventRow(10.0, "device_joined", 2, 1, "a"),
+    EventRow(10.0, "run_started", data={"resumed": True}),
+]
+
+
+@pytest.mark.parametrize("event", AT_WORK, ids=lambda event: event.kind)
+def test_a_device_that_is_left_out_stays_so_until_it_is_taken_in(event: EventRow) -> None:
+    state = LiveState()
+    for one in (EventRow(1.0, "device_joined", device="a"), EventRow(2.0, "left_out", device="a", data={"by": "web"})):
+        state.apply(one)
+    state.apply(event)
+    assert (state.devices["a"].doing, state.devices["a"].why) == ("left out", "by an operator, on the live page")
+    state.apply(EventRow(11.0, "taken_in", device="a", data={"by": "web", "online": True}))
+    assert (state.devices["a"].word, state.devices["a"].why) == ("waiting", "")
+    state.apply(EventRow(12.0, "left_out", device="a", data={"by": "web"}))
+    state.apply(EventRow(13.0, "taken_in", device="a", data={"by": "web", "online": False}))
+    assert state.devices["a"].word == "away"
+
+
+@pytest.mark.parametrize(("kind", "doing"), [("device_left", "lost"), ("quarantined", "quarantined")])
+def test_a_plan_that_fits_does_not_bring_a_device_back(kind: str, doing: str) -> None:
+    state = LiveState()
+    state.apply(EventRow(1.0, "device_joined", device="a"))
+    state.apply(EventRow(2.0, kind, device="a"))
+    state.apply(AT_WORK[0])
+    assert state.devices["a"].doing == doing
+
+
+def test_the_line_of_a_plan_says_who_is_left_out() -> None:
+    placements = [{"device": "left", "ok": True, "left_out": "web"}, {"device": "right", "ok": True}]
+    text = LiveState().apply(EventRow(1.0, "stage_planned", 2, data={"placements": placements}))
+    assert text is not None
+    assert text.split("\n")[1] == "  left: left out"
+    assert text.split("\n")[2].startswith("  right: trains")
+
+
+def test_a_pause_names_the_run_that_its_command_resumes() -> None:
+    text = LiveState().apply(EventRow(1.0, "paused", data={"by": "web", "run": "x9"}))
+    assert text == "the run is paused (web): no round opens until `edgefl runs resume x9`"
+
+
+def test_a_run_that_goes_on_says_where_and_counts_its_time_from_its_first_begin() -> None:
+    state = LiveState()
+    state.apply(EventRow(995.0, "page", data={"url": "http://x"}))
+    data = {"name": "n", "parts": 20, "bytes": MIB, "began_at": 400.0, "resumed": True}
+    text = state.apply(EventRow(1000.0, "run_started", 2, 3, data=data))
+    assert text is not None
+    assert text.startswith("run goes on at stage 2 round 3: n")
+    assert "model of 20 parts" in text
+    state.apply(EventRow(1009.6, "warning"))
+    assert state.elapsed_s == pytest.approx(609.6)
+    assert state.apply(EventRow(1010.4, "run_stopped", data={"by": "web", "seconds": 609.7})) == (
+        "run stopped (web) after 10 min 10 s"
+    )
+    assert state.elapsed_s == 609.7
+    done = state.apply(EventRow(1.0, "run_started", data={"resumed": True}))
+    assert done is not None
+    assert done.startswith("run goes on: ")
 
 
 def test_sparklines_run_from_lowest_to_highest() -> None:
