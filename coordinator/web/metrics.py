@@ -24,7 +24,7 @@ _COSTS = {
     "payload_bytes": ("round_payload_bytes", "payload of a round, both ways"),
     "energy_j": ("round_energy_joules", "energy of a round"),
 }
-_TOTALS: tuple[tuple[str, str, Callable[[DeviceView], float]], ...] = (
+_TOTALS: tuple[tuple[str, str, Callable[[DeviceView], float | None]], ...] = (
     ("sent_bytes", "Payload that the device has sent.", lambda device: device.sent_bytes),
     ("received_bytes", "Payload that the device has received.", lambda device: device.received_bytes),
     ("operations", "Floating-point operations of its training.", lambda device: device.flops),
@@ -54,8 +54,10 @@ def _of_run(now: Snapshot) -> Iterator[Metric]:
     yield _gauge("run_ended", "1 when the run is over, by whatever end.", run, bool(now.ended))
     yield _gauge("run_paused", "1 while the run is paused, or pauses after its round.", run, bool(now.paused))
     yield _gauge("run_elapsed_seconds", "Time since the run began.", run, now.elapsed_s)
-    yield _gauge("run_stage", "The stage that is trained, from 1.", run, now.stage)
-    yield _gauge("run_rounds_planned", "Rounds that the run has in all stages.", run, now.rounds_total)
+    if now.rounds_total:  # it has begun
+        yield _gauge("run_rounds_planned", "Rounds that the run has in all stages.", run, now.rounds_total)
+    if now.stage:
+        yield _gauge("run_stage", "The stage that is trained, from 1.", run, now.stage)
     rounds = CounterMetricFamily("edgefl_run_rounds_done", "Rounds that are closed.", labels=["run"])
     rounds.add_metric([now.run], now.rounds_done)
     yield rounds
@@ -66,8 +68,8 @@ def _of_run(now: Snapshot) -> Iterator[Metric]:
     loss = GaugeMetricFamily("edgefl_run_training_loss", "Mean loss of the last round's devices.", labels=["run"])
     labels = ["run", "metric", "given", "mask"]
     test = GaugeMetricFamily("edgefl_run_test_score", "Last test metric, by what the model was given.", labels=labels)
-    for curve in now.curves:
-        value = curve.points[-1][1] if curve.points else float("nan")
+    for curve in (curve for curve in now.curves if curve.points):
+        value = curve.points[-1][1]
         if curve.given == "training":
             loss.add_metric([now.run], value)
         else:
@@ -90,8 +92,9 @@ def _of_devices(now: Snapshot) -> Iterator[Metric]:
     yield from (online, heard, loss)
     for name, text, of in _TOTALS:
         total = CounterMetricFamily(f"edgefl_device_{name}", text, labels=place)
-        for device in shown:
-            total.add_metric([now.run, device.name], of(device))
+        for device, value in ((device, of(device)) for device in shown):
+            if value is not None:  # what was not measured is no zero
+                total.add_metric([now.run, device.name], value)
         yield total
     for figure, (name, text) in _COSTS.items():
         words = f"Most {text} so far (measured), and the limit (budget)."

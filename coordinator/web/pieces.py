@@ -12,6 +12,7 @@ import msgspec
 
 from coordinator.web.snapshot import GROUP_OF, GROUPS, Curve, DeviceView, Snapshot
 from edgefl.report import units
+from edgefl.report.events import WORDS
 
 #: Pieces that change while a run goes on, in the page's order.
 PIECES = ("head", "now", "fleet", "curves", "refusals", "log", "downloads")
@@ -97,11 +98,11 @@ def clock(at: float) -> str:
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Curves of one metric as the page's script draws them; a line is its label and its points."""
+    """Curves of one metric as the page's script draws them; a line is its label and its points (x, y, y in words)."""
 
     title: str
     unit: str
-    lines: tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
+    lines: tuple[tuple[str, tuple[tuple[int, float, str], ...]], ...]
 
 
 def plots(snapshot: Snapshot) -> list[Plot]:
@@ -115,7 +116,7 @@ def plots(snapshot: Snapshot) -> list[Plot]:
         for one in curves:
             label = f"{one.given}, {one.mask} mask" if one.mask else one.given
             label = f"test, {label}" if metric == "loss" and one.given != "training" else label
-            lines.append((label, tuple((x, round(scale * y, 4)) for x, y in one.points)))
+            lines.append((label, tuple((x, round(scale * y, 4), units.score(metric, y)) for x, y in one.points)))
         found.append(Plot(metric.replace("_", " "), "%" if units.is_share(metric) else "", tuple(lines)))
     return found
 
@@ -133,20 +134,21 @@ def cards(snapshot: Snapshot) -> list[Card]:
     found = []
     for plot in plots(snapshot):
         label, points = plot.lines[0]
-        best = units.number(points[-1][1]) + (f" {plot.unit}" if plot.unit else "")
-        found.append(Card(plot.title, best, f"{label}, round {points[-1][0]}"))
+        last, _, best = points[-1]
+        found.append(Card(plot.title, best, f"{label}, round {last}"))
     every = snapshot.devices
-    at_work = sum(snapshot.counts.get(group, 0) for group in ("training", "transferring"))
+    at_work = sum(snapshot.counts.get(group, 0) for group in ("training", "receiving", "sending"))
     sent, received = sum(d.sent_bytes for d in every), sum(d.received_bytes for d in every)
     peaks = [d.step_peak_bytes for d in every if d.step_peak_bytes is not None]
-    energy = sum(d.energy_j for d in every)
+    flops = [d.flops for d in every if d.flops is not None]
+    energy = [d.energy_j for d in every if d.energy_j is not None]
     return [
         *found[:3],
         Card("devices at work", f"{at_work} of {len(every)}", f"{snapshot.counts.get('away', 0)} away"),
         Card("payload", units.mib(sent), f"sent; received {units.mib(received)}"),
         Card("largest step memory", units.mib(max(peaks, default=None)), "of any device in a round"),
-        Card("FLOPs", units.gflop(sum(d.flops for d in every)), "all devices, forward and backward"),
-        *([Card("energy", units.quantity(energy, "J"), "of devices that measure it")] if energy else []),
+        Card("FLOPs", units.gflop(sum(flops) if flops else None), "all devices, forward and backward"),
+        *([Card("energy", units.quantity(sum(energy), "J"), "of devices that measure it")] if energy else []),
     ]
 
 
@@ -159,8 +161,8 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"seconds": units.seconds, "clock": clock, "number": units.number}
-    made.globals |= {"groups": tuple(GROUPS), "quantity": units.quantity}
+    made.filters |= {"seconds": units.whole_seconds, "clock": clock, "number": units.number}
+    made.globals |= {"groups": tuple(GROUPS), "quantity": units.quantity, "words": WORDS}
     return made
 
 

@@ -21,7 +21,8 @@ MOST_POINTS = 400
 #: Group of the page -> the activities in it.
 GROUPS: dict[str, tuple[str, ...]] = {
     "training": ("training",),
-    "transferring": ("receiving", "sending"),
+    "receiving": ("receiving",),
+    "sending": ("sending",),
     "waiting": ("waiting", "done", "idle", "late"),
     "away": ("lost",),
     "refused": ("refused", "declined", "rejected", "quarantined", LEFT_OUT),
@@ -69,11 +70,15 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class DeviceView(msgspec.Struct, frozen=True):
-    """A device: activity and since when it does what, sign of life and its source, costs so far."""
+    """A device: activity (and its ``word``), since when it does what, sign of life and its source, costs so far.
+
+    ``flops``, ``energy_j``: None where no update has told them.
+    """
 
     name: str
     profile: str
     doing: str
+    word: str
     group: str
     why: str
     step: int
@@ -84,8 +89,8 @@ class DeviceView(msgspec.Struct, frozen=True):
     bars: tuple[Bar, ...]
     sent_bytes: float
     received_bytes: float
-    flops: float
-    energy_j: float
+    flops: float | None
+    energy_j: float | None
     spans: tuple[tuple[float, str], ...]
     step_peak_bytes: float | None  # also where no budget limits it, and it has no bar
 
@@ -235,6 +240,7 @@ def _view(device: LiveDevice) -> DeviceView:
     own = {name: getattr(device, name) for name in DeviceView.__struct_fields__ if hasattr(device, name)}
     group, bars, spans = GROUP_OF.get(device.doing, "waiting"), tuple(_bars(device)), tuple(device.spans)
     peak = device.highest.get("step_peak_bytes")
+    own["why"] = f"{LEFT_OUT} {device.why}" if device.doing == LEFT_OUT else device.why
     return DeviceView(**{**own, "group": group, "bars": bars, "spans": spans, "step_peak_bytes": peak})
 
 
@@ -263,27 +269,39 @@ def _refused(device: str, stage: int, kind: str, why: Refusal) -> Refused:
 
 def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
     """How the run stands, in one sentence. ``phase``: the machine's, where it is known."""
-    total, spent = len(state.devices), units.seconds(round(state.elapsed_s))
+    total = len(state.devices)
     if state.failure:
         return f"The run failed: {state.failure}"
     if state.ended:
+        spent = units.whole_seconds(state.elapsed_s)
         return f"The run is {state.ended}: {_many(state.rounds_done, 'round')} in {spent}, {_many(total, 'device')}."
+    before = {"paused": "Paused. ", "pausing": "Pausing after this round. "}.get(state.paused, "")
     if phase == "planning":
-        return f"Planning which of {_many(total, 'device')} can train the next stage within their budgets."
+        asked = sum(device.doing != LEFT_OUT for device in state.devices.values())
+        return f"{before}Planning which of {_many(asked, 'device')} can train the next stage within their budgets."
     if not state.round:
-        return f"Waiting for devices; {total or 'none'} {'is' if total == 1 else 'are'} here."
+        return f"{before}Waiting for devices; {total or 'none'} {'is' if total == 1 else 'are'} here."
+    stage, done = f"stage {state.stage} of {state.stages}", state.rounds_done
+    if phase == "evaluating":
+        return f"{before}Evaluating round {done} of {state.rounds_total} ({stage})."
+    if state.paused == "paused":  # no round is open
+        return f"Paused after round {done} of {state.rounds_total} ({stage}): {_who(total, counts)}."
+    where = f"Round {min(done + 1, state.rounds_total)} of {state.rounds_total}"
+    again = f", attempt {state.attempt}" if state.attempt > 1 else ""
+    return f"{before}{where}, in {stage}{again}: {_who(total, counts)}."
+
+
+def _who(total: int, counts: Counter[str]) -> str:
+    """How many of the devices do what."""
     said: dict[str, Callable[[int], str]] = {
         "training": lambda n: f"{n} of {_many(total, 'device')} {'trains' if n == 1 else 'train'}",
-        "transferring": lambda n: f"{n} {'transfers' if n == 1 else 'transfer'}",
+        "receiving": lambda n: f"{n} {'receives' if n == 1 else 'receive'}",
+        "sending": lambda n: f"{n} {'sends' if n == 1 else 'send'}",
         "waiting": lambda n: f"{n} {'waits' if n == 1 else 'wait'}",
         "away": lambda n: f"{n} {'is' if n == 1 else 'are'} away",
         "refused": lambda n: f"{n} {'is' if n == 1 else 'are'} refused",
     }
-    words = ", ".join(say(counts[group]) for group, say in said.items() if counts[group] or group == "training")
-    where = f"Round {min(state.rounds_done + 1, state.rounds_total)} of {state.rounds_total}"
-    again = f", attempt {state.attempt}" if state.attempt > 1 else ""
-    sentence = f"{where}, in stage {state.stage} of {state.stages}{again}: {words}."
-    return {"paused": "Paused. ", "pausing": "Pausing after this round. "}.get(state.paused, "") + sentence
+    return ", ".join(say(counts[group]) for group, say in said.items() if counts[group] or group == "training")
 
 
 def _many(number: int, noun: str) -> str:

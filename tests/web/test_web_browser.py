@@ -39,7 +39,8 @@ def test_a_run_is_watched_and_steered_from_a_browser(tmp_path: Path) -> None:
         witness = Witness(context, origin)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
-        page.on("dialog", lambda dialog: dialog.accept())
+        asked: list[str] = []
+        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
         page.goto(link)
         page.wait_for_url(f"{origin}/")
         standing, link_state = page.locator("h1"), page.locator("body")
@@ -54,7 +55,7 @@ def test_a_run_is_watched_and_steered_from_a_browser(tmp_path: Path) -> None:
         page.get_by_role("button", name="Pause").click()
         expect(standing).to_contain_text("Paus", timeout=PATIENCE_MS)
         run.expect("paused")
-        expect(standing).to_contain_text("Paused.", timeout=PATIENCE_MS)
+        expect(standing).to_contain_text("Paused after round", timeout=PATIENCE_MS)
         page.locator("#device-right").get_by_role("button", name="Leave out").click()
         expect(page.locator("#device-right .chip")).to_have_text("left out", timeout=PATIENCE_MS)
         expect(page.locator("#device-right").get_by_role("button")).to_have_text(["Take in"], timeout=PATIENCE_MS)
@@ -76,6 +77,10 @@ def test_a_run_is_watched_and_steered_from_a_browser(tmp_path: Path) -> None:
         page.get_by_role("button", name="Stop").click()
         expect(link_state).to_have_attribute("data-link", "over", timeout=PATIENCE_MS)
         expect(standing).to_contain_text("The run is stopped")
+        expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+        expect(page.get_by_role("button", name="Leave out")).to_have_count(0)
+        expect(page.locator("header")).to_contain_text("edgefl-coordinator run --resume r1", timeout=PATIENCE_MS)
+        assert asked == ["Stop the run? --resume r1 goes on with it."]
         assert run.wait() is not None
         assert (witness.foreign, witness.faults) == ([], [])
         context.close()

@@ -85,6 +85,27 @@ def test_the_samples_are_the_run_s_figures(tmp_path: Path) -> None:
 def test_a_run_that_has_not_begun_has_metrics_too(tmp_path: Path) -> None:
     found = samples(scraped(Page(tmp_path), tmp_path))
     assert found["edgefl_run_ended", (("run", "r1"),)] == 0
+    assert not {name for name, _ in found} & {"edgefl_run_stage", "edgefl_run_rounds_planned"}, "not known yet"
+
+
+def test_what_is_not_measured_has_no_sample(tmp_path: Path) -> None:
+    measured = EventRow(8.0, "update", 1, 1, "b", {"loss": 0.5, "energy_j": 0.0})
+    found = samples(scraped(Page(tmp_path, [*EVENTS, measured]), tmp_path))
+    having = {dict(labels)["device"] for name, labels in found if name == "edgefl_device_energy_joules_total"}
+    assert having == {"b"}
+    assert found["edgefl_device_energy_joules_total", (("device", "b"), ("run", "r1"))] == 0
+    having = {dict(labels)["device"] for name, labels in found if name == "edgefl_device_operations_total"}
+    assert having == {"a"}
+
+
+def test_a_device_left_out_during_a_plan_counts_as_refused(tmp_path: Path) -> None:
+    out = EventRow(8.0, "left_out", 2, 1, "a", {"by": "web"})
+    planned = EventRow(9.0, "stage_planned", 2, data={"placements": [{"device": "a", "ok": True, "left_out": "web"}]})
+    found = samples(scraped(Page(tmp_path, [*EVENTS, out, planned]), tmp_path))
+    run = ("run", "r1")
+    groups = {dict(labels)["group"]: value for (name, labels), value in found.items() if name == "edgefl_run_devices"}
+    assert run in next(labels for name, labels in found if name == "edgefl_run_devices")
+    assert (groups["refused"], groups["waiting"], groups["away"]) == (1, 0, 1)
 
 
 def test_a_vast_fleet_has_a_bounded_number_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

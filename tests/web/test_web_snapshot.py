@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
-from page_fixture import Page
+from page_fixture import Page, Recorder
 from test_report_live import live_events
 
 from coordinator.web.pieces import FEW, Axis, View, cards, plots
 from coordinator.web.snapshot import GROUPS, MOST_POINTS, REMEDIES, DeviceView, Feed, Snapshot
-from edgefl.report.events import MOST_SPANS, REASONS
+from edgefl.report.events import MOST_SPANS, REASONS, LiveDevice
 from edgefl.run_records import EventRow
 
 MIB = 2**20
@@ -96,6 +98,98 @@ def test_the_sentence_says_that_the_next_stage_is_being_planned() -> None:
     assert "0 of 1 device train, 1 waits" in fed(begun, feed=feed).standing
 
 
+def test_a_device_left_out_while_a_stage_is_planned_stays_left_out(tmp_path: Path) -> None:
+    """Headline, list, counts and its button, whatever the planner then says of it."""
+    phases = iter(["planning", "planning", "round"])
+    feed = Feed("r1", {}, lambda: next(phases))
+    joined = [EventRow(1.0, "device_joined", device=name) for name in ("left", "right")]
+    rounds = [EventRow(2.0, "round_started", 1, 1, data={"participants": ["left", "right"]})]
+    fed(*joined, *rounds, EventRow(3.0, "stage_finished", 1, 2), feed=feed)
+    out = EventRow(4.0, "left_out", 2, 1, "left", {"by": "web"})
+    assert "which of 1 device can" in fed(out, feed=feed).standing
+    placed = [{"device": name, "ok": True} for name in ("left", "right")]
+    planned = fed(EventRow(5.0, "stage_planned", 2, data={"placements": placed}), feed=feed)
+    left = device(planned, "left")
+    assert (left.word, left.group, left.why) == ("left out", "refused", "left out by an operator, on the live page")
+    assert planned.counts == {"refused": 1, "waiting": 1}
+    text = Page(tmp_path, [*joined, *rounds, out], act=Recorder()).client.get("/").text
+    assert text.split('id="device-right"')[0].count("Take in") == 1
+
+
+def test_the_sentence_says_which_round_is_evaluated_and_after_which_the_run_is_paused() -> None:
+    begun = [
+        EventRow(1.0, "run_started", data={"stages": 6, "rounds_total": 12}),
+        EventRow(1.0, "device_joined", device="a"),
+        *(EventRow(2.0 + n, "round_closed", 1 + n // 2, 1 + n % 2) for n in range(5)),
+        EventRow(8.0, "round_started", 3, 2, data={"participants": ["a"]}),
+    ]
+    closed = EventRow(9.0, "round_closed", 3, 2, data={"participants": ["a"]})
+    feed = Feed("r1", {}, lambda: "evaluating")
+    assert fed(*begun, closed, feed=feed).standing == "Evaluating round 6 of 12 (stage 3 of 6)."
+    pausing = EventRow(10.0, "pausing", 3, 2, data={"by": "web"})
+    assert fed(pausing, feed=feed).standing == ("Pausing after this round. Evaluating round 6 of 12 (stage 3 of 6).")
+    paused = EventRow(11.0, "paused", 4, 1, data={"by": "web"})
+    assert fed(*begun, closed, paused).standing.startswith("Paused after round 6 of 12 (stage 3 of 6): 0 of 1 device")
+
+
+def test_legend_filter_headline_and_badges_have_one_vocabulary(tmp_path: Path) -> None:
+    page = Page(tmp_path, live_events()).client.get("/").text
+    words = ["training", "receiving", "sending", "waiting", "away", "refused"]
+    assert list(GROUPS) == words
+    assert re.findall(r"<option>(\w+)</option>", page) == words
+    legend = page[page.index('class="legend"') : page.index('id="fleet"')]
+    assert re.findall(r"</svg>(\w+)</li>", legend) == words
+    every = {activity for activities in GROUPS.values() for activity in activities}
+    more = {"declined", "rejected", "quarantined", "left out"}  # which the list says more exactly than "refused"
+    assert {LiveDevice("a", doing).word for doing in every} == {*words, *more}
+    documented = (Path(__file__).parents[2] / "docs" / "web.md").read_text()
+    assert {word for word in (*words, *more) if f"*{word}*" not in documented} == set()
+
+
+def test_a_score_is_rounded_the_same_way_everywhere(tmp_path: Path) -> None:
+    """0.9625 is 96.2 % in a line, on a card and in a curve's legend."""
+    values = [{"available": ["acc"], "missing": "none", "metric": "accuracy", "value": 0.9625}]
+    told = fed(EventRow(1.0, "evaluated", 1, 1, data={"values": values}))
+    ((_, points),) = plots(told)[0].lines
+    assert "96.2 %" in told.lines[-1].text
+    assert (points[0][2], cards(told)[0].value) == ("96.2 %", "96.2 %")
+
+
+def test_what_no_device_measured_is_a_dash() -> None:
+    told = fed(EventRow(1.0, "device_joined", device="a"), EventRow(2.0, "update", 1, 1, "a", {"loss": 1.0}))
+    assert (told.devices[0].energy_j, told.devices[0].flops) == (None, None)
+    shown = {card.label: card.value for card in cards(told)}
+    assert (shown["FLOPs"], "energy" in shown) == ("—", False)
+    measured = {"energy_j": 0.0, "flops": 2e9}
+    told = fed(*(EventRow(n, "update", 1, n, "a", measured) for n in (1, 2)))
+    assert (told.devices[0].energy_j, told.devices[0].flops) == (0.0, 4e9)
+
+
+def test_a_limit_has_a_bar_and_no_limit_has_none_and_ages_are_whole_seconds(tmp_path: Path) -> None:
+    joined = EventRow(time.time() - 4.2, "device_joined", device="a", data={"budget": {"step_memory_bytes": MIB}})
+    text = Page(tmp_path, [joined]).client.get("/").text
+    assert text.count('class="meter"') == 4
+    assert text.count('<rect class="all" width="100"') == 1
+    assert re.search(r"seen <time [^>]*>4 s</time> ago", text)
+
+
+def test_the_page_of_a_run_that_is_over_has_no_buttons_and_says_how_a_stopped_one_goes_on(tmp_path: Path) -> None:
+    begun = [EventRow(1.0, "run_started"), EventRow(2.0, "device_joined", device="a")]
+
+    def text(*more: EventRow) -> str:
+        page = Page(tmp_path, [*begun, *more], act=Recorder())
+        page.client.get(page.link)
+        return page.client.get("/").text
+
+    assert text().count("<button hx-post") == 1
+    assert "data-ended" not in text()
+    done = text(EventRow(3.0, "run_finished", data={"status": "done"}))
+    assert (done.count("<button hx-post"), " data-ended" in done, "--resume r1 …" in done) == (0, True, False)
+    stopped = text(EventRow(3.0, "run_stopped", data={"by": "web"}))
+    assert (stopped.count("<button hx-post"), " data-ended" in stopped) == (0, True)
+    assert "<code>edgefl-coordinator run --resume r1 …</code>" in stopped
+
+
 def test_a_last_will_is_a_sign_with_its_source_and_silence_is_not() -> None:
     joined = EventRow(1.0, "device_joined", device="a")
     will = fed(joined, EventRow(9.0, "device_left", device="a", data={"reason": "offline"}))
@@ -161,11 +255,11 @@ def test_a_run_that_goes_on_shows_what_was_before(tmp_path: Path) -> None:
 
 def test_curves_are_by_what_the_model_was_given() -> None:
     loss, *_ = reversed(plots(fed(*live_events())))
-    assert (loss.title, loss.lines[0][1]) == ("loss", ((1, 1.21),))
+    assert (loss.title, loss.lines[0][1]) == ("loss", ((1, 1.21, "1.21"),))
     accuracy = plots(fed(*live_events()))[0]
     assert accuracy.unit == "%"
     assert [label for label, _ in accuracy.lines][:2] == ["acc + gyro", "acc, zero mask"]
-    assert all(0 < y <= 100 for _, points in accuracy.lines for _, y in points)
+    assert all(0 < y <= 100 for _, points in accuracy.lines for _, y, _ in points)
 
 
 @pytest.mark.parametrize(

@@ -40,29 +40,38 @@
     const plot = JSON.parse(figure.dataset.plot);
     const rounds = [...new Set(plot.lines.flatMap(([, points]) => points.map(([x]) => x)))].sort((a, b) => a - b);
     const data = [rounds, ...plot.lines.map(([, points]) => { const at = new Map(points); return rounds.map((x) => at.get(x) ?? null); })];
-    if (known && !again && known.lines === plot.lines.length) {
+    const words = [["", rounds.map((x) => [x, 0, x])], ...plot.lines].map(([, points]) => new Map(points.map(([x, , text]) => [x, text])));
+    if (known && !again && known.words.length === words.length) {
+      Object.assign(known, { words, text: figure.dataset.plot });
       known.chart.setData(data);
-      known.text = figure.dataset.plot;
       return;
     }
     known?.chart.destroy();
+    const made = { words, text: figure.dataset.plot };
     const grid = { stroke: style("--line"), width: 1 };
     const axis = { stroke: style("--muted"), grid, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     // Where nothing is pointed at: the newest value.
-    const shown = (unit) => (chart, value, n, at) => {
-      const one = at == null ? chart.data[n].findLast((found) => found != null) : value;
-      return one == null ? "—" : `${Number(one.toPrecision(3))}${unit && ` ${unit}`}`;
+    const shown = (chart, _, n, at) => {
+      const texts = made.words[n];
+      return (at == null ? [...texts.values()].at(-1) : texts.get(chart.data[0][at])) ?? "—";
     };
-    const chart = new uPlot({
+    const stripe = (n) => {
+      const colour = style(`--c${n % 6}`);
+      let from = 0;
+      const stops = dashes[n % 6].map((length, k) => `${k % 2 ? "transparent" : colour} ${from}px ${from += length}px`);
+      return from ? `repeating-linear-gradient(90deg, ${stops})` : colour;
+    };
+    made.chart = new uPlot({
       width: figure.clientWidth, height: 230, title: plot.title + (plot.unit && `, ${plot.unit}`),
       scales: { x: { time: false, range: (_, low, high) => [Math.min(low, 1), Math.max(high, low + 1)] } },
       axes: [{ ...axis, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], values: (_, marks) => marks.map((x) => x) }, { ...axis, size: 46 }],
-      series: [{ label: "round", value: shown("") }, ...plot.lines.map(([label], n) => ({
+      legend: { markers: { width: 0, fill: (_, n) => n && stripe(n - 1) } },
+      series: [{ label: "round", value: shown }, ...plot.lines.map(([label], n) => ({
         label, width: 2, spanGaps: true, stroke: style(`--c${n % 6}`), dash: dashes[n % 6],
-        points: { show: rounds.length < 40, size: 6 }, value: shown(plot.unit),
+        points: { show: rounds.length < 40, size: 6 }, value: shown,
       }))],
     }, data, figure);
-    charts.set(figure, { chart, text: figure.dataset.plot, lines: plot.lines.length });
+    charts.set(figure, made);
   };
   const all = (again) => document.querySelectorAll(".plot").forEach((figure) => draw(figure, again));
   new MutationObserver(() => { clock(); all(false); }).observe(document.querySelector("main"), { subtree: true, childList: true, attributeFilter: ["data-plot"] });
