@@ -282,7 +282,7 @@ def _drain(state: State, message: m.Drain, now: float) -> Step:
     if message.final and state.newest is not None and state.newest.same_run(over):
         # The run never goes on: whatever was offered in it is over.
         state = replace(state, closed=newest_closed(state.closed, state.newest))
-    state, out = _forget(state, over.same_run)
+    state, out = _forget(replace(state, drained=message.reason), over.same_run)
     if message.final:
         state = replace(state, retained=tuple(one for one in state.retained if not one.attempt.same_run(over)))
     if state.current.same_run(over):
@@ -416,7 +416,7 @@ def _keep_trainer_busy(state: State) -> Step:
         due = v.Train(state.task.offer, before[-1].manifest if before else {})
         state = _task_moved(state, due)
     elif state.trainer is TrainerPhase.IDLE and not wanted and state.coordinator and state.connected:
-        due = v.StopTrainer()
+        due = v.StopTrainer(state.drained)
     return (state, []) if due is None else (_trainer_moved(state, due), [due])
 
 

@@ -135,6 +135,7 @@ class State(msgspec.Struct, frozen=True):
     run: str = ""  # the coordinator's run, from its welcome; "": none
     made_ms: int = 0  # when that run was made
     ended: Attempt = Attempt()  # the last run that is finished, from its drain
+    drained: str = ""  # why the coordinator has nothing for this device, by its last drain
     greeting: bool = False  # a hello was sent and its welcome has not come yet
     greeted_at: float = 0.0
     heartbeat_s: float = HEARTBEAT_S
@@ -267,7 +268,9 @@ class StartTrainer(Instruction, frozen=True):
 
 
 class StopTrainer(Instruction, frozen=True):
-    """Give the idle trainer's memory back."""
+    """Give the idle trainer's memory back: ``reason`` is the coordinator's for draining this device."""
+
+    reason: str = ""
 
 
 class Train(Instruction, frozen=True):

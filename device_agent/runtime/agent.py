@@ -233,7 +233,7 @@ class Agent:
             v.Serve: lambda i: self._transfers.serve(i.update, i.grant),
             v.StopServe: lambda i: self._transfers.stop_serve(),
             v.StartTrainer: lambda i: self._trainer_tasks.start(i.preparation),
-            v.StopTrainer: lambda i: self._trainer_tasks.stop(),
+            v.StopTrainer: lambda i: self._trainer_tasks.stop(i.reason),
             v.Train: self._trainer_tasks.train,
             v.Interrupt: lambda i: self.trainer.interrupt(),
         }

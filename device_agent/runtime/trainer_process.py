@@ -216,9 +216,9 @@ class TrainerTasks:
         """Let it load torch and the data, and describe it; ends in TrainerReady or TrainerLost."""
         self._job = self._effects.spawn(self._warm(self._job, preparation))
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """Give its memory back."""
-        self._effects.emit("trainer-stopped", reason="the run is over")
+        self._effects.emit("trainer-stopped", reason=reason or "there is no run for this device")
         self._job = self._effects.spawn(self._trainer.stop())
 
     def train(self, work: Train) -> None:

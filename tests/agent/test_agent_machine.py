@@ -298,8 +298,9 @@ def test_another_coordinator_hears_at_once_what_the_last_one_knew():
 
 
 def test_after_a_drain_the_trainer_gives_its_memory_back():
-    state, out = play(ready(), m.Drain("r1"))
-    assert kinds(out)[-1] == "StopTrainer"
+    why = "this device is left out of the run"
+    state, out = play(ready(), m.Drain("r1", reason=why))
+    assert out[-1] == v.StopTrainer(why)
     state, out = play(state, m.Welcome("c2", run="r2"))
     assert "StartTrainer" in kinds(out)
 
