@@ -44,6 +44,12 @@ def place_of(text: str) -> Place:
     return read_place(text, DEFAULT, _LISTENER)
 
 
+def check_settings(where: str) -> None:
+    """Raise ConfigError for an address or a token with which no page is shown, before anything is made for it."""
+    place_of(where)
+    read_token(TOKEN, _LISTENER.what)
+
+
 def listening(place: Place) -> socket.socket:
     """A socket that listens there. Raises ConfigError that says why it cannot."""
     return listen(place, _LISTENER)

@@ -14,7 +14,16 @@ from edgefl.cli.options import show
 from edgefl.errors import EdgeFLError, StoreError
 from edgefl.report import units
 from edgefl.report.grid import Column, table
-from edgefl.storage.disk import LEDGER_URL, hold_directory, is_held, ledger_file, ledger_of, store_errors
+from edgefl.storage.disk import (
+    EVENTS,
+    LEDGER,
+    LEDGER_URL,
+    hold_directory,
+    is_held,
+    ledger_file,
+    ledger_of,
+    store_errors,
+)
 
 BUNDLES = "bundles"
 #: There from the first thing that is deleted to the last; it says what is left of the run. A crash is gone on from.
@@ -22,6 +31,14 @@ MARK = ".pruning"
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 #: A run that can be gone on with is not old, but unfinished.
 _ENDED = ("done", "failed")
+#: What a start leaves in a run's directory before the run begins. A directory that holds anything else is no start's.
+_OF_A_START = {"run.yaml", "shares", "broker", "logs", "objects", "devices", "agents.json", "web-link", EVENTS, "lock"}
+_OF_A_START |= {f"{LEDGER}{end}" for end in ("", "-wal", "-shm", "-journal")}
+_OF_A_START |= {LEDGER_URL, "control.sock", "tensorboard", "mlflow"}
+#: A start holds no lock while it reads its data; after so long without a change in its directory there is none.
+_STARTING_S = 3600.0
+#: Bytes of an event log in which the run's begin, before which there are few events, is looked for.
+_FIRST_BYTES = 2**20
 
 
 class Pruned(NamedTuple):
@@ -68,30 +85,60 @@ def _chosen(runs: Path, policy: Policy) -> list[tuple[Path, str]]:
     """Every directory of a run, or of what is left of one, newest first, and why it stays."""
     there = [path for path in runs.iterdir() if path.is_dir() and not path.is_symlink()] if runs.is_dir() else []
     chosen = [(path, "") for path in sorted(there) if (path / MARK).is_file()]
-    known = [(*_ended(path), path) for path in there if ledger_file(path) and not (path / MARK).is_file()]
-    for place, (at, why, path) in enumerate(sorted(known, key=lambda one: (-one[0], one[2].name))):
-        if policy.keep is not None and place < policy.keep:
-            why = f"among the newest {policy.keep}"
-        elif policy.older_s is not None and time.time() - at < policy.older_s:
-            why = "not old enough"
-        elif why in ("interrupted", "stopped", "running") and policy.unfinished:
-            why = ""
+    known = [(*_ended(path), path) for path in there if _is_ours(path) and not (path / MARK).is_file()]
+    place = 0
+    for at, why, path in sorted(known, key=lambda one: (-one[0], one[2].name)):
+        if at:
+            why = _kept(place, at, why, policy)
+            place += 1
         chosen.append((path, "it is running" if is_held(path) else why))
     return chosen
 
 
+def _kept(place: int, at: float, why: str, policy: Policy) -> str:
+    """Why a run stays that ended ``at``, with ``place`` newer ones; "": it goes."""
+    if policy.keep is not None and place < policy.keep:
+        return f"among the newest {policy.keep}"
+    if policy.older_s is not None and time.time() - at < policy.older_s:
+        return "not old enough"
+    return "" if why in ("interrupted", "stopped", "running") and policy.unfinished else why
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether it is a run's, or what a start that failed has left."""
+    names = {path.name for path in directory.iterdir()}
+    return ledger_file(directory) is not None or (bool(names & {"run.yaml", "shares"}) and names <= _OF_A_START)
+
+
 def _ended(directory: Path) -> tuple[float, str]:
-    """When a run ended, or began, 0 where that is not known; and "", or why it cannot be said to be over."""
+    """When a run ended, or began, 0 where there is none; and "", or why it cannot be said to be over."""
     from coordinator.ledger.ledger import Ledger
 
     place = ledger_of(directory)
+    if ledger_file(directory) is None:
+        return 0.0, _begins(directory)
     try:
         with Ledger(place, reading=True) as ledger:
-            (run,) = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
-    except (EdgeFLError, ValueError) as error:
-        return 0.0, f"its ledger cannot be read: {getattr(error, 'message', 'it holds no such run')}"
-    status = "interrupted" if run.status == "running" else run.status
-    return run.finished_at or run.started_at, "" if status in _ENDED else status
+            found = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
+    except EdgeFLError as error:
+        return 0.0, f"its ledger cannot be read: {error.message}"
+    if not found:
+        return 0.0, _begins(directory)
+    status = "interrupted" if found[0].status == "running" else found[0].status
+    return found[0].finished_at or found[0].started_at, "" if status in _ENDED else status
+
+
+def _begins(directory: Path) -> str:
+    """Why the directory of a run that no ledger has stays; "": a start that failed has left it."""
+    log, inside = directory / EVENTS, list(directory.iterdir())
+    if log.is_file():
+        with log.open("rb") as file:
+            if b'"kind":"run_started"' in file.read(_FIRST_BYTES):
+                return "its events are of a run that its ledger does not have"
+    changed = [path.lstat().st_mtime for path in inside if not path.name.startswith(f"{LEDGER}-")]  # a reader's own
+    if time.time() - max(changed, default=0.0) < _STARTING_S:
+        return "it may be starting"
+    return "" if {path.name for path in inside} <= _OF_A_START else "its ledger holds no run, and there are other files"
 
 
 def _pruned(directory: Path, why: str, policy: Policy, *, dry_run: bool) -> Pruned:

@@ -106,9 +106,48 @@ def test_what_has_not_begun_takes_no_place_among_the_newest(runs: Path) -> None:
     for name in ("new", "newer"):
         (runs / name).mkdir()
         Ledger(runs / name / LEDGER).close()
-    told = pruned(runs, "--keep", "2")
-    assert (told["r1"], told["r10"]) == ("among the newest 2", "among the newest 2")
-    assert told["new"] == told["newer"] == "its ledger cannot be read: it holds no such run"
+    told = pruned(runs, "--keep", "20")
+    assert (told["r1"], told["r10"]) == ("among the newest 20", "among the newest 20")
+    assert told["new"] == told["newer"] == "it may be starting"
+
+
+def a_failed_start(runs: Path, name: str, *files: str, hours_ago: float = 2) -> Path:
+    place = runs / name
+    for file in files:
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).write_text('{"at":1.0,"kind":"run_failed"}\n')
+    then = time.time() - hours_ago * 3600
+    for path in (*place.rglob("*"), place):
+        os.utime(path, (then, then))
+    return place
+
+
+def test_what_a_failed_start_left_goes_whatever_is_asked(runs: Path) -> None:
+    """Neither a lock that is held, nor a start within the hour, nor what is no run's; nor one that had begun."""
+    a_failed_start(runs, "token", "run.yaml", "shares/test.npz", "broker/url", "lock")
+    a_failed_start(runs, "unreadable", "shares/test.npz")
+    empty = a_failed_start(runs, "no-weights", "run.yaml", "events.jsonl", "objects/aa", "logs/evaluator.log", "lock")
+    Ledger(empty / LEDGER).close()
+    os.utime(empty / LEDGER, (1, 1))
+    os.utime(empty, (1, 1))
+    a_failed_start(runs, "held", "run.yaml", "lock")
+    a_failed_start(runs, "fresh", "run.yaml", "lock", hours_ago=0.5)
+    a_failed_start(runs, "mine", "run.yaml", "notes.txt")
+    a_failed_start(runs, "bundles-only", "bundles/acc/model.onnx")
+    begun = a_failed_start(runs, "other-ledger", "run.yaml")
+    (begun / "events.jsonl").write_text('{"at":1.0,"kind":"run_started","stage":0}\n')
+    os.utime(begun / "events.jsonl", (1, 1))
+    os.utime(begun, (1, 1))
+    before = left(runs)
+    with hold_directory(runs / "held"):
+        os.utime(runs / "held" / "lock", (1, 1))
+        told = pruned(runs, "--keep", "6")
+    gone = {"token", "unreadable", "no-weights"}
+    assert {run for run, kept in told.items() if not kept} == gone
+    assert left(runs) == before - gone
+    assert (told["held"], told["fresh"]) == ("it is running", "it may be starting")
+    assert told["other-ledger"] == "its events are of a run that its ledger does not have"
+    assert not {"mine", "bundles-only"} & set(told)
 
 
 def test_a_running_run_stays_whatever_is_asked(runs: Path) -> None:
