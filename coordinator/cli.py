@@ -33,6 +33,7 @@ INSECURE = typer.Option("--insecure", envvar="EDGEFL_INSECURE", help="Accept a b
 DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
 RUN = typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")
 RESUME = typer.Option(metavar="RUN", help="Go on with this run where it stopped.")
+UNLESS_STOPPED = typer.Option("--unless-stopped", help="With --resume: not if its operator has stopped it (code 22).")
 LEDGER = typer.Option(metavar="URL", help="Database of the ledger, such as postgresql://…; default: a file.")
 SET = typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the run file: round.quorum=0.8")
 LOG_FORMAT = typer.Option(
@@ -77,6 +78,7 @@ def run_command(
     events: Annotated[bool, EVENTS] = False,
     log_format: Annotated[Literal["text", "json"] | None, LOG_FORMAT] = None,
     track: Annotated[list[str] | None, TRACK] = None,
+    unless_stopped: Annotated[bool, UNLESS_STOPPED] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Execute a run: wait for devices, train stage by stage, evaluate, report.
@@ -105,6 +107,7 @@ def run_command(
                 web_control,
                 log,
                 track or (),
+                unless_stopped,
             )
             report = execute(options, emit, (lambda text: log("notice", text=text)) if log else say)
         if not events and log is None:

@@ -119,6 +119,12 @@ class Ledger:
                 broken &= ~_is(going_on)
             connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
 
+    def undo_stop(self, run: str) -> None:
+        """Mark a run that its operator has stopped as one that was interrupted: whatever starts it goes on with it."""
+        with self._writing() as connection:
+            if self._run(connection, run).status == "stopped":
+                _set_run(connection, run, status="running", finished_at=None)
+
     def take_back(self, run: str, attempt: Attempt) -> None:
         """Mark a completed round as failed: its state does not serve to continue the run."""
         with self._writing() as connection:

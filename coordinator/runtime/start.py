@@ -53,6 +53,8 @@ _SWITCH_S = 0.0005
 #: The live page of a finished run is up for so long at most; without a browser, as long as one takes to load it again.
 STAY_S = 600.0
 RELOAD_S = 3.0
+#: The run file as resolved, in the run's directory.
+RUN_FILE = "run.yaml"
 #: File in the run's directory with the one-time link to its live page, where lines of a log must not have it.
 LINK = "web-link"
 
@@ -65,7 +67,7 @@ class RunOptions(NamedTuple):
     run was started with, else a file in its directory. ``identity``: directory of the fleet's identity (its name is
     then the fleet); ``insecure``: a broker on another machine may be without TLS. ``web``: where the live page
     is, "" for its usual place; ``web_control``: it may act on the run. ``log``: a writer of log lines.
-    ``track``: writers such as tensorboard:DIR.
+    ``track``: writers such as tensorboard:DIR. ``unless_stopped``: a run that its operator has stopped stays so.
     """
 
     file: str = ""
@@ -82,6 +84,7 @@ class RunOptions(NamedTuple):
     web_control: bool = False
     log: WriteLine | None = None
     track: Sequence[str] = ()
+    unless_stopped: bool = False
 
     def ledger_of(self, run: str) -> str | Path:
         """The ledger that has, or will have, this run."""
@@ -95,13 +98,17 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
     """
     if "://" in options.broker:
         check_protected(options.broker, insecure=options.insecure)
+    if options.web is not None:  # before there is a directory: what failed then would leave one behind
+        from coordinator.web.access import check_settings
+
+        check_settings(options.web)
     guard = _guard(options.identity, options.fleet)
     fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", options.fleet or "default")
     plan, broker = _planned(options, say)
     plan = _reached(plan, options, guard, broker)
     directory = options.directory / plan.run
     make_private(directory)
-    write_run_file(plan, directory / "run.yaml")
+    write_run_file(plan, directory / RUN_FILE)
     if options.ledger:
         note_ledger(directory, options.ledger)
     options = options._replace(fleet=fleet, broker=options.broker or broker)
@@ -119,13 +126,16 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
 def _planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, str]:
     """The plan, and the broker of its run file.
 
-    A run that was killed before it had begun is not in the ledger: it starts again, if there is a file to start from.
+    A run that was killed before it had begun is not in the ledger: it starts again, from the file that is given, else
+    from its own.
     """
     run, resume, directory = options.run, options.resume, options.directory
     if resume:
         check_name("run", resume)
-        if not options.file or _holds(options.ledger_of(resume), resume):
-            return _resumed(options.ledger_of(resume), resume)
+        own = directory / resume / RUN_FILE
+        if _holds(options.ledger_of(resume), resume) or not (options.file or own.is_file()):
+            return _resumed(options, resume)
+        options = options._replace(file=options.file or str(own))
         if not (directory / resume).is_dir():
             there = ", ".join(sorted(path.name for path in directory.glob("*") if ledger_file(path))) or "none"
             raise StoreError(f"there is no run {resume!r} in {directory}", remedy=f"Runs there are: {there}.")
@@ -293,15 +303,18 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
             yield started.url
 
 
-def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
+def _resumed(options: RunOptions, run: str) -> tuple[RunPlan, str]:
     """The plan as the run was started with: a run file that was changed since then does not count.
 
     One of before there was a closing round gets it, unless the run is done.
     """
-    with Ledger(ledger, create=False) as opened:
+    with Ledger(options.ledger_of(run), create=False) as opened:
         plan = with_statistics(opened.plan(run))
-        done = any(one.run == run and one.status == "done" for one in opened.runs())
-        if not done and (later := closed(plan)) != plan:
+        status = next(one.status for one in opened.runs() if one.run == run)
+        if status == "stopped" and options.unless_stopped:
+            remedy = f"`edgefl runs resume {run}` lets it go on; then start it again."
+            raise ControlError(f"run {run} stays stopped, as its operator has it", remedy=remedy)
+        if status != "done" and (later := closed(plan)) != plan:
             plan = later
             opened.replan(plan)
     config = plan.config.get("run")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
-from edgefl.api.runs import find_run
+from edgefl.api.runs import find_run, read_run
 from edgefl.cli.options import show
 from edgefl.errors import ControlError
 from edgefl.report.grid import Record
-from edgefl.storage.disk import is_held
+from edgefl.storage.disk import is_held, ledger_of
 
 
 def ask_run(verb: str, run: str, runs: Path, device: str = "", lines: int = 0, after: int = 0) -> Record:
@@ -50,7 +50,16 @@ def pause(run: str, runs: Path, form: str) -> None:
 
 
 def resume(run: str, runs: Path, form: str) -> None:
-    """End a run's pause."""
+    """End a run's pause; of one that is stopped, and that no coordinator holds, the stop."""
+    directory = find_run(run, runs)
+    if not is_held(directory) and (report := read_run(directory)).status == "stopped":
+        from coordinator.ledger.ledger import Ledger
+
+        with Ledger(ledger_of(directory), create=False) as ledger:
+            ledger.undo_stop(report.run)
+        text = f"{report.run} is not stopped any more: its unit goes on with it when that is started, as --resume does"
+        _tell(form, {"run": report.run, "phase": "interrupted"}, text)
+        return
     status = ask_run("resume", run, runs)
     _tell(form, status, f"{status['run']} goes on")
 

@@ -46,8 +46,8 @@ def runs_command(
     """List the runs, newest first: id, name, recipe, status, when, how long. Or control one, or delete old ones.
 
     pause: no further round opens; the open one is finished first, and no deadline runs out meanwhile. resume: it goes
-    on. stop: the run ends at once, and --resume goes on with it in the same round. Exit code 22: the run does not do
-    that, since it is not running, or is paused already.
+    on; one that is stopped may be gone on with by its unit again. stop: the run ends at once, and --resume goes on with
+    it in the same round. Exit code 22: the run does not do that, since it is not running, or is paused already.
 
     prune: runs that are done or failed are deleted, with their rows in the ledger; one that is running never is.
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.core.moves import SaveEnd
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.fleet_auth import Guard
-from coordinator.runtime.start import RunOptions, _reached
+from coordinator.runtime.start import RunOptions, _planned, _reached, write_run_file
+from edgefl.cli.control import resume
 from edgefl.data.dataset import Dataset
-from edgefl.errors import ConfigError, IdentityError, StoreError
+from edgefl.errors import ConfigError, ControlError, IdentityError, StoreError
 from edgefl.identity.fleet import Fleet, Record, create_fleet
 from edgefl.plan.job import RunPlan
 from edgefl.storage.disk import LEDGER, hold_directory
@@ -85,6 +87,50 @@ def test_a_run_without_a_test_set_says_how_to_get_one(tmp_path: Path, run_file: 
     result = coordinator(tmp_path, str(run_file), "--set", "data.test=")
     assert result.returncode == 10
     assert "data.test" in result.stderr
+
+
+def test_a_page_that_can_not_be_shown_leaves_no_directory(
+    tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFL_WEB_TOKEN", "short")
+    refused = coordinator(tmp_path, str(run_file), "--run", "r1", "--web")
+    assert refused.returncode == ConfigError.exit_code
+    assert "EDGEFL_WEB_TOKEN: has 5 characters" in refused.stderr
+    monkeypatch.delenv("EDGEFL_WEB_TOKEN")
+    assert coordinator(tmp_path, str(run_file), "--run", "r1", "--web-at", "x:port").returncode == 10
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_was_ended_before_it_had_begun_goes_on_without_its_run_file(tmp_path: Path, run_file: Path) -> None:
+    """It begins by the file in its directory, overrides of its start included."""
+    runs = tmp_path / "runs"
+    plan, _ = _planned(RunOptions(str(run_file), "x9", directory=runs, overrides=["seed=7"]), lambda _: None)
+    write_run_file(plan, runs / "x9" / "run.yaml")
+    Ledger(runs / "x9" / LEDGER).close()  # as of a coordinator that was making the first weights
+    again, _ = _planned(RunOptions(resume="x9", directory=runs), lambda _: None)
+    assert again == plan
+    assert (again.seed, again.run) == (7, "x9")
+
+
+def test_a_run_that_its_operator_stopped_stays_so_for_its_unit_until_that_is_undone(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "r1"
+    place.mkdir(parents=True)
+    with Ledger(place / LEDGER) as ledger:
+        ledger.create(RunPlan(run="r1"), {}, {}, 1.0)
+        ledger.commit("r1", [SaveEnd("stopped")], [], 2.0)
+    options = RunOptions(resume="r1", directory=tmp_path / "runs")
+    assert _planned(options, print)[0].run == "r1", "who names it resumes it on purpose"
+    refused = coordinator(tmp_path, "--resume", "r1", "--unless-stopped")
+    assert refused.returncode == ControlError.exit_code
+    assert "r1 stays stopped" in refused.stderr
+    assert "`edgefl runs resume r1` lets it go on" in refused.stderr
+    resume("r1", tmp_path / "runs", "terminal")
+    with Ledger(place / LEDGER) as ledger:
+        (report,) = ledger.runs()
+    assert (report.status, report.finished_at) == ("running", None)
+    assert _planned(options._replace(unless_stopped=True), print)[0].run == "r1"
+    with pytest.raises(ControlError, match="r1 is not running"):
+        resume("r1", tmp_path / "runs", "terminal")
 
 
 def test_a_run_started_with_a_brokers_url_does_not_go_on_with_a_broker_of_its_own(tmp_path: Path) -> None:

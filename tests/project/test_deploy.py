@@ -22,7 +22,15 @@ from identity_fixture import free_ports
 
 import coordinator.cli
 from edgefl.cli import serve
-from edgefl.errors import ConfigError, DataError, ExportError, IdentityError, MissingDependencyError, ModelError
+from edgefl.errors import (
+    ConfigError,
+    ControlError,
+    DataError,
+    ExportError,
+    IdentityError,
+    MissingDependencyError,
+    ModelError,
+)
 from edgefl.identity.fleet import Record, create_fleet
 from edgefl.process.parent_death import leashed
 
@@ -76,7 +84,7 @@ def test_a_unit_is_a_user_with_limits(unit: Path) -> None:
 
 def test_a_unit_does_not_try_again_what_a_person_has_to_mend() -> None:
     codes = {int(code) for code in lines(DEPLOY / "edgefl-coordinator@.service", "RestartPreventExitStatus")[0].split()}
-    kinds = (ConfigError, DataError, ModelError, MissingDependencyError, IdentityError)
+    kinds = (ConfigError, DataError, ModelError, MissingDependencyError, IdentityError, ControlError)
     assert codes >= {2, *(kind.exit_code for kind in kinds)}
 
 
@@ -88,7 +96,7 @@ def test_the_programs_have_the_options_they_are_started_with() -> None:
     assert {option for text in texts for option in re.findall(r"(?<=[\s])--[a-z-]+", f" {text}")} - {
         "--resume"
     } <= known
-    assert all("--resume" in text for text in texts[:2])
+    assert all("--resume" in text and "--unless-stopped" in text for text in texts[:2])
 
 
 def test_serving_is_started_with_options_that_it_has() -> None:
@@ -189,10 +197,11 @@ def test_the_coordinators_script_ends_with_its_status(tmp_path: Path, ends: str,
         assert process.wait(20) == status
 
 
-def test_the_coordinators_script_stays_when_the_run_is_done(tmp_path: Path) -> None:
-    wanted = f"secret run {tmp_path}/config/run.yaml --resume r1 --directory {tmp_path}/runs"
+@pytest.mark.parametrize("status", [0, ControlError.exit_code])  # done; its operator has stopped it
+def test_the_coordinators_script_stays_when_the_run_is_over(tmp_path: Path, status: int) -> None:
+    wanted = f"secret run {tmp_path}/config/run.yaml --resume r1 --unless-stopped --directory {tmp_path}/runs"
     wanted += " --log-format json --ledger url\n"
-    with started(tmp_path, 'echo "$PGPASSWORD $@"') as process:
+    with started(tmp_path, f'echo "$PGPASSWORD $@"; exit {status}') as process:
         until(lambda: (tmp_path / "out").read_text() == f"{wanted}run r1 has ended\n")
         assert process.poll() is None
         assert (tmp_path / "runs" / "r1").is_dir()
