@@ -64,8 +64,12 @@ def find_run(text: str, runs: Path) -> Path:
     raise RunError(f"no run {text!r} in {runs}", remedy=f"{meant}Runs there: {known}. `edgefl runs` lists them all.")
 
 
+class NotBegunError(RunError):
+    """A run whose coordinator is still making the first weights: its ledger has nothing of it."""
+
+
 def read_run(directory: Path) -> RunReport:
-    """The report of the run in ``directory``. Raises StoreError when its ledger cannot be read."""
+    """The report of the run in ``directory``. Raises StoreError when its ledger cannot be read, NotBegunError."""
     from coordinator.ledger.ledger import Ledger
 
     place = ledger_of(directory)
@@ -73,6 +77,9 @@ def read_run(directory: Path) -> RunReport:
         known = [report.run for report in ledger.runs()]
         # A renamed directory still holds its one run; a database may hold any others.
         name = directory.name if directory.name in known or isinstance(place, str) else ""
+        if not (name in known if name else known) and is_held(directory):
+            text = f"run {directory.name} has not begun: its coordinator makes the model's first weights"
+            raise NotBegunError(text, remedy="Try again in a moment; it waits for its devices then.")
         return _as_it_stands(ledger.report(name), directory)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.api.runs import RUNS, find_run, read_run, run_directories
+from edgefl.api.runs import RUNS, NotBegunError, find_run, read_run, run_directories
 from edgefl.cli.options import Format, RunsOption, show
 from edgefl.records import FIGURES
 from edgefl.run_records import RunReport
@@ -75,8 +75,9 @@ def devices_command(
 
     enrolled = _enrolled(identity)
     found = [] if enrolled and run == "latest" and not run_directories(runs) else [find_run(run, runs)]
-    report, now = read_run(found[0]) if found else RunReport(), time.time()
-    known = standing(found[0]).get("devices", {}) if found and report.status == "running" else {}
+    report, now = _report(found[0]) if found else RunReport(), time.time()
+    status = standing(found[0]) if found and report.status == "running" else {}
+    known = status.get("devices", {})
     live = {
         # of a coordinator of before, which goes on after an upgrade, the signs of life are in the ledger alone
         device: presence.Live(one["online"], bool(one["left_out_by"]), one.get("seen_at", 0.0), one.get("seen_by", ""))
@@ -96,7 +97,21 @@ def devices_command(
     ]
     grids = (rounds.devices(report), bills.device_bill(report)) if found else ()
     whole = {"run": report.run, "presence": there, "devices": body}
+    if format == "terminal" and "joining" in (report.status, status.get("phase")):
+        joined = sorted(name for name, one in known.items() if one["online"])
+        who = f"{', '.join(joined)} {'has' if len(joined) == 1 else 'have'}" if joined else "none has"
+        typer.echo(f"run {report.run} waits for devices; {who} joined")
+        if not there:
+            return
     show(format, whole, presence.presence_grid(there, now), *grids)
+
+
+def _report(directory: Path) -> RunReport:
+    """The run's report; of one that is just being started, no more than its name."""
+    try:
+        return read_run(directory)
+    except NotBegunError:
+        return RunReport(run=directory.name, status="joining")
 
 
 def _enrolled(directory: Path) -> dict[str, Enrolled]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from alembic import command
 from alembic.config import Config
@@ -19,10 +20,12 @@ from test_coordinator_runner import Scene, one_stage, played
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.inbound import Inbound
 from edgefl.cli.main import main
+from edgefl.errors import RunError
 from edgefl.plan.job import RoundPolicy
 from edgefl.records import Capabilities
 from edgefl.report.presence import Enrolled, presences
 from edgefl.run_records import DeviceRow, EventRow, RunReport, SightingRow
+from edgefl.storage.disk import hold_directory
 
 NOW = 1_790_000_000.0
 DAY = 86_400.0
@@ -192,6 +195,35 @@ def test_a_fleet_without_a_run_shows_its_devices(tmp_path: Path, shown: Callable
     text = shown(*given)
     assert max(map(len, text.splitlines())) <= 80
     assert time.strftime("%Y-%m", time.localtime(row["certificate_until"])) in text
+
+
+def test_a_run_that_waits_for_its_devices_is_no_run_that_ended(
+    tmp_path: Path, shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, place = tmp_path / "runs", tmp_path / "runs" / "by-hand"
+    place.mkdir(parents=True)
+    given = ["by-hand", "--runs", str(runs), "--identity", str(tmp_path / "none")]
+    with hold_directory(place), Ledger(place / "ledger.sqlite") as ledger:
+        assert shown(*given) == "run by-hand waits for devices; none has joined\n"
+        assert json.loads(shown(*given, "--format", "json")) == {"run": "by-hand", "presence": [], "devices": []}
+        with pytest.raises(SystemExit) as end:
+            main(["report", "by-hand", "--runs", str(runs)])
+        assert end.value.code == RunError.exit_code
+        assert "run by-hand has not begun" in capsys.readouterr().err
+        plan = msgspec.structs.replace(a_plan(), run="by-hand")
+        ledger.create(plan, {}, {}, time.time())
+        assert "waits for devices" not in shown(*given), "no coordinator says so"
+        status = {"phase": "joining", "devices": {}}
+        monkeypatch.setattr("edgefl.cli.control.standing", lambda _: status)
+        assert shown(*given) == "run by-hand waits for devices; none has joined\n"
+        ledger.commit("by-hand", [DeviceRow("left"), DeviceRow("right")], [], time.time())
+        there = {"online": True, "left_out_by": ""}
+        status["devices"] = {"left": there, "right": {**there, "online": False}}
+        text = shown(*given)
+        assert text.startswith("run by-hand waits for devices; left has joined\n")
+        assert "Who is there" in text
+    with pytest.raises(SystemExit):
+        main(["devices", "other", "--runs", str(runs)])
 
 
 def test_a_run_without_a_fleet_is_shown_from_its_ledger(tmp_path: Path, shown: Callable[..., str]) -> None:
