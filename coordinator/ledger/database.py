@@ -60,6 +60,10 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
+class NoLedgerError(StoreError):
+    """No ledger has been made there, or not yet."""
+
+
 def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
     """An engine on a database of the current revision. Raises StoreError with the reason and the way out.
 
@@ -72,7 +76,7 @@ def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
         file = Path(parsed.database or "")
         if not create and not file.is_file():
             remedy = "Give the directory of a run; `edgefl runs` lists them."
-            raise StoreError(f"there is no ledger {file}", remedy=remedy)
+            raise NoLedgerError(f"there is no ledger {file}", remedy=remedy)
     engine = _engine(parsed, name)
     event.listen(engine, "connect", _prepare if sqlite else _prepare_postgresql)
     if sqlite:
@@ -249,7 +253,7 @@ def _migrate(engine: Engine, name: str, *, create: bool, migrate: bool) -> None:
         return
     if revision is None and not create:
         remedy = "Give the directory of a run, or its URL. Did it end before it had begun, use --resume."
-        raise StoreError(f"there is no ledger in {name}", remedy=remedy)
+        raise NoLedgerError(f"there is no ledger in {name}", remedy=remedy)
     if revision is not None and not migrate and revision < HEAD:
         text = f"the ledger {name} has revision {revision}, and reading it does not change it to {HEAD}"
         raise StoreError(text, remedy="`--resume RUN` does, or read it with the release that wrote it.")

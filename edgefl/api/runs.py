@@ -70,17 +70,23 @@ class NotBegunError(RunError):
 
 def read_run(directory: Path) -> RunReport:
     """The report of the run in ``directory``. Raises StoreError when its ledger cannot be read, NotBegunError."""
+    from coordinator.ledger.database import NoLedgerError
     from coordinator.ledger.ledger import Ledger
 
-    place = ledger_of(directory)
-    with Ledger(place, reading=True) as ledger:
-        known = [report.run for report in ledger.runs()]
-        # A renamed directory still holds its one run; a database may hold any others.
-        name = directory.name if directory.name in known or isinstance(place, str) else ""
-        if not (name in known if name else known) and is_held(directory):
-            text = f"run {directory.name} has not begun: its coordinator makes the model's first weights"
-            raise NotBegunError(text, remedy="Try again in a moment; it waits for its devices then.")
-        return _as_it_stands(ledger.report(name), directory)
+    place, text = ledger_of(directory), f"run {directory.name} has not begun: its coordinator makes the first weights"
+    not_begun = NotBegunError(text, remedy="Try again in a moment; it waits for its devices then.")
+    try:
+        with Ledger(place, reading=True) as ledger:
+            known = [report.run for report in ledger.runs()]
+            # A renamed directory still holds its one run; a database may hold any others.
+            name = directory.name if directory.name in known or isinstance(place, str) else ""
+            if not (name in known if name else known) and is_held(directory):
+                raise not_begun
+            return _as_it_stands(ledger.report(name), directory)
+    except NoLedgerError:
+        if is_held(directory):
+            raise not_begun from None
+        raise
 
 
 def priced(report: RunReport, directory: Path) -> RunReport:

@@ -112,6 +112,7 @@ def _is_ours(directory: Path) -> bool:
 
 def _ended(directory: Path) -> tuple[float, str]:
     """When a run ended, or began, 0 where there is none; and "", or why it cannot be said to be over."""
+    from coordinator.ledger.database import NoLedgerError
     from coordinator.ledger.ledger import Ledger
 
     place = ledger_of(directory)
@@ -120,6 +121,8 @@ def _ended(directory: Path) -> tuple[float, str]:
     try:
         with Ledger(place, reading=True) as ledger:
             found = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
+    except NoLedgerError:
+        return 0.0, _begins(directory)
     except EdgeFLError as error:
         return 0.0, f"its ledger cannot be read: {error.message}"
     if not found:
@@ -135,7 +138,7 @@ def _begins(directory: Path) -> str:
         with log.open("rb") as file:
             if b'"kind":"run_started"' in file.read(_FIRST_BYTES):
                 return "its events are of a run that its ledger does not have"
-    changed = [path.lstat().st_mtime for path in inside if not path.name.startswith(f"{LEDGER}-")]  # a reader's own
+    changed = [path.lstat().st_mtime for path in inside if not path.name.startswith(LEDGER)]  # reading changes it
     if time.time() - max(changed, default=0.0) < _STARTING_S:
         return "it may be starting"
     return "" if {path.name for path in inside} <= _OF_A_START else "its ledger holds no run, and there are other files"

@@ -203,6 +203,9 @@ def test_a_run_that_waits_for_its_devices_is_no_run_that_ended(
     runs, place = tmp_path / "runs", tmp_path / "runs" / "by-hand"
     place.mkdir(parents=True)
     given = ["by-hand", "--runs", str(runs), "--identity", str(tmp_path / "none")]
+    (place / "ledger.sqlite").touch()  # no table is in it yet
+    with hold_directory(place):
+        assert shown(*given) == "run by-hand waits for devices; none has joined\n"
     with hold_directory(place), Ledger(place / "ledger.sqlite") as ledger:
         assert shown(*given) == "run by-hand waits for devices; none has joined\n"
         assert json.loads(shown(*given, "--format", "json")) == {"run": "by-hand", "presence": [], "devices": []}

@@ -105,6 +105,7 @@ def test_what_has_not_begun_takes_no_place_among_the_newest(runs: Path) -> None:
     """A directory whose run was killed before it was in its ledger."""
     for name in ("new", "newer"):
         (runs / name).mkdir()
+        (runs / name / "lock").touch()
         Ledger(runs / name / LEDGER).close()
     told = pruned(runs, "--keep", "20")
     assert (told["r1"], told["r10"]) == ("among the newest 20", "among the newest 20")
@@ -126,10 +127,10 @@ def test_what_a_failed_start_left_goes_whatever_is_asked(runs: Path) -> None:
     """Neither a lock that is held, nor a start within the hour, nor what is no run's; nor one that had begun."""
     a_failed_start(runs, "token", "run.yaml", "shares/test.npz", "broker/url", "lock")
     a_failed_start(runs, "unreadable", "shares/test.npz")
+    a_failed_start(runs, "no-tables", "run.yaml", "lock")
+    (runs / "no-tables" / LEDGER).touch()
     empty = a_failed_start(runs, "no-weights", "run.yaml", "events.jsonl", "objects/aa", "logs/evaluator.log", "lock")
     Ledger(empty / LEDGER).close()
-    os.utime(empty / LEDGER, (1, 1))
-    os.utime(empty, (1, 1))
     a_failed_start(runs, "held", "run.yaml", "lock")
     a_failed_start(runs, "fresh", "run.yaml", "lock", hours_ago=0.5)
     a_failed_start(runs, "mine", "run.yaml", "notes.txt")
@@ -137,12 +138,11 @@ def test_what_a_failed_start_left_goes_whatever_is_asked(runs: Path) -> None:
     begun = a_failed_start(runs, "other-ledger", "run.yaml")
     (begun / "events.jsonl").write_text('{"at":1.0,"kind":"run_started","stage":0}\n')
     os.utime(begun / "events.jsonl", (1, 1))
-    os.utime(begun, (1, 1))
     before = left(runs)
     with hold_directory(runs / "held"):
         os.utime(runs / "held" / "lock", (1, 1))
         told = pruned(runs, "--keep", "6")
-    gone = {"token", "unreadable", "no-weights"}
+    gone = {"token", "unreadable", "no-tables", "no-weights"}
     assert {run for run, kept in told.items() if not kept} == gone
     assert left(runs) == before - gone
     assert (told["held"], told["fresh"]) == ("it is running", "it may be starting")
