@@ -72,7 +72,7 @@ class Bar(msgspec.Struct, frozen=True):
 class DeviceView(msgspec.Struct, frozen=True):
     """A device: activity (and its ``word``), since when it does what, sign of life and its source, costs so far.
 
-    ``flops``, ``energy_j``: None where no update has told them.
+    ``flops``, ``energy_j``: None where no update has them.
     """
 
     name: str

@@ -119,7 +119,7 @@ class LiveDevice:
 
     ``doing``: waiting, receiving, training, sending, done, refused, declined, rejected, quarantined, left out, lost,
     late, idle. ``spans``: since when it does what. ``highest``: the most that one round took of each figure.
-    ``heard_by``: what showed last that it was there. ``flops``, ``energy_j``: None until an update has told them.
+    ``heard_by``: what showed last that it was there. ``flops``, ``energy_j``: None until an update has them.
     """
 
     name: str
