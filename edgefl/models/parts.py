@@ -104,9 +104,8 @@ def check_shapes(part: str, expected: Mapping[str, tuple[int, ...]], shapes: Map
 
 
 def part_size_bytes(model: StagedModel, part: str) -> int:
-    """Bytes of all parameters and buffers of a part, as ALGORITHMS §1 counts them. Works on the meta device."""
-    module = model.part(part)
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    """Bytes of all parameters and persistent buffers of a part, which are what travels. Works on the meta device."""
+    return sum(t.numel() * t.element_size() for t in named_tensors(model.part(part)).values())
 
 
 def part_layout(model: StagedModel, part: str) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from edgefl.errors import ModelError
 from edgefl.models.check import encoder_of_size
@@ -139,3 +140,15 @@ def test_the_names_of_bert_on_the_wire_are_pinned():
     ]
     layers += ["mlp.fc1", "mlp.fc2", "output.LayerNorm"]
     assert sorted(named_tensors(part)) == [f"blocks.0.{n}.{t}" for n in layers for t in ("bias", "weight")]
+
+
+def test_constants_of_a_standardised_sensor_are_no_part_of_its_part():
+    """They come with the specification: a part is as large, and has the same tensors, with and without."""
+    plain = encoder_of_size("sensor", "tiny", (16, 3))
+    scaled = replace(plain, standardize="fleet", mean=(1.0, 2.0, 3.0), std=(2.0, 4.0, 8.0))
+    models = [build(ModelSpec({"acc": one}, head=HeadSpec(8, 4)), seed=1).eval() for one in (plain, scaled)]
+    assert len({part_size_bytes(model, "acc/embed") for model in models}) == 1
+    assert len({tuple(named_tensors(model.part("acc/embed"))) for model in models}) == 1
+    x = torch.randn(2, 16, 3)
+    raw = x * torch.tensor([2.0, 4.0, 8.0]) + torch.tensor([1.0, 2.0, 3.0])
+    assert torch.allclose(models[0].embed("acc", x).tokens, models[1].embed("acc", raw).tokens, atol=1e-5)
