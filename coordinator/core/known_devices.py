@@ -72,9 +72,9 @@ def is_prepared(steps: Steps, hello: Hello) -> bool:
     What it says of itself before that is of other samples, and would bound what counts of it.
     """
     wanted = preparation_of(steps.state.plan)
-    if not wanted.id or hello.prepared == wanted.id:
+    if hello.prepared == wanted.id:
         return True
-    if hello.protocol < PREPARES:
+    if wanted.id and hello.protocol < PREPARES:
         text = "this run says how data is read (windows, statistics), and the device's release does not know of it"
         steps.do(SendDrain(hello.device, text))
         if hello.device not in steps.state.incompatible:

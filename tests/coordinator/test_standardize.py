@@ -38,6 +38,9 @@ def test_a_run_that_prepares_nothing_asks_for_nothing():
     assert preparation_of(plain.plan).id == ""
     assert of(do.SendWelcome, plain.send(do.Joined(0.0, Hello("a", "s", samples={"": 9})))) == [do.SendWelcome("a")]
     assert "a" in plain.state.devices
+    out = plain.send(do.Joined(0.0, hello(plain, "b", prepared="for the run before", samples={"": 0})))
+    assert of(do.SendWelcome, out) == [do.SendWelcome("b")]
+    assert "b" not in plain.state.devices  # or no more than none of its samples would count
 
 
 def test_a_device_that_has_read_otherwise_is_told_how_and_does_not_count():
