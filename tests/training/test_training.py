@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -322,6 +324,17 @@ def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_comple
     assert tight.holdout.ids == split(with_hyper(job(), holdout=0.5, batch_size=28), data, "d").holdout.ids
     assert len(tight.holdout) == 12  # of 40, one batch of 28 stays
     assert not len(split(with_hyper(job(), holdout=0.25, batch_size=40), data, "d").holdout)
+
+
+def test_windows_of_one_recording_are_never_on_both_sides_of_a_devices_hold_out():
+    """Twelve recordings of 1, 2, …, 12 windows: at most a quarter of the 78, in whole recordings."""
+    recordings = np.repeat([f"r{i}" for i in range(12)], np.arange(1, 13))
+    data = replace(dataset(78), recordings=recordings)
+    halves = split(with_hyper(job(), holdout=0.25), data, "d")
+    train, held = set(halves.train.recordings), set(halves.holdout.recordings)
+    assert train | held == set(recordings)
+    assert not train & held
+    assert 10 <= len(halves.holdout) <= 19
 
 
 @pytest.mark.parametrize(
