@@ -13,7 +13,7 @@ from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess
-from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
+from edgefl.own_data.tables import LOOKED_AT, SUFFIXES, Table, has_head, read_table
 from edgefl.records import is_modality
 
 MANIFEST = "manifest.jsonl"
@@ -134,9 +134,9 @@ def _folder(root: Path, template: str) -> Understood:
     return _finished(found, root)
 
 
-def _read(root: Path, path: str) -> Table:
+def _read(root: Path, path: str, most: int | None = None) -> Table:
     above = (root / path).parent
-    return read_table(root / path, lambda text: _inside(above, text) or _inside(root, text))
+    return read_table(root / path, lambda text: _inside(above, text) or _inside(root, text), most)
 
 
 def _cut_up(found: Understood, table: Table, sample: Sample, path: str) -> None:
@@ -178,7 +178,7 @@ def _table_of(root: Path, path: str) -> Table | None:
     full = root / path
     if full.suffix.lower() == ".csv" and not has_head(full):
         return None
-    table = _read(root, path)
+    table = _read(root, path, LOOKED_AT)
     alone = table.what == "recording" and not (table.label or table.group or table.part) and len(table.sensors) == 1
     if full.suffix.lower() == ".csv" and (alone or (table.what == "features" and not table.label and not table.texts)):
         return None

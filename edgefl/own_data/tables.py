@@ -23,7 +23,7 @@ SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".json", ".jsonl"})
 MAX_TABLE_BYTES = 256 * 2**20
 MAX_COLUMNS = 2000
 #: Rows that decide what a column is.
-_LOOKED_AT = 2000
+LOOKED_AT = 2000
 
 Row = Mapping[str, str]
 What = Literal["list", "recording", "features"]
@@ -62,8 +62,9 @@ class Table:
         return tuple(row.get(name, "") if name else "" for name in (self.group, self.part, self.label))  # type: ignore[return-value]
 
 
-def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False) -> Table:
-    """A table with the roles of its columns. ``is_file``: whether a text names a file of the data set.
+def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False, most: int | None = None) -> Table:
+    """A table with the roles of its columns. ``is_file``: whether a text names a file of the data set; ``most``: of a
+    .csv only so many rows, which is enough to see what it is.
 
     Raises DataError (damaged, too large), MissingDependencyError for .parquet without pyarrow.
     """
@@ -72,9 +73,9 @@ def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False) -> 
             f"{path}: has {size} bytes, more than the limit of {MAX_TABLE_BYTES} for a table",
             remedy="Split it: a file a recording, in one folder.",
         )
-    reader = {".parquet": _parquet, ".json": _json, ".jsonl": _jsonl}.get(path.suffix.lower(), _csv)
-    rows = reader(path)
-    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows[:_LOOKED_AT])))
+    reader = {".parquet": _parquet, ".json": _json, ".jsonl": _jsonl}.get(path.suffix.lower())
+    rows = reader(path) if reader is not None else _csv(path, most)
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows[:LOOKED_AT])))
     if not rows or not columns:
         raise DataError(f"{path}: holds no rows with named columns", remedy="Write a head line of column names.")
     if len(columns) > MAX_COLUMNS:
@@ -102,8 +103,8 @@ def _lines(path: Path) -> Iterator[list[str]]:
         raise DataError(f"{path}: is no readable table: {error}", remedy="Save it as CSV in UTF-8.") from error
 
 
-def _csv(path: Path) -> list[dict[str, str]]:
-    lines = _lines(path)
+def _csv(path: Path, most: int | None) -> list[dict[str, str]]:
+    lines = itertools.islice(_lines(path), None if most is None else most + 1)
     names = [name.strip() for name in next(lines, [])]
     return [{name: cell.strip() for name, cell in zip(names, line, strict=False) if name} for line in lines if line]
 
@@ -157,7 +158,7 @@ def _is_number(text: str) -> bool:
 
 
 def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:
-    looked = table.rows[:_LOOKED_AT]
+    looked = table.rows[:LOOKED_AT]
     axes = [column for column in table.columns if column.lower() in _AXES]
     if len(axes) > 1:  # y is an axis here, no label
         table.sensors["sensor"] = axes
