@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -29,6 +31,7 @@ from edgefl.plan.job import Placement, RoundPolicy, RunPlan
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Budget, Manifest, ObjectRef, Refusal
 from edgefl.run_records import AssignmentRow, EventRow, RunReport
+from edgefl.storage.disk import store_errors
 from edgefl.storage.objects import ObjectStore
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
@@ -472,7 +475,8 @@ def test_a_full_disk_ends_the_run_with_its_reason_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:
-        raise StoreError("cannot write objects/x (1704 bytes): No space left on device")
+        with store_errors("write", "objects/x", 1704):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     report = RunReport()
 
