@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test test-all test-postgresql test-kserve lint docs bench fuzz mutants clean
+.PHONY: help wheel wheels demo test test-all test-postgresql test-kserve lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -84,6 +84,10 @@ test-kserve: $(VENV)/.dev  ## `edgefl serve` with KServe's own client, installed
 
 docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.dev  ## docs/ as web pages in build/site, without a network; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build # --quiet would let warnings pass
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
 
 bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
 	$(BIN)/python -m benchmarks.cost.schedules --write docs/results/schedules.md
