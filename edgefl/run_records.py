@@ -86,7 +86,7 @@ class EventRow(msgspec.Struct, frozen=True):
 
 
 class BundleRow(msgspec.Struct, frozen=True):
-    """One exported ONNX file."""
+    """One exported ONNX file. In a lower ``precision``: accuracy lost against f32, at most what was allowed."""
 
     name: str = ""
     path: str = ""
@@ -94,6 +94,9 @@ class BundleRow(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     max_difference: float = 0.0
     tolerance: float = 0.0
+    precision: str = "f32"
+    lost_points: float = 0.0
+    max_loss: float = 0.0
 
 
 class EndToEnd(msgspec.Struct, frozen=True):

@@ -22,12 +22,12 @@ from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, Ro
 R = TypeVar("R", bound=msgspec.Struct)
 
 #: The newest migration; a ledger of this revision is opened without loading Alembic.
-HEAD = "0004"
+HEAD = "0005"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
 #: Characters of a text column; any other holds an identifier of at most 64.
 _LENGTHS = {
-    **dict.fromkeys(("status", "kind", "missing", "matcher"), 16),
+    **dict.fromkeys(("status", "kind", "missing", "matcher", "precision"), 16),
     "events.kind": 32,
     "profile": 128,
     "source": 256,
@@ -35,7 +35,7 @@ _LENGTHS = {
     "path": 1024,
 }
 #: What rows hold in a column that a migration has added.
-_DEFAULTS = {"matcher": "", "agent_version": ""}
+_DEFAULTS = {"matcher": "", "agent_version": "", "precision": "f32", "lost_points": "0", "max_loss": "0"}
 _NUMBERS: dict[object, TypeEngine[Any]] = {
     bool: sa.Boolean(),
     int: sa.Integer(),

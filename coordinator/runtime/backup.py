@@ -32,7 +32,9 @@ MANIFEST = "manifest.json"
 ROWS = "ledger.jsonl"
 #: Names of members: a run, and under it a file of one of these kinds. No part of a path begins with a dot.
 _PART = r"[A-Za-z0-9_+][A-Za-z0-9_.+ -]{0,127}"
-MEMBER = re.compile(rf"({_PART})/(objects/[0-9a-f]{{64}}|run\.yaml|{EVENTS}|{ROWS}|(shares|bundles)(/{_PART}){{1,3}})")
+MEMBER = re.compile(
+    rf"({_PART})/(objects/[0-9a-f]{{64}}|run\.yaml|{EVENTS}|{ROWS}|(shares|bundles(?:-f16|-int8)?)(/{_PART}){{1,3}})"
+)
 PIECE = 2**20
 #: Times that a ledger is read whose objects a running coordinator has deleted meanwhile.
 _TRIES = 5
@@ -149,7 +151,8 @@ def _add_run(archive: _Archive, directory: Path) -> str:
 
 def _beside(directory: Path) -> list[Path]:
     """Files that a run cannot be resumed without, or that took long to make; nothing hidden, nor a link."""
-    found = [path for folder in ("shares", "bundles") for path in sorted((directory / folder).rglob("*"))]
+    folders = [directory / "shares", *sorted(directory.glob("bundles*"))]
+    found = [path for folder in folders for path in sorted(folder.rglob("*"))]
     files = [path for path in found if path.is_file() and not path.is_symlink()]
     names = {path: str(path.relative_to(directory)) for path in files}
     seen = [path for path in files if "/." not in names[path]]

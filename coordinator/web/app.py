@@ -184,9 +184,9 @@ class Site:
 
     def _bundles(self) -> dict[str, Path]:
         """Folders of exported bundles by the name they are downloaded by; a link is not followed."""
-        folder = self._directory / "bundles"
-        found = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-        return {f"bundles/{one.name}.zip": one for one in found if one.is_dir() and not one.is_symlink()}
+        folders = [one for one in sorted(self._directory.glob("bundles*")) if one.is_dir() and not one.is_symlink()]
+        found = [one for folder in folders for one in sorted(folder.iterdir())]
+        return {f"{one.parent.name}/{one.name}.zip": one for one in found if one.is_dir() and not one.is_symlink()}
 
     async def _report(self, name: str) -> Response:
         form, media = REPORTS[name]

@@ -13,14 +13,19 @@ from edgefl.api.runs import read_run
 from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import ZERO, Mask, MaskName
+from edgefl.export.form import OPSETS, PLAIN, Form
+from edgefl.export.precision_record import EXACT
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.registry import chosen, method
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.disk import ledger_of
+from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
+    from edgefl.export.bundle import TrainedState
+    from edgefl.export.measure import Samples
     from edgefl.training.embeddings import Tensors
 
 FOLDER = "bundles"
@@ -68,43 +73,33 @@ def export_run(
     mask: MaskChoice = "auto",
     capacity: int | None = None,
     tolerance: float = TOLERANCE,
+    form: Form = PLAIN,
+    calibrate: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Exported:
     """Export the run in ``directory`` and record the bundles in its ledger; ``say`` takes its progress in words.
 
-    Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
+    ``calibrate``: samples for precisions below f32; None: the run's test set. Raises RunError (nothing finished yet),
+    ExportError (nothing is published then), DataError, StoreError.
     """
     from coordinator.ledger.ledger import Ledger
-    from edgefl.aggregation.history import load as load_memory
-    from edgefl.export.bundle import TrainedState, export_bundles
-    from edgefl.protocol.tensors import decode_part
-    from edgefl.storage.objects import ObjectStore
-    from edgefl.training.fill import matcher_of
+    from edgefl.export.bundle import export_bundles
 
+    if form.opset not in OPSETS:
+        raise ExportError(f"unknown operator set {form.opset}", remedy=f"Choose {', '.join(map(str, OPSETS))}.")
     state = final_state(directory)
     say(_what(state))
-    store = ObjectStore(directory / "objects")
-    networks = load_memory(store, state.manifest).networks
-    wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
-    parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted & set(state.manifest))}
-    chosen = _own_mask(state.plan, parts) if mask == "auto" else mask
-    fresh = _statistics(state, parts)
+    trained = _trained(state, ObjectStore(directory / "objects"))
+    chosen = _own_mask(state.plan, trained.parts) if mask == "auto" else mask
     target = output or directory / FOLDER
-    trained = TrainedState(
-        state.plan.model,
-        state.stage,
-        parts | fresh,
-        {part: ref for part, ref in state.manifest.items() if part not in fresh},
-        matcher_of(state.plan.slots, networks),
-        networks,
-        tuple(state.untrained),
-    )
     rows = export_bundles(
         trained,
         target,
         capacity=capacity,
         mask=chosen,
         tolerance=tolerance,
+        form=form,
+        samples=_samples(state.plan, calibrate) if set(form.precisions) - {EXACT} else None,
         progress=lambda line: say(f"  {line}"),
     )
     if state.untrained:
@@ -113,8 +108,51 @@ def export_run(
         for row in rows:  # those inside the run's directory by their path from there
             path = Path(row.path)
             kept = str(path.relative_to(directory)) if path.is_relative_to(directory) else row.path
-            ledger.add_bundle(state.report.run, msgspec.structs.replace(row, path=kept))
+            name = row.name if row.precision == EXACT else f"{row.name} {row.precision}"
+            ledger.add_bundle(state.report.run, msgspec.structs.replace(row, path=kept, name=name))
     return Exported(state, chosen, target, rows)
+
+
+def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
+    """The state's parts, from the store."""
+    from edgefl.aggregation.history import load as load_memory
+    from edgefl.export.bundle import TrainedState
+    from edgefl.protocol.tensors import decode_part
+    from edgefl.training.fill import matcher_of
+
+    networks = load_memory(store, state.manifest).networks
+    wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
+    parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted & set(state.manifest))}
+    fresh = _statistics(state, parts)
+    return TrainedState(
+        state.plan.model,
+        state.stage,
+        parts | fresh,
+        {part: ref for part, ref in state.manifest.items() if part not in fresh},
+        matcher_of(state.plan.slots, networks),
+        networks,
+        tuple(state.untrained),
+    )
+
+
+def _samples(plan: RunPlan, calibrate: Path | None) -> Samples:
+    """What lower precisions are measured with. Raises ExportError when there is nothing, DataError for bad samples."""
+    from edgefl.export.measure import Samples
+    from edgefl.training.evaluate import load_test_set
+
+    path = str(calibrate or plan.test)
+    if not path or path == ".":
+        raise ExportError(
+            "the run has no test set to measure a lower precision with",
+            remedy="Give samples of your own with --calibrate DATA: an .npz file or a folder with manifest.jsonl.",
+        )
+    try:
+        return Samples(load_test_set(path, plan.model), "given by --calibrate" if calibrate else "the run's test set")
+    except DataError as error:
+        raise DataError(
+            f"lower precisions are measured with samples: {error.message}",
+            remedy="Give samples of your own with --calibrate DATA.",
+        ) from error
 
 
 def final_state(directory: Path) -> FinalState:

@@ -11,7 +11,10 @@ import typer
 
 from edgefl.api.export_run import TOLERANCE, MaskChoice, export_run
 from edgefl.api.runs import RUNS, find_run
+from edgefl.cli.lower_precision import lower_precisions
 from edgefl.cli.options import Format, RunArgument, RunsOption, show
+from edgefl.export.form import OPSETS, PLAIN, PRECISIONS, Form, Layout, Tables, precisions_of
+from edgefl.export.precision_record import EXACT
 from edgefl.report import rounds
 
 
@@ -40,17 +43,64 @@ def command(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest difference from torch with which a bundle is published.")
     ] = TOLERANCE,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(PRECISIONS),
+            help="float32, float16 or 8-bit integers; repeatable. All but f32 go to a folder with the precision at its "
+            "end, such as bundles-int8. Default: f32.",
+        ),
+    ] = None,
+    max_loss: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Percentage points that a lower precision may cost any subset of the modalities; what costs more is "
+            "left in f32, where int8 allows it.",
+        ),
+    ] = PLAIN.max_loss,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA", help="Samples that measure and calibrate lower precisions; default: the run's test set."
+        ),
+    ] = None,
+    tables: Annotated[
+        Tables,
+        typer.Option(
+            help="Prototype tables: inputs that every call gives (their values in tables.json); inputs with defaults "
+            "in the model, which some runtimes ignore; or in the model for good."
+        ),
+    ] = PLAIN.tables,
+    opset: Annotated[int, typer.Option(help=f"ONNX operator set: {', '.join(map(str, OPSETS))}.")] = PLAIN.opset,
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="triton: the folder of bundles is a model repository of NVIDIA's Triton Inference Server as well "
+            "(not tried on one; with --tables fixed it gathers samples of several calls)."
+        ),
+    ] = PLAIN.layout,
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Write a run's model as ONNX: one bundle for each modality alone and one of all, which serves any of them.
 
     Each bundle is compared with torch first; when one differs, none is published. An earlier export is replaced.
 
-    Examples: edgefl export latest · edgefl export 2026 -o bundles --mask both --capacity 32
+    Examples: edgefl export latest · edgefl export latest --precision f32 --precision int8 --max-loss 0.5
     """
     directory = find_run(run, runs)
-    done = export_run(directory, output=output, mask=mask, capacity=capacity, tolerance=tolerance, say=told)
+    form = Form(precisions_of(precision or [EXACT]), max_loss, tables, opset, layout)
+    done = export_run(
+        directory,
+        output=output,
+        mask=mask,
+        capacity=capacity,
+        tolerance=tolerance,
+        form=form,
+        calibrate=calibrate,
+        say=told,
+    )
     body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
     body |= {"mask": done.mask, "directory": str(done.directory), "untrained": done.state.untrained}
     report = msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))
-    show(format, {**body, "bundles": done.rows}, rounds.bundles(report))
+    show(format, {**body, "bundles": done.rows}, rounds.bundles(report), *lower_precisions(done.rows))

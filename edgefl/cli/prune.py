@@ -149,7 +149,7 @@ def _pruned(directory: Path, why: str, policy: Policy, *, dry_run: bool) -> Prun
         return Pruned(directory.name, why)
     mark = directory / MARK
     bundles = mark.read_text(encoding="utf-8") == BUNDLES if mark.is_file() else policy.bundles
-    going = [path for path in directory.iterdir() if path.name != BUNDLES or not bundles]
+    going = [path for path in directory.iterdir() if not path.name.startswith(BUNDLES) or not bundles]
     freed = sum(_size(path) for path in going)
     if dry_run:
         return Pruned(directory.name, "", freed)

@@ -10,9 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import platform
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +20,15 @@ import numpy as np
 
 from edgefl import __version__
 from edgefl.errors import ExportError, MissingDependencyError
+from edgefl.export import triton
 from edgefl.export.bundle_format import (
     INDEX_FILE,
     INDEX_FORMAT,
     MANIFEST_FILE,
     MASKS,
     MATCHED,
-    MAX_MANIFEST_BYTES,
     MODEL_FILE,
+    TABLES_FILE,
     WEIGHTS,
     ZERO,
     Index,
@@ -42,21 +41,26 @@ from edgefl.export.bundle_format import (
     input_ports,
     output_ports,
     presence_ports,
-    table_name,
     table_names,
     table_ports,
-    valid_name,
 )
+from edgefl.export.folder import replaced
+from edgefl.export.form import PLAIN, Form, Layout
+from edgefl.export.guide import EXAMPLE, README, example, readme
+from edgefl.export.measure import Samples
+from edgefl.export.precision_record import EXACT, Precision
+from edgefl.export.reduced import Exact, reduced
 from edgefl.export.session import open_session
+from edgefl.export.tables import encode_tables, padded, table_arrays
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
-from edgefl.prototypes.table import ClassMeans, empty, from_tensors
+from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
-from edgefl.storage.disk import read_at_most, store_errors, sync_directory, write_new
+from edgefl.storage.disk import write_new
 
 if TYPE_CHECKING:
     from edgefl.training.matching import Networks, WeightedNetworks
@@ -90,37 +94,55 @@ def export_bundles(
     capacity: int | None = None,
     mask: Mask = "both",
     tolerance: float = 1e-4,
+    form: Form = PLAIN,
+    samples: Samples | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[BundleRow]:
-    """Write ``directory``/<modalities>/{model.onnx, manifest.json} and index.json; replaces an earlier export there.
+    """Write ``directory``/<modalities>/{model.onnx, manifest.json, …} and index.json; replaces an earlier export there.
 
+    A lower precision goes to ``directory`` with its name at the end; ``samples``: what it is measured with.
     ``mask`` "zero" and "reconstruction" leave the prototype tables out. ``capacity``: rows of each table, the number of
-    classes by default. ``progress`` is called with a line before each bundle is made. Rows in the order: single
-    modalities, then all.
+    classes by default. ``progress`` is called with a line before each bundle is made. Rows by precision, in the order:
+    single modalities, then all.
 
-    Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
-    by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
+    Raises ExportError, and publishes nothing, when parts are missing, the export fails, onnxruntime and torch differ by
+    more than ``tolerance``, or a lower precision costs too much; StoreError when the disk refuses;
+    MissingDependencyError.
     """
     masks = _ready(state, mask)
+    masks = masks[:1] if form.tables == "fixed" else masks
     tables = padded(state.model, state.parts, masks, capacity)
-    place = directory.resolve()
-    check_target(place)
     wanted = _inputs(state.model)
-    with store_errors("write bundles to", directory):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent))
-        try:
-            rows: list[BundleRow] = []
-            for given in wanted:
-                progress(f"bundle {len(rows) + 1} of {len(wanted)}: {bundle_name(given)}")
-                rows.append(_write_bundle(building, state, _described(state, given, masks, tables), tables, tolerance))
-            write_new(building / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(rows))))
-            building.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
-            publish(building, place)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
-    return [msgspec.structs.replace(row, path=str(directory / row.path)) for row in rows]
+    places = {kind: folder_of(directory, kind) for kind in form.precisions}
+    rows: dict[Precision, list[BundleRow]] = {kind: [] for kind in places}
+    with replaced(list(places.values())) as building:
+        for i, given in enumerate(wanted):
+            progress(f"bundle {i + 1} of {len(wanted)}: {bundle_name(given)}")
+            exact = _exact(state, _described(state, given, masks, tables, form), tables, tolerance, form)
+            for root, (kind, own) in zip(building, rows.items(), strict=True):
+                own.append(_write(root, _as(exact, kind, samples, form, progress), form.layout))
+        for root, own in zip(building, rows.values(), strict=True):
+            write_new(root / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(own))))
+    return [
+        msgspec.structs.replace(row, path=str(places[kind] / row.path)) for kind, own in rows.items() for row in own
+    ]
+
+
+def folder_of(directory: Path, kind: Precision) -> Path:
+    """Where the bundles of a precision go: ``bundles`` and ``bundles-int8``, since no folder mixes them."""
+    return directory if kind == EXACT else directory.with_name(f"{directory.name}-{kind}")
+
+
+def _as(exact: Exact, kind: Precision, samples: Samples | None, form: Form, progress: Callable[[str], None]) -> Exact:
+    """The bundle in a precision. Raises ExportError."""
+    if kind == EXACT:
+        return exact
+    if samples is None:
+        raise ExportError(
+            f"there are no samples to measure {kind} with", remedy="Give some of your own, with --calibrate DATA."
+        )
+    progress(f"  in {kind}")
+    return reduced(exact, kind, samples, form.max_loss)
 
 
 def _inputs(model: ModelSpec) -> list[tuple[str, ...]]:
@@ -152,7 +174,11 @@ def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
 
 
 def _described(
-    state: TrainedState, given: tuple[str, ...], offered: tuple[MaskName, ...], padded: Mapping[str, ClassMeans]
+    state: TrainedState,
+    given: tuple[str, ...],
+    offered: tuple[MaskName, ...],
+    padded: Mapping[str, ClassMeans],
+    form: Form,
 ) -> Manifest:
     """The manifest of the bundle that takes the modalities ``given``, but for its file and the comparisons with it."""
     model, stage, matcher = state.model, state.stage, state.matcher
@@ -172,7 +198,8 @@ def _described(
         labels=model.label_names or tuple(str(i) for i in range(model.classes)),
         inputs=inputs,
         presence=presence_ports(given),
-        tables=table_ports(model, tables, rows),
+        tables=() if form.tables == "fixed" else table_ports(model, tables, rows),
+        table_file=TABLES_FILE if tables and form.tables == "required" else "",
         outputs=output_ports(model, given, min(matcher.k, rows)),
         axes=axes,
         mask=masks[0] if masks else "none",
@@ -189,10 +216,10 @@ def _described(
     )
 
 
-def _write_bundle(
-    root: Path, state: TrainedState, manifest: Manifest, padded: Mapping[str, ClassMeans], tolerance: float
-) -> BundleRow:
-    """Export, check and write the bundle that ``manifest`` describes."""
+def _exact(
+    state: TrainedState, manifest: Manifest, padded: Mapping[str, ClassMeans], tolerance: float, form: Form
+) -> Exact:
+    """The bundle that ``manifest`` describes, exported and checked."""
     import onnx
 
     from edgefl.export.graph import BundleGraph, to_onnx
@@ -205,10 +232,8 @@ def _write_bundle(
     built = loaded(model, restrict(state.stage, given).present, state.parts)
     make = method("missing", manifest.masks[0] if manifest.masks else ZERO).make
     graph = BundleGraph(built, manifest.depth, given, make, matcher, networks)
-    defaults: dict[str, np.ndarray] = {}  # in the order the graph takes them
-    for m, table in tables.items():
-        defaults |= {table_name(m): table.means, valid_name(m): table.present}
-    data = to_onnx(graph, manifest.inputs, manifest.presence, manifest.outputs, manifest.axes, defaults)
+    arrays = table_arrays(tables)  # in the order the graph takes them
+    data = to_onnx(graph, manifest, arrays, form)
     checks = check(open_session(data), graph, manifest, tables, tolerance)
     proto = onnx.load_model_from_string(data)
     manifest = msgspec.structs.replace(
@@ -223,12 +248,36 @@ def _write_bundle(
         max_difference=max(v for one in checks for k, v in one.differences.items() if k not in {MATCHED, WEIGHTS}),
         parity=checks,
     )
+    return Exact(manifest, data, arrays)
+
+
+def _write(root: Path, bundle: Exact, layout: Layout) -> BundleRow:
+    """Write the bundle's folder into ``root``."""
+    manifest = bundle.manifest
     folder = root / manifest.name
     folder.mkdir()
-    write_new(folder / MODEL_FILE, data)
+    write_new(folder / MODEL_FILE, bundle.data)
+    if manifest.table_file:
+        beside = encode_tables(bundle.tables)
+        write_new(folder / manifest.table_file, beside)
+        manifest = msgspec.structs.replace(manifest, table_sha256=hashlib.sha256(beside).hexdigest())
     write_new(folder / MANIFEST_FILE, encode_json(manifest))
-    path = f"{manifest.name}/{MODEL_FILE}"
-    return BundleRow(manifest.name, path, given, manifest.size_bytes, manifest.max_difference, tolerance)
+    write_new(folder / README, readme(manifest).encode())
+    write_new(folder / EXAMPLE, example(manifest).encode())
+    if layout == "triton":
+        triton.add(folder, manifest)
+    row = BundleRow(
+        manifest.name,
+        f"{manifest.name}/{MODEL_FILE}",
+        manifest.modalities,
+        manifest.size_bytes,
+        manifest.max_difference,
+        manifest.tolerance,
+        manifest.precision,
+    )
+    if manifest.reduced is None:
+        return row
+    return msgspec.structs.replace(row, lost_points=manifest.reduced.worst, max_loss=manifest.reduced.max_loss)
 
 
 def _networks(state: TrainedState, modality: str) -> WeightedNetworks:
@@ -253,73 +302,3 @@ def _software() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
-
-
-def padded(model: ModelSpec, parts: Parts, masks: Sequence[str], capacity: int | None) -> dict[str, ClassMeans]:
-    """Every modality's table padded to the capacity (all rows absent where there is none); {} when none is used.
-
-    Raises ExportError when there are no prototypes, they do not fit the model, or the capacity is too small.
-    """
-    if not any(method("missing", mask).tables for mask in masks) or not model.classes or len(model.encoders) < 2:
-        return {}
-    if PROTOTYPES not in parts:
-        raise ExportError("the state holds no prototypes", remedy="Export with --mask zero, or train with prototypes.")
-    shape = (model.classes, model.head.out)
-    rows = model.classes if capacity is None else capacity
-    if rows < model.classes:
-        raise ExportError(
-            f"a capacity of {rows} has no room for {model.classes} classes",
-            remedy="Give the number of classes or more.",
-        )
-    found, spare = from_tensors(dict(parts[PROTOTYPES])), empty(rows - model.classes, model.head.out)
-    tables = {}
-    for m in model.encoders:
-        table = found.get(m, empty(*shape))
-        if table.means.shape != shape:
-            raise ExportError(
-                f"the prototypes of '{m}' are {list(table.means.shape)}, the model needs {list(shape)}",
-                remedy="Export prototypes and model of the same run.",
-            )
-        # A row without samples holds zeros, whatever was sent with it: the file has no use for it.
-        means = np.where(table.present[:, None], table.means, np.float32(0))
-        tables[m] = ClassMeans(np.concatenate([means, spare.means]), np.concatenate([table.counts, spare.counts]))
-    if not any(table.present.any() for table in tables.values()):
-        raise ExportError("no class has a prototype", remedy="Export with --mask zero, or train another round.")
-    return tables
-
-
-def check_target(directory: Path) -> None:
-    """An existing target may only hold an earlier export: it will be replaced as a whole."""
-    if not directory.exists():
-        return
-    other = f"{directory} exists and is not an earlier export"
-    remedy = "Name a new or empty directory with -o DIR."
-    if not directory.is_dir():
-        raise ExportError(other, remedy=remedy)
-    names = {path.name for path in directory.iterdir()}
-    if not names:
-        return
-    try:
-        index = msgspec.json.decode(read_at_most(directory / INDEX_FILE, MAX_MANIFEST_BYTES), type=Index)
-    except (OSError, ValueError):
-        raise ExportError(other, remedy=remedy) from None
-    known = {INDEX_FILE, *(row.name for row in index.bundles)}
-    if index.format != INDEX_FORMAT or names - known:
-        raise ExportError(f"{other}: it holds {', '.join(sorted(names - known))[:200]}", remedy=remedy)
-
-
-def publish(building: Path, directory: Path) -> None:
-    """Put the new folder in the place of the old one, which is there until the new one is."""
-    old = building.with_name(f"{building.name}.old")
-    replaced = directory.exists()
-    if replaced:
-        directory.rename(old)
-    try:
-        building.rename(directory)
-    except BaseException:
-        if replaced:
-            old.rename(directory)
-        raise
-    sync_directory(directory.parent)
-    if replaced:
-        shutil.rmtree(old, ignore_errors=True)

@@ -3,9 +3,10 @@
 A model of several modalities gives one bundle for each alone and one of all. The latter answers samples that lack some
 of them (docs/decisions/0034): beside each modality it takes ``<m>.present`` [batch], 1 where a sample has it and 0
 where not; whatever finite numbers stand in the input there do not count. Labelled bundles take the prototype tables as
-optional inputs whose defaults are inside the file: ``prototypes.<m>`` [capacity, d] and ``prototypes.<m>.valid``
-[capacity]. A call whose ``valid`` is all false gets the zero mask, so one file serves both. A model that reconstructs
-absent modalities holds the networks for it, and has that mask alone.
+inputs: ``prototypes.<m>`` [capacity, d] and ``prototypes.<m>.valid`` [capacity], 1 or 0 for each row. What an export
+found is in ``TABLES_FILE`` beside the model, or inside it as the inputs' defaults; without tables among its inputs
+the model has them for good (docs/decisions/0051). A call whose ``valid`` is all 0 gets the zero mask, so one file
+serves both. A model that reconstructs absent modalities holds the networks for it, and has that mask alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from edgefl.errors import ExportError
+from edgefl.export.precision_record import EXACT, Precision, Reduced
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.prototypes.mask import Matcher
 from edgefl.records import ObjectRef
@@ -30,6 +32,7 @@ INDEX_FORMAT = "edgefl.bundles/1"
 MODEL_FILE = "model.onnx"
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "index.json"
+TABLES_FILE = "tables.json"
 BATCH = "batch"
 #: Texts are exported for this length and more: `torch.export` can not treat one and two tokens like the rest, because
 #: tensors of one element broadcast. Serving pads shorter texts with 0, which changes nothing.
@@ -113,7 +116,9 @@ class Manifest(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     inputs: tuple[Port, ...] = ()
     presence: tuple[Port, ...] = ()
-    tables: tuple[Port, ...] = ()  # optional inputs
+    tables: tuple[Port, ...] = ()
+    table_file: str = ""  # "": each is optional, its default is in the model
+    table_sha256: str = ""
     outputs: tuple[Port, ...] = ()
     axes: dict[str, Axis] = {}
     mask: Literal["none", MaskName] = "none"  # what a plain call does
@@ -131,6 +136,8 @@ class Manifest(msgspec.Struct, frozen=True):
     parts: dict[str, ObjectRef] = {}
     untrained: tuple[str, ...] = ()
     versions: dict[str, str] = {}
+    precision: Precision = EXACT
+    reduced: Reduced | None = None  # None: it is f32
 
     @property
     def fills(self) -> tuple[str, ...]:
@@ -171,7 +178,6 @@ def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Po
 
 def presence_ports(modalities: tuple[str, ...]) -> tuple[Port, ...]:
     """Presence flags, one a sample for each of several modalities; none for a single one, which no sample lacks."""
-    # As numbers: several runtimes do not take inputs of type bool.
     return tuple(Port(present_name(m), "float32", (BATCH,)) for m in modalities if len(modalities) > 1)
 
 
@@ -191,7 +197,9 @@ def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tupl
     """Rows and valid flags of the prototypes of the modalities ``names``."""
     ports = []
     for m in names:
-        ports += [Port(table_name(m), "float32", (capacity, model.head.out)), Port(valid_name(m), "bool", (capacity,))]
+        # Flags as numbers: several runtimes do not take inputs of type bool.
+        width = model.head.out
+        ports += [Port(table_name(m), "float32", (capacity, width)), Port(valid_name(m), "float32", (capacity,))]
     return tuple(ports)
 
 

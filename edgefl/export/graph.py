@@ -8,6 +8,7 @@ mask. Small networks that match, and networks that reconstruct, are inside the g
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edgefl import __version__
 from edgefl.errors import ExportError
-from edgefl.export.bundle_format import Axis, Port, table_names
+from edgefl.export.bundle_format import Axis, Manifest, Port, table_names
+from edgefl.export.form import Form, Tables
+from edgefl.export.opset import LEAST, lower
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import shares_attention
 from edgefl.models.staged import StagedModel
@@ -77,7 +81,8 @@ class BundleGraph(nn.Module):
         if not self.model.spec.classes:
             return tuple(unit(own) for own in r.values())
         names = table_names(self.model.spec, self.given, self.matcher) if tables else ()
-        found = {m: Table(*pair) for m, *pair in zip(names, tables[::2], tables[1::2], strict=True)}
+        pairs = zip(names, tables[::2], tables[1::2], strict=True)
+        found = {m: Table(means, valid > 0.5) for m, means, valid in pairs}
         filled = fill(self.make, self.at_hand(r, has, found))
         logits = self.model.classify(self.model.fuse(filled.values, has or None, states, counted=filled.counted))
         return (logits, logits.softmax(dim=1), *_matches(filled.made, has))
@@ -114,41 +119,37 @@ def _shown(state: TokenState, has: Tensor) -> Tensor:
     return rows if state.mask is None else rows & state.mask
 
 
-def to_onnx(
-    graph: BundleGraph,
-    inputs: Sequence[Port],
-    presence: Sequence[Port],
-    outputs: Sequence[Port],
-    axes: Mapping[str, Axis],
-    tables: Mapping[str, np.ndarray],
-) -> bytes:
-    """The ONNX file. ``presence``: which samples have each input, () where all do; ``tables``: optional inputs by name,
-    in the order the graph takes them, with their defaults.
+def to_onnx(graph: BundleGraph, manifest: Manifest, tables: Mapping[str, np.ndarray], form: Form) -> bytes:
+    """The ONNX file of a bundle whose ports ``manifest`` describes. ``tables``: those of prototypes by input, in the
+    order the graph takes them; ``form`` says where they go, and which operator set is written.
 
     Raises ExportError when torch cannot export the graph, made a dynamic axis constant, or the file exceeds 2 GiB.
     """
     import onnx
 
-    given = (*inputs, *presence)
-    example = tuple(tuple(_example(port, axes) for port in ports) for ports in (inputs, presence))
+    given, axes = (*manifest.inputs, *manifest.presence), manifest.axes
+    parts = (manifest.inputs, manifest.presence)
+    example = tuple(tuple(_example(port, axes) for port in ports) for ports in parts)
     defaults = tuple(torch.from_numpy(np.ascontiguousarray(table)) for table in tables.values())
     try:
         dims = {n: torch.export.Dim(f"axis{i}", min=a.minimum, max=a.maximum) for i, (n, a) in enumerate(axes.items())}
         shapes = tuple(
             tuple({at: dims[size] for at, size in enumerate(port.shape) if isinstance(size, str)} for port in ports)
-            for ports in (inputs, presence)
+            for ports in parts
         )
         proto = _export(
             graph.eval(),
             (*example, defaults),
             (*shapes, (None,) * len(defaults)),
-            [*(port.name for port in given), *tables],
-            [port.name for port in outputs],
+            ([*(port.name for port in given), *tables], [port.name for port in manifest.outputs]),
+            form.opset,
         )
         _strip(proto)
-        _name_axes(proto, given, outputs)
-        proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in tables.items())
-        onnx.checker.check_model(proto)
+        _name_axes(proto, given, manifest.outputs)
+        _place_tables(proto, tables, form.tables)
+        _labelled(proto, manifest)
+        lower(proto, form.opset)
+        onnx.checker.check_model(proto, full_check=True)
         data: bytes = proto.SerializeToString()
     except ExportError:
         raise
@@ -161,6 +162,28 @@ def to_onnx(
     return data
 
 
+def _place_tables(proto: ModelProto, tables: Mapping[str, np.ndarray], where: Tables) -> None:
+    """Put the tables into the file, unless each call gives them; as inputs, unless they are fixed."""
+    import onnx
+
+    if where != "required":
+        proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in tables.items())
+    if where == "fixed":
+        inputs = [value for value in proto.graph.input if value.name not in tables]
+        del proto.graph.input[:]
+        proto.graph.input.extend(inputs)
+
+
+def _labelled(proto: ModelProto, manifest: Manifest) -> None:
+    """Put what a runtime without the manifest needs to know into the model's own metadata."""
+    import onnx
+
+    told = {"edgefl.bundle": manifest.name, "edgefl.version": __version__}
+    if manifest.task == "classify":
+        told["labels"] = json.dumps(manifest.labels, ensure_ascii=False)
+    onnx.helper.set_model_props(proto, told)
+
+
 def _example(port: Port, axes: Mapping[str, Axis]) -> Tensor:
     rest = [axes[size].maximum or 1 if isinstance(size, str) else size for size in port.shape[1:]]
     if port.dtype == "int64":
@@ -169,14 +192,19 @@ def _example(port: Port, axes: Mapping[str, Axis]) -> Tensor:
 
 
 def _export(
-    graph: BundleGraph, example: tuple[object, ...], shapes: tuple[object, ...], names: list[str], outputs: list[str]
+    graph: BundleGraph,
+    example: tuple[object, ...],
+    shapes: tuple[object, ...],
+    names: tuple[list[str], list[str]],
+    opset: int,
 ) -> ModelProto:
     """The model proto. The tables are inputs of the trace, so that no optimisation folds them away."""
     with torch.no_grad(), _quiet():
         program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=False)
         onnx_program = torch.onnx.export(
-            program, (), dynamo=True, verbose=False, optimize=True, input_names=names, output_names=outputs
-        )
+            program, (), dynamo=True, verbose=False, optimize=True, input_names=names[0], output_names=names[1],
+            opset_version=max(opset, LEAST),
+        )  # fmt: skip
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing", remedy="Use a torch of 2.6 or newer.")
     return onnx_program.model_proto

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 
 import numpy as np
 import torch
@@ -31,11 +30,11 @@ from edgefl.export.bundle_format import (
     Port,
     fillable,
     present_name,
-    table_name,
-    valid_name,
 )
 from edgefl.export.graph import BundleGraph
 from edgefl.export.session import Session, run
+from edgefl.export.subsets import subset_list
+from edgefl.export.tables import table_feeds
 from edgefl.models.spec import EncoderSpec
 from edgefl.models.vectors import unit
 from edgefl.prototypes.mask import Scores, in_torch, mix, scores_of
@@ -45,8 +44,6 @@ from edgefl.training.fill import AtHand, Made
 
 #: Batch sizes compared: one sample, as a device serves it, and several.
 BATCHES = (1, 5)
-#: All subsets are checked up to this many modalities, 15 of them; beyond, the whole, each alone and as many drawn.
-ALL_SUBSETS, DRAWN = 4, 8
 #: Largest difference in scores. Rounding of cosines came to 1.4e-6 at most (two trained models, two sensors, 60 random
 #: inputs each, every mask); 2e-5 is 0.2 % of a weight at T = 0.01, and of a plain softmax 0.002 %;
 #: of a classifier's weights 0.002 % times the largest -ln p at hand, 87 at most.
@@ -75,21 +72,12 @@ def check(
             inputs = {port.name: _random(encoders[port.name], port, sizes, rng) for port in manifest.inputs}
             several = modalities if len(modalities) > 1 else ()
             shown = {present_name(m): np.array([m in one for one in given], np.float32) for m in several}
-            for mask, used, feeds in _conditions(manifest.masks, tables, rng):
+            for mask, used, feeds in _conditions(manifest, tables, rng):
                 found = run(session, {**inputs, **shown, **feeds})
                 off = differences(graph, given, inputs, used, found)
                 checks.append(Check(mask, tuple(dict.fromkeys(map("+".join, given))), sizes, off))
     _refuse_beyond(modalities, checks, tolerance)
     return tuple(checks)
-
-
-def subset_list(modalities: tuple[str, ...], rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """The subsets that are checked, the complete one first."""
-    several = [some for n in range(len(modalities), 1, -1) for some in combinations(modalities, n)]
-    if len(modalities) > ALL_SUBSETS:
-        drawn = rng.choice(len(several) - 1, DRAWN, replace=False) + 1
-        several = [several[0], *(several[i] for i in sorted(drawn.tolist()))]
-    return [*several, *((m,) for m in modalities if len(modalities) > 1)] or [modalities]
 
 
 def _batches(subsets: list[tuple[str, ...]], size: int) -> list[list[tuple[str, ...]]]:
@@ -247,21 +235,23 @@ def _random(encoder: EncoderSpec, port: Port, sizes: Mapping[str, int], rng: np.
 
 
 def _conditions(
-    masks: Sequence[str], tables: Mapping[str, ClassMeans], rng: np.random.Generator
+    manifest: Manifest, tables: Mapping[str, ClassMeans], rng: np.random.Generator
 ) -> Iterator[tuple[str, Mapping[str, ClassMeans], Arrays]]:
     """(mask, tables the reference uses, what the call gives besides the inputs)."""
+    masks = manifest.masks
     if not tables:
         yield (masks[0] if masks else "none"), {}, {}
         return
     for mask in masks:
         if mask == ZERO:
             nothing = {m: ClassMeans(t.means, np.zeros_like(t.counts)) for m, t in tables.items()}
-            yield mask, nothing, {valid_name(m): t.present for m, t in nothing.items()}
+            yield mask, nothing, table_feeds(manifest, nothing)
         else:
-            yield mask, tables, {}
+            yield mask, tables, table_feeds(manifest, tables) if manifest.table_file else {}
+    if not manifest.tables:
+        return  # fixed
     other = {}
     for m, table in tables.items():
         counts = (rng.random(len(table.counts)) < 0.7).astype(np.float32)
         other[m] = ClassMeans(rng.standard_normal(table.means.shape).astype(np.float32), counts)
-    feeds = {table_name(m): t.means for m, t in other.items()} | {valid_name(m): t.present for m, t in other.items()}
-    yield "override", other, feeds
+    yield "override", other, table_feeds(manifest, other)

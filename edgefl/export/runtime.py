@@ -28,6 +28,7 @@ from edgefl.export.bundle_format import (
     valid_name,
 )
 from edgefl.export.session import Device, Session, open_session, run, runs_on
+from edgefl.export.tables import read_tables
 from edgefl.models.spec import EncoderSpec
 from edgefl.prototypes.table import ClassMeans
 
@@ -67,6 +68,7 @@ class Bundle:
     directory: Path
     manifest: Manifest
     session: Session
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a call that brings none of its own
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -86,7 +88,7 @@ class Bundle:
         A bundle that serves any subset (``manifest.subsets``) takes fewer modalities too, and ``present``: which
         samples have one [N], all where nothing is said; what stands in the rows of the others is not looked at.
         ``mask``: "prototype", "zero" or "reconstruction", where the manifest offers it (None: its default).
-        ``prototypes``: tables used instead of those in the file, by modality, of at most ``manifest.capacity`` rows;
+        ``prototypes``: tables used instead of those of the bundle, by modality, of at most ``manifest.capacity`` rows;
         where networks match, that of a modality at hand is not looked at.
         Texts may be shorter than the model's length. Raises DataError for input that does not fit, ExportError for a
         mask the bundle has not.
@@ -199,7 +201,7 @@ class Bundle:
         return values
 
     def _tables(self, mask: str | None, prototypes: Mapping[str, ClassMeans] | None) -> dict[str, np.ndarray]:
-        """The optional inputs of a call."""
+        """The tables that a call gives."""
         has = {port.name: port.shape for port in self.manifest.tables}
         if mask is not None and mask not in self.manifest.masks:
             offered = " and ".join(self.manifest.masks) or "none: it takes every modality"
@@ -207,7 +209,8 @@ class Bundle:
                 f"the bundle '{self.manifest.name}' does not offer the mask {mask!r}; it offers {offered}",
                 remedy="Leave the mask out, or export with a --mask that offers it.",
             )
-        feeds: dict[str, np.ndarray] = {}
+        feeds = dict(self.tables)
+        dtypes = {port.name: port.dtype for port in self.manifest.tables}
         for m, table in (prototypes or {}).items():
             if self.manifest.networks and m in self.modalities and table_name(m) not in has:
                 continue  # networks match it, not its table
@@ -220,10 +223,10 @@ class Bundle:
                 )
             spare = int(rows) - len(table.counts)
             feeds[table_name(m)] = np.pad(table.means.astype(np.float32), ((0, spare), (0, 0)))
-            feeds[valid_name(m)] = np.pad(table.present, (0, spare))
+            feeds[valid_name(m)] = np.pad(table.present, (0, spare)).astype(dtypes[valid_name(m)])
         if mask == ZERO:
             capacity = self.manifest.capacity
-            feeds |= {name: np.zeros(capacity, np.bool_) for name in has if name.endswith(".valid")}
+            feeds |= {name: np.zeros(capacity, dtypes[name]) for name in has if name.endswith(".valid")}
         return feeds
 
 
@@ -237,7 +240,8 @@ def load_bundle(path: str | Path, *, device: Device = "cpu", threads: int = 0) -
     path = Path(path)
     directory = path.parent if path.is_file() else path
     manifest = read_manifest(directory)
-    return Bundle(directory, manifest, open_session(read_model(directory, manifest), device, threads))
+    session = open_session(read_model(directory, manifest), device, threads)
+    return Bundle(directory, manifest, session, read_tables(directory, manifest))
 
 
 def find_bundles(path: Path) -> dict[Path, Manifest]:
@@ -257,6 +261,12 @@ def find_bundles(path: Path) -> dict[Path, Manifest]:
     if len({(m.task, m.labels) for m in found.values()}) > 1:
         raise ExportError(
             f"the bundles in {directory} are of different models: their labels differ", remedy="Give one bundle."
+        )
+    if len({m.precision for m in found.values()}) > 1:
+        told = ", ".join(f"{m.name} {m.precision}" for m in found.values())
+        raise ExportError(
+            f"the bundles in {directory} are of different precisions: {told}",
+            remedy="Keep each precision in a folder of its own, as `edgefl export` writes them.",
         )
     # In the model's own order, which the complete bundle knows: of two that fit a sample, the first is taken.
     order = max((manifest.modalities for manifest in found.values()), key=len)

@@ -239,17 +239,21 @@ def stages(report: RunReport) -> Grid:
 
 
 def bundles(report: RunReport) -> Grid:
-    """The exported ONNX files and how far they are from the torch model."""
+    """The exported ONNX files and how far they are from the torch model: by outputs, or by accuracy below float32."""
 
-    def difference(row: BundleRow) -> Cell:
-        return Cell(f"{row.max_difference:.1e}", tone="good" if row.max_difference <= row.tolerance else "bad")
+    def cell(row: BundleRow, exact: float, points: float) -> Cell:
+        good = row.max_difference <= row.tolerance and row.lost_points <= row.max_loss
+        return Cell(
+            f"{exact:.1e}" if row.precision == "f32" else f"{points:.1f} points", tone="good" if good else "bad"
+        )
 
     columns: list[Column[BundleRow]] = [
         Column("bundle", lambda row: row.name, key=True, text=True),
         Column("modalities", lambda row: " + ".join(row.modalities), text=True),
+        Column("precision", lambda row: row.precision, text=True),
         measure("size", lambda row: row.size_bytes, "B"),
-        Column("largest", difference, "", "difference from torch"),
-        Column("tolerance", lambda row: f"{row.tolerance:.1e}", "", "difference from torch"),
+        Column("largest", lambda row: cell(row, row.max_difference, row.lost_points), "", "difference from torch"),
+        Column("allowed", lambda row: cell(row, row.tolerance, row.max_loss).text, "", "difference from torch"),
         Column("file", lambda row: row.path, text=True, whole=True),
     ]
     empty = "Nothing exported; `edgefl export RUN` writes ONNX bundles."

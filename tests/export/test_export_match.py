@@ -16,7 +16,16 @@ from mask_oracle import filled as filled_in
 
 from edgefl.errors import ExportError
 from edgefl.export import parity
-from edgefl.export.bundle_format import MATCHED, WEIGHTS, Check, Manifest, input_ports, table_name, valid_name
+from edgefl.export.bundle_format import (
+    MATCHED,
+    WEIGHTS,
+    Check,
+    Manifest,
+    input_ports,
+    table_name,
+    table_ports,
+    valid_name,
+)
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import shortfall, weight_difference
 from edgefl.methods.missing.stand_ins import prototype
@@ -163,7 +172,9 @@ def answering(graph: BundleGraph) -> Answer:
 def checked(monkeypatch: pytest.MonkeyPatch, answer: Answer, metric: str = "cosine") -> tuple[Check, ...]:
     monkeypatch.setattr(parity, "run", lambda _, feeds: answer(feeds))
     inputs, axes = input_ports(model_of(metric)[0], ("acc",))
-    manifest = Manifest(inputs=inputs, axes=axes, masks=("prototype", "zero"))
+    spec, tables = model_of(metric)[0], tables_of(metric)
+    ports = table_ports(spec, tuple(tables), len(next(iter(tables.values())).counts))
+    manifest = Manifest(inputs=inputs, axes=axes, masks=("prototype", "zero"), tables=ports)
     return parity.check(None, graph_of(metric), manifest, tables_of(metric), 1e-4)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import io
 import json
 import shutil
@@ -25,8 +26,9 @@ from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import BrokerError, ExportError, StoreError, WorkerError
 from edgefl.export import bundle_format as bundles
-from edgefl.export.bundle import check_target
+from edgefl.export.folder import check_target
 from edgefl.export.runtime import find_bundles
+from edgefl.export.tables import read_tables
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.process import worker
 from edgefl.protocol.messages import Hello
@@ -220,13 +222,20 @@ def backup(data: bytes) -> None:
 
 
 def bundle(data: bytes) -> None:
-    """A bundle's manifest, or (first byte odd) the index of a folder of bundles."""
+    """A bundle's manifest, or (first byte odd) the index of a folder of bundles, or (2) its tables."""
     folder = scratch("bundle")
     shutil.rmtree(folder)
     folder.mkdir()
     if data[:1] and data[0] % 2:
         (folder / bundles.INDEX_FILE).write_bytes(data[1:])
         check_target(folder)
+        return
+    if data[:1] == b"\2":
+        (folder / bundles.TABLES_FILE).write_bytes(data[1:])
+        ports = (bundles.Port("prototypes.acc", "float32", (2, 2)),)
+        named = {"table_file": bundles.TABLES_FILE, "table_sha256": hashlib.sha256(data[1:]).hexdigest()}
+        tables = read_tables(folder, bundles.Manifest(tables=ports, **named))
+        assert tables["prototypes.acc"].shape == (2, 2)
         return
     (folder / bundles.MANIFEST_FILE).write_bytes(data[1:])
     found = find_bundles(folder)[folder]

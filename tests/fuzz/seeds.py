@@ -16,6 +16,7 @@ import numpy as np
 
 from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
 from edgefl.export import bundle_format as bundles
+from edgefl.export.tables import encode_tables
 from edgefl.methods.cluster import BITS, ROWS, WIDTH
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Job, RunPlan
@@ -200,6 +201,7 @@ def bundle() -> Seeds:
         parity=(bundles.Check("zero", {"batch": 2}, {"logits": 1e-7}),),
     )  # fmt: skip
     yield "manifest", b"\0" + bundles.encode_json(model)
+    yield "tables", b"\2" + encode_tables({"prototypes.acc": np.float32([[1, 0.5], [-2, 0]])})
     yield "index", b"\1" + bundles.encode_json(bundles.Index(bundles=(BundleRow("acc", "acc"),)))
 
 

@@ -64,7 +64,7 @@ def test_a_run_in_one_process(tmp_path: Path):
 def test_bundles():
     """Of random weights: a model of each sensor, and one of both."""
     bundles = exported().directory
-    check(FILE, "bundles", {path.parent.name: described(path) for path in bundles.glob("*/*.json")})
+    check(FILE, "bundles", {path.parent.name: described(path) for path in bundles.glob("*/manifest.json")})
     check(FILE, "index", shape(json.loads((bundles / "index.json").read_text("utf-8"))))
     check(FILE, "files of the bundles", layout(bundles))
 

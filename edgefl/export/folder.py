@@ -1,0 +1,77 @@
+"""The folder of an export: built beside its place, and put there when everything in it is good."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from edgefl.errors import ExportError
+from edgefl.export.bundle_format import INDEX_FILE, INDEX_FORMAT, MAX_MANIFEST_BYTES, Index
+from edgefl.storage.disk import read_at_most, store_errors, sync_directory
+
+
+@contextmanager
+def replaced(places: Sequence[Path]) -> Iterator[list[Path]]:
+    """New empty folders, put in the places of earlier exports at the end; when anything fails, none is.
+
+    Raises ExportError when something else is in a place, StoreError when the disk refuses.
+    """
+    places = [place.resolve() for place in places]
+    for place in places:
+        check_target(place)
+    building: list[Path] = []
+    with store_errors("write bundles to", places[0]):
+        try:
+            for place in places:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                building.append(Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent)))
+            yield building
+            for new, place in zip(building, places, strict=True):
+                new.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
+                publish(new, place)
+        except BaseException:
+            for new in building:
+                shutil.rmtree(new, ignore_errors=True)
+            raise
+
+
+def check_target(directory: Path) -> None:
+    """An existing target may only hold an earlier export: it will be replaced as a whole."""
+    if not directory.exists():
+        return
+    other = f"{directory} exists and is not an earlier export"
+    remedy = "Name a new or empty directory with -o DIR."
+    if not directory.is_dir():
+        raise ExportError(other, remedy=remedy)
+    names = {path.name for path in directory.iterdir()}
+    if not names:
+        return
+    try:
+        index = msgspec.json.decode(read_at_most(directory / INDEX_FILE, MAX_MANIFEST_BYTES), type=Index)
+    except (OSError, ValueError):
+        raise ExportError(other, remedy=remedy) from None
+    known = {INDEX_FILE, *(row.name for row in index.bundles)}
+    if index.format != INDEX_FORMAT or names - known:
+        raise ExportError(f"{other}: it holds {', '.join(sorted(names - known))[:200]}", remedy=remedy)
+
+
+def publish(building: Path, directory: Path) -> None:
+    """Put the new folder in the place of the old one, which is there until the new one is."""
+    old = building.with_name(f"{building.name}.old")
+    there = directory.exists()
+    if there:
+        directory.rename(old)
+    try:
+        building.rename(directory)
+    except BaseException:
+        if there:
+            old.rename(directory)
+        raise
+    sync_directory(directory.parent)
+    if there:
+        shutil.rmtree(old, ignore_errors=True)

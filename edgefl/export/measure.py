@@ -1,0 +1,145 @@
+"""Accuracy and latency of a bundle beside the f32 one of the same export, on the user's own samples. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.errors import ExportError
+from edgefl.export.bundle_format import Manifest, present_name
+from edgefl.export.precision_record import SubsetLoss, Timing
+from edgefl.export.runtime import Bundle, Prediction
+from edgefl.export.session import Session, open_session, run
+
+#: Samples answered for each subset at most: of a thousand, one point of accuracy is ten samples, and an encoder of
+#: the paper's size answers them in minutes.
+MOST = 1000
+#: Samples that calibrate fixed ranges, and with which nodes are ranked.
+CALIBRATION = 64
+#: A device serves one sample, a server several.
+BATCHES = (1, 32)
+#: Calls that are timed: until this many, or this many seconds when there are three at least.
+CALLS, CALL_SECONDS = 31, 3.0
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples that a bundle is measured and calibrated with, and where they came from."""
+
+    data: Dataset
+    source: str
+
+
+def feeds(manifest: Manifest, data: Dataset, tables: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every input of the bundle for some samples, of which each has one of its modalities; ``tables`` as they are.
+
+    Raises ExportError when no sample has any.
+    """
+    lacking = np.zeros(len(data), np.bool_)
+    has = {m: data.present.get(m, lacking) for m in manifest.modalities}
+    rows = _spread(np.flatnonzero(np.logical_or.reduce(list(has.values()))), CALIBRATION)
+    found = dict(tables)
+    for port in manifest.inputs:
+        if port.name not in data.modalities or not len(rows):
+            raise ExportError(
+                f"no sample has '{port.name}', which the bundle '{manifest.name}' is measured with",
+                remedy="Give samples of every modality, with --calibrate DATA.",
+            )
+        found[port.name] = np.ascontiguousarray(data.modalities[port.name][rows], port.dtype)
+    found |= {present_name(m): has[m][rows].astype(np.float32) for m in manifest.modalities if manifest.presence}
+    return found
+
+
+def chosen(data: Dataset, given: Sequence[str]) -> np.ndarray:
+    """Rows that have the modalities ``given`` [n], at most ``MOST`` of them, evenly spread."""
+    lacking = np.zeros(len(data), np.bool_)
+    return _spread(np.flatnonzero(np.logical_and.reduce([data.present.get(m, lacking) for m in given])), MOST)
+
+
+def _spread(rows: np.ndarray, most: int) -> np.ndarray:
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+
+
+def answers(bundle: Bundle, subsets: Sequence[tuple[str, ...]], data: Dataset) -> dict[tuple[str, ...], Prediction]:
+    """The bundle's answers of each subset's samples, shown only what is in the subset; without those no sample has."""
+    found = {}
+    for given in subsets:
+        rows = chosen(data, given)
+        if len(rows):
+            found[given] = bundle.predict({m: data.modalities[m][rows] for m in given})
+    return found
+
+
+def right(before: Prediction, one: Prediction, labels: np.ndarray | None) -> tuple[int, float]:
+    """(Samples, percent right): by ``labels`` where there are any (-1: none), else as ``before`` answered."""
+    if not len(one.classes):
+        pairs = [(one.embeddings[m], before.embeddings[m]) for m in one.embeddings]
+        cosines = np.concatenate([(a * b).sum(axis=1)[np.abs(b).sum(axis=1) > 0] for a, b in pairs])
+        return len(cosines), 100 * float(cosines.mean())
+    truth = before.classes if labels is None else labels
+    known = truth >= 0
+    return int(known.sum()), 100 * float((one.classes[known] == truth[known]).mean())
+
+
+def losses(
+    before: Mapping[tuple[str, ...], Prediction], after: Mapping[tuple[str, ...], Prediction], data: Dataset
+) -> tuple[SubsetLoss, ...]:
+    """Of each subset, how much is right before and after."""
+    rows = []
+    for given, one in after.items():
+        labels = None
+        if data.labels is not None and (data.labels[chosen(data, given)] >= 0).any():
+            labels = data.labels[chosen(data, given)]
+        samples, now = right(before[given], one, labels)
+        rows.append(SubsetLoss(given, samples, right(before[given], before[given], labels)[1], now))
+    return tuple(rows)
+
+
+def in_memory(manifest: Manifest, data: bytes, tables: Mapping[str, np.ndarray]) -> Bundle:
+    """The bundle that is not written yet. ``tables``: those that every call gives."""
+    return Bundle(Path(), manifest, open_session(data, threads=usable()), tables)
+
+
+def timings(before: Session, after: Session, values: Mapping[str, np.ndarray], tables: Sequence[str]) -> list[Timing]:
+    """Medians of calls of both in turn, so that what else the machine does meets both."""
+    found = []
+    for batch in BATCHES:
+        one = {k: v if k in tables else np.resize(v, (batch, *v.shape[1:])) for k, v in values.items()}
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for session in (before, after):
+            run(session, one)  # the first call allocates
+        start = time.monotonic()
+        while len(seconds[0]) < 3 or (len(seconds[0]) < CALLS and time.monotonic() - start < CALL_SECONDS):
+            for session, taken in zip((before, after), seconds, strict=True):
+                began = time.perf_counter()
+                run(session, one)
+                taken.append(time.perf_counter() - began)
+        found.append(Timing(batch, 1000 * median(seconds[0]), 1000 * median(seconds[1]), len(seconds[0])))
+    return found
+
+
+def usable() -> int:
+    """Processors this process may use: the threads of a session that is measured."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The kernel's description of the processor; "" where there is none."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def machine() -> str:
+    """The processor's name, or the architecture where the kernel does not name it."""
+    name = next(
+        (line.partition(":")[2].strip() for line in processor().splitlines() if line.startswith("model name")), ""
+    )
+    return name or platform.machine()
