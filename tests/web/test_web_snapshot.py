@@ -171,6 +171,7 @@ def test_a_limit_has_a_bar_and_no_limit_has_none_and_ages_are_whole_seconds(tmp_
     assert text.count('class="meter"') == 4
     assert text.count('<rect class="all" width="100"') == 1
     assert re.search(r"seen <time [^>]*>4 s</time> ago", text)
+    assert "· 4\u00a0s</p>" in text, "a duration is not broken over two lines"
 
 
 def test_the_page_of_a_run_that_is_over_has_no_buttons_and_says_how_a_stopped_one_goes_on(tmp_path: Path) -> None:

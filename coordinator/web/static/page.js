@@ -40,7 +40,7 @@
     const plot = JSON.parse(figure.dataset.plot);
     const rounds = [...new Set(plot.lines.flatMap(([, points]) => points.map(([x]) => x)))].sort((a, b) => a - b);
     const data = [rounds, ...plot.lines.map(([, points]) => { const at = new Map(points); return rounds.map((x) => at.get(x) ?? null); })];
-    const words = [["", rounds.map((x) => [x, 0, x])], ...plot.lines].map(([, points]) => new Map(points.map(([x, , text]) => [x, text])));
+    const words = [[0, rounds.map((x) => [x, 0, x])], ...plot.lines].map(([, points]) => new Map(points.map(([x, , y]) => [x, y])));
     if (known && !again && known.words.length === words.length) {
       Object.assign(known, { words, text: figure.dataset.plot });
       known.chart.setData(data);
@@ -50,7 +50,7 @@
     const made = { words, text: figure.dataset.plot };
     const grid = { stroke: style("--line"), width: 1 };
     const axis = { stroke: style("--muted"), grid, ticks: { show: false }, font: "12px system-ui, sans-serif" };
-    // Where nothing is pointed at: the newest value.
+    // Pointed at nothing: the newest value.
     const shown = (chart, _, n, at) => {
       const texts = made.words[n];
       return (at == null ? [...texts.values()].at(-1) : texts.get(chart.data[0][at])) ?? "—";
@@ -59,7 +59,7 @@
       const colour = style(`--c${n % 6}`);
       let from = 0;
       const stops = dashes[n % 6].map((length, k) => `${k % 2 ? "transparent" : colour} ${from}px ${from += length}px`);
-      return from ? `repeating-linear-gradient(90deg, ${stops})` : colour;
+      return from ? `repeating-linear-gradient(90deg,${stops})` : colour;
     };
     made.chart = new uPlot({
       width: figure.clientWidth, height: 230, title: plot.title + (plot.unit && `, ${plot.unit}`),
