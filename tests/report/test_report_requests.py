@@ -30,7 +30,7 @@ def test_the_display_keeps_a_device_that_is_left_out_apart_until_it_is_taken_in(
     state.apply(event("left_out", "cam"))
     for kind in ("round_started", "device_left", "device_joined"):
         state.apply(event(kind, "cam", participants=["other"]))
-        assert (state.devices["cam"].doing, state.devices["cam"].why) == ("left out", "by terminal")
+        assert (state.devices["cam"].doing, state.devices["cam"].why) == ("left out", "by an operator, at a terminal")
     state.apply(event("taken_in", "cam"))
     assert state.devices["cam"].doing == "idle"
 
