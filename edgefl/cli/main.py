@@ -18,7 +18,7 @@ from edgefl.console import guarded, show_version
 
 #: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
 VERBS: dict[str, tuple[str, str]] = {
-    "init": ("edgefl.cli.init:command", "Look at data of your own; write its manifest and a run file that runs."),
+    "init": ("edgefl.cli.init:command", "Look at data of your own, and write its manifest and a run file."),
     "run": ("edgefl.cli.run:run_command", "Train: start a broker, a coordinator and a local fleet from one run file."),
     "plan": ("edgefl.cli.run:plan_command", "Predict what each stage costs on each device, and who can train it."),
     "recipes": ("edgefl.cli.show:recipes_command", "List the methods there are, or explain one slot by slot."),
