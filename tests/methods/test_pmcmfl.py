@@ -15,7 +15,7 @@ from coordinator.core.moves import SaveEnd
 from coordinator.core.round_rules import in_closing_round, is_buffered
 from coordinator.core.state import State
 from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.start import _resumed
+from coordinator.runtime.start import RunOptions, _resumed
 from edgefl.methods.objective.pmcmfl import prototype_contrast
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
@@ -161,12 +161,12 @@ def test_a_run_of_before_there_was_a_closing_round_gets_one_when_it_goes_on(tmp_
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         ledger.create(old, {}, {}, 1.0)
-    assert _resumed(path, "tiny")[0].stages == plan.stages
+    assert _resumed(RunOptions(ledger=str(path)), "tiny")[0].stages == plan.stages
     with Ledger(path) as ledger:
         assert ledger.plan("tiny") == msgspec.structs.replace(plan, config=old.config)
         ledger.replan(old)
         ledger.commit("tiny", [SaveEnd("done")], [], 2.0)
-    assert _resumed(path, "tiny")[0].stages == old.stages  # what is done stays as it was
+    assert _resumed(RunOptions(ledger=str(path)), "tiny")[0].stages == old.stages  # what is done stays as it was
 
 
 def test_a_device_without_pairs_sends_no_prototypes():
