@@ -288,6 +288,7 @@ class StagePrice(msgspec.Struct, frozen=True):
     batch_size: int = 0
     memory: dict[str, int] = {}  # what step_peak_bytes consists of
     libraries_bytes: int = 0  # that a step on a CPU takes besides its tensors
+    exceeds: tuple[str, ...] = ()  # devices whose budgets are short of the whole stage in whole batches
 
 
 class DevicePlan(msgspec.Struct, frozen=True):

@@ -14,14 +14,14 @@ import msgspec
 import torch
 
 from edgefl.aggregation.weights import wanted
-from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits, place, trained_depth
-from edgefl.budget.stage_cost import StageTraffic, moved, object_bytes
+from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits, place, trained_depth, verdict
+from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.compile import warnings_of
-from edgefl.plan.job import Candidate, Hyper, Job, RunPlan, Stage
+from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.stages import encoder_stage, stage_before, with_closing
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer
@@ -62,6 +62,7 @@ class _Run(NamedTuple):
     """Inputs of every price of one run."""
 
     plan: RunPlan
+    devices: Sequence[PlannedDevice]
     part_bytes: Mapping[str, int]
     pricer: Pricer
 
@@ -69,7 +70,7 @@ class _Run(NamedTuple):
 def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOptions) -> RunPrice:
     """Price of every schedule with each batch size, and what each device would train in each stage of the run."""
     model = build(plan.model, device="meta")
-    run = _Run(plan, {part: object_bytes(part_layout(model, part)) for part in model.parts_present}, Pricer())
+    run = _Run(plan, devices, {part: object_bytes(part_layout(model, part)) for part in model.parts_present}, Pricer())
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
@@ -127,7 +128,8 @@ def _stage_prices(
         if not can_cache(job):
             job = with_cache(job, "")
         priced = run.pricer(job, samples)
-        traffic = moved(job, device, StageTraffic(stage, run.part_bytes, before, wanted(plan.server)))
+        whole = StageTraffic(stage, run.part_bytes, before, wanted(plan.server))
+        traffic = moved(job, device, whole)
         first = traffic.joining_down_bytes + traffic.signature_bytes if before is None else traffic.entering_down_bytes
         yield StagePrice(
             schedule=schedule,
@@ -143,6 +145,7 @@ def _stage_prices(
             batch_size=hyper.batch_size,
             memory=dict(priced.memory),
             libraries_bytes=priced.libraries,
+            exceeds=tuple(_exceeding(job, samples, priced, whole, run.devices)) if stage.rounds else (),
         )
         stored |= set(priced.cache_fill_flops) if stage.rounds else set()
 
@@ -166,6 +169,20 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
             tuple(limits(placement.cost, device_)) if fits else (),
             trained_depth(stage) - trained_depth(placement.stage) if fits else 0,
         )
+
+
+def _exceeding(
+    job: Job, samples: dict[str, int], priced: Priced, traffic: StageTraffic, devices: Sequence[PlannedDevice]
+) -> Iterator[str]:
+    """Names of the devices whose budgets the whole stage exceeds, in whole batches: by the one price of all shares."""
+    for device in devices:
+        own = device.candidate
+        arrival: Arrival = "joining" if traffic.before is None else "entering"
+        alike = msgspec.structs.replace(own, samples=samples, arrival=arrival)
+        cost = cost_of(job, alike, priced, traffic)
+        flops = cost.flops * own.samples.get("", 0) / samples[""]
+        if verdict(msgspec.structs.replace(cost, flops=flops), alike) is not None:
+            yield own.device
 
 
 def _typical(shares: Sequence[Mapping[str, int]], least: int) -> dict[str, int]:

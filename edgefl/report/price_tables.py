@@ -18,12 +18,12 @@ from edgefl.report.verdict import limit_name, percent, refusal_words, tightest_l
 
 
 class _Total(NamedTuple):
-    """A schedule with one batch size, all rounds: the most that a step's tensors take; sums of FLOPs and bytes."""
+    """A schedule with one batch size, all rounds: the most step memory on a device; sums of FLOPs and bytes."""
 
     schedule: str
     batch_size: int
     rounds: int
-    tensors: int
+    step: int
     flops: float
     payload: float
 
@@ -63,6 +63,8 @@ def _accounts(price: RunPrice) -> Grid:
 
 
 def _totals(price: RunPrice) -> Grid:
+    on_cpu = not price.devices or not all(device.card for device in price.devices)
+    libraries = max((stage.libraries_bytes for stage in price.schedules), default=0) if on_cpu else 0
     keys = dict.fromkeys((stage.schedule, stage.batch_size) for stage in price.schedules)
     rows = []
     for schedule, batch in keys:
@@ -71,7 +73,7 @@ def _totals(price: RunPrice) -> Grid:
             schedule,
             batch,
             rounds=sum(s.rounds for s in stages),
-            tensors=max((s.step_peak_bytes for s in stages), default=0),
+            step=max((s.step_peak_bytes + libraries for s in stages), default=0),
             flops=sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages),
             payload=sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
         )
@@ -96,8 +98,9 @@ def _totals(price: RunPrice) -> Grid:
         ),
         *_batch_column(price, lambda row: row.batch_size),
         Column("rounds", lambda row: str(row.rounds)),
-        measure("most", lambda row: row.tensors, "B", "tensors of a step"),
-        against(lambda row: row.tensors, "tensors of a step"),
+        *([Column("fit whole", lambda row: _fits(price, row), "devices")] if price.devices else []),
+        measure("most", lambda row: row.step, "B", "step memory"),
+        against(lambda row: row.step, "step memory"),
         measure("all rounds", lambda row: row.flops, "FLOP", "FLOPs"),
         against(lambda row: row.flops, "FLOPs"),
         measure("all rounds", lambda row: row.payload, "B", "bytes down + up"),
@@ -109,12 +112,23 @@ def _totals(price: RunPrice) -> Grid:
         f"all modalities present. ÷: how many times as much {default('schedule')} needs. Nothing was run: the training "
         "step is traced on shapes alone."
     )
-    if libraries := max((stage.libraries_bytes for stage in price.schedules), default=0):
-        note += f" A device's step memory is its tensors and, on a CPU, {units.mib(libraries)} of libraries besides."
+    if libraries:
+        note += f" Step memory: the step's tensors and, on a CPU, {units.mib(libraries)} of libraries besides."
+    note += " Fit whole: every stage, in whole batches; the plan of devices also tries smaller pieces and fewer stages."
     if method("schedule", price.schedule).by_budget:
         name = price.schedule.capitalize()
         note += f" {name}, as this run is: a device trains the whole model, or at most what progressive has it train."
     return table(f"Schedules; {price.name} trains {price.schedule}", columns, rows, [note, _cheapest(price, rows)])
+
+
+def _fits(price: RunPrice, row: _Total) -> Cell:
+    """ "3 of 4": devices whose budgets hold every stage of the schedule whole."""
+    every = dict.fromkeys(device.device for device in price.devices)
+    stages = [one for one in price.schedules if (one.schedule, one.batch_size) == (row.schedule, row.batch_size)]
+    short = {name for stage in stages for name in stage.exceeds}
+    return Cell(
+        f"{len(every) - len(short)} of {len(every)}", tone="warn" if short else "", tip=", ".join(sorted(short))
+    )
 
 
 def _cheapest(price: RunPrice, rows: Sequence[_Total]) -> str:
