@@ -99,7 +99,7 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     kept, prices = directory / END_TO_END, dict[str, EndToEnd]
     if kept.is_file():
         found = msgspec.json.decode(kept.read_bytes(), type=prices)
-        if not found or found.keys() >= {row.device for row in report.devices}:
+        if found and found.keys() >= {row.device for row in report.devices}:
             return msgspec.structs.replace(report, end_to_end=found)
     from coordinator.ledger.ledger import Ledger
 
@@ -113,6 +113,8 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
+        return report
+    if not found:  # it is end to end itself, which takes no tracing to tell
         return report
     with suppress(OSError):  # another user's run can be read and not written: it is priced each time
         kept.write_bytes(msgspec.json.encode(found))

@@ -42,7 +42,8 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
     """
     schedule = method("schedule", default("schedule"))
     stage = Choice(schedule, {}).bind(schedule.stages)(plan.model, [stage.rounds for stage in plan.stages])[0]
-    if any(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in plan.stages):
+    held = [one for one in plan.stages if one.rounds]
+    if all(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in held):
         return {}
     model = build(plan.model, device="meta")
     sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
