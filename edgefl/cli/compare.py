@@ -38,7 +38,7 @@ def command(
     A directory, such as other/runs/RUN, is a run of elsewhere. What cannot be compared is said, and why; a figure that
     is missing is a dash with its reason.
 
-    Examples: edgefl compare 20260918-141320-demo latest · edgefl compare 2026 latest --format html -o both.html
+    Examples: edgefl compare demo-20260918-141320 latest · edgefl compare demo-2026 latest --format html -o both.html
     """
     if len(run) < 2:
         raise typer.BadParameter("name at least two runs; `edgefl runs` lists them", param_hint="RUN")

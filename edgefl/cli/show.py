@@ -127,7 +127,7 @@ def report_command(
 ) -> None:
     """Show a run: test accuracy with and without each modality, what every device spent, who was refused and why.
 
-    Examples: edgefl report latest · edgefl report latest --format html · edgefl report 2026 --format csv -o run.csv
+    Examples: edgefl report latest --format html · edgefl report demo-2026 --format csv -o run.csv
     """
     directory = find_run(run, runs)
     report = priced(read_run(directory), directory)
