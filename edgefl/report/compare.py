@@ -125,11 +125,11 @@ def _machines(run: RunReport) -> set[str]:
 
 
 def headline(found: Comparison) -> str:
-    """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, 8.22× the FLOPs, 0.645× the payload sent.".
+    """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, ≥ 8.22× the FLOPs, ≥ 0.645× the payload sent.".
 
     Then the work that the totals are of, where that differs: rounds, and devices that missed some.
     """
-    told = []
+    told: list[str] = []
     first, unequal = found.runs[0], missed_unequally(found.runs)
     for index, run in enumerate(found.runs[1:], start=1):
         scored = [line for line in found.lines if line.group == "scores" and line.figures[0].value is not None]
@@ -140,7 +140,8 @@ def headline(found: Comparison) -> str:
         own, due = rounds_done(run), rounds_done(first)
         parts += [f"totals of {own} rounds against {due}"] if parts and own != due else []
         parts += [_work(run)] if parts and unequal and attendance(run).missed else []
-        told += [f"{_named(found, index)} to {_named(found, 0)}: {', '.join(parts)}"] if parts else []
+        to = label(0) if told else _named(found, 0)
+        told += [f"{_named(found, index)} to {to}: {', '.join(parts)}"] if parts else []
     more = [f"{len(told) - _NAMED} more in the tables"] if len(told) > _NAMED else []
     of_first = [f"A itself: {_work(first)}"] if told and unequal and attendance(first).missed else []
     return f"{'; '.join([*told[:_NAMED], *more, *of_first])}." if told else "No figure of these runs can be compared."
@@ -154,7 +155,8 @@ def _named(found: Comparison, index: int) -> str:
 
 def _work(run: RunReport) -> str:
     work = attendance(run)
-    return f"totals of {work.trained} of {work.of} device rounds: {_who_missed(work)}"
+    who = listed([f"{one.device} {one.trained} of {one.of}" for one in work.missed])
+    return f"totals of {work.trained} of {work.of} device rounds ({who})"
 
 
 def _scored(found: Comparison, line: Line, index: int) -> str:
@@ -163,12 +165,12 @@ def _scored(found: Comparison, line: Line, index: int) -> str:
     if value is None:
         return ""
     metric = line.name.partition(",")[0]
-    told = f"{metric} {units.score(metric, value)} ({change})"
+    told = f"{metric} {units.score(metric, value)}"
     middle = next((one for one in found.lines if one.name == recent_name(line.name, "median")), None)
     if middle is None or not [one for at in (0, index) for one in _unsteady(found.lines, at)]:
-        return told
+        return f"{told} ({change})"
     recent = units.score(metric, middle.figures[index].value or 0.0)
-    return f"{told}, in the median of the last {RECENT} rounds {recent} ({_points(middle, index)})"
+    return f"{told} ({change}; median of the last {RECENT} rounds {recent}, {_points(middle, index)})"
 
 
 def _points(line: Line, index: int) -> str:

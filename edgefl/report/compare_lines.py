@@ -61,11 +61,18 @@ def against(line: Line, index: int) -> str:
     """
     if (points := line.points[index]) is not None:
         return f"{points:+.1f}".replace("-", "−")
+    if (times := multiple(line, index)) is None:
+        return ""
+    bound = "≥ " if line.figures[index].reason else "≤ " if line.figures[0].reason else ""
+    return f"{bound}{units.number(times)}×"
+
+
+def multiple(line: Line, index: int) -> float | None:
+    """Times the first run's figure, also of a bound; None of shares, and where both are bounds."""
     figure, first = line.figures[index], line.figures[0]
     if line.unit == "share" or figure.value is None or not first.value or (figure.reason and first.reason):
-        return ""
-    bound = "≥ " if figure.reason else "≤ " if first.reason else ""
-    return f"{bound}{units.number(figure.value / first.value)}×"
+        return None
+    return figure.value / first.value
 
 
 _Condition = tuple[str, tuple[str, ...], str]  # metric, modalities given, mask
@@ -142,8 +149,8 @@ def costs(runs: Sequence[RunReport]) -> Iterator[Line]:
         if any(figure.value is not None for figure in figures) or not name.startswith("cuda"):
             yield Line("costs", MEANINGS[name], FIGURES[name], figures)
     yield Line("costs", "whole run", "s", tuple(map(_took, runs)))
-    yield Line("costs", "of it, rounds", "s", tuple(map(_in_rounds, runs)))
-    yield Line("costs", "of it, planning and evaluating", "s", tuple(map(_between, runs)))
+    yield Line("costs", "in rounds", "s", tuple(map(_in_rounds, runs)))
+    yield Line("costs", "between rounds", "s", tuple(map(_between, runs)))
     for name, counts in (("rounds", list(map(rounds_done, runs))), ("device rounds", [work.trained for work in works])):
         yield Line("costs", name, "rounds", tuple(Figure(float(one), "counted", "ledger") for one in counts))
 

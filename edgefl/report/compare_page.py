@@ -10,7 +10,7 @@ import msgspec
 from edgefl.report.budget_plots import log_ticks
 from edgefl.report.charts import MUTED, NARROW, SERIES, SHAPES, Chart, Spec, Values, field, layer, scale, tips
 from edgefl.report.compare import Comparison, grids, headline, label
-from edgefl.report.compare_lines import Line, against
+from edgefl.report.compare_lines import Line, against, multiple
 from edgefl.report.pages import page
 
 #: Conditions of the picture's scores; the table has all.
@@ -39,7 +39,7 @@ def picture(found: Comparison) -> Chart | None:
     """Scores of the runs in percent; below, what training took as a multiple of the first run's."""
     shown = min(len(found.runs), len(SERIES))
     scores = [one for one in found.lines if one.group == "scores" and one.unit == "share"][:_SCORES]
-    costs = [one for one in found.lines if one.group == "costs" and one.unit != "rounds" and any(one.ratios[1:])]
+    costs = [one for one in found.lines if one.group == "costs" and one.unit != "rounds" and _known(one)]
     if not scores and not costs:
         return None
 
@@ -54,11 +54,18 @@ def picture(found: Comparison) -> Chart | None:
 
     caption = (
         "Scores, with the difference to A in points; what training took as a multiple of A's, left of 1 is less. What "
-        "a run lacks and lower bounds are in the tables alone."
+        "a run lacks is in the tables alone."
     )
+    bounds = [label(n) for n in range(shown) if any(one.figures[n].value and one.figures[n].reason for one in costs)]
+    if bounds:
+        caption += f" Sums of {', '.join(bounds)} are lower bounds: rounds are missing in them."
     if shown < len(found.runs):
         caption += f" The first {shown} of {len(found.runs)} runs."
     return Chart("compared", "Scores and costs of the runs", caption, build)
+
+
+def _known(line: Line) -> bool:
+    return any(multiple(line, index) for index in range(1, len(line.figures)))
 
 
 def _rows(lines: Sequence[Line], shown: int, cut: int = 0) -> Values:
@@ -66,7 +73,8 @@ def _rows(lines: Sequence[Line], shown: int, cut: int = 0) -> Values:
     rows: Values = []
     for line in lines:
         score = line.group == "scores"
-        values = [figure.value for figure in line.figures] if score else line.ratios
+        times = (multiple(line, index) for index in range(len(line.figures)))
+        values = [figure.value for figure in line.figures] if score else list(times)
         here: Values = [
             {"what": line.name[cut:], "run": label(index), "at": 100 * value if score else value}
             for index, value in enumerate(values[:shown])
@@ -79,7 +87,9 @@ def _rows(lines: Sequence[Line], shown: int, cut: int = 0) -> Values:
 
 
 def _scores(rows: Values, title: str, width: int) -> Spec:
-    over = {"zero": False, "padding": 24}
+    marks = [row["at"] for row in rows]
+    room = max(1.0, (max(marks) - min(marks)) * 0.08)
+    over = {"nice": False, "zero": False, "domain": [max(0.0, min(marks) - room), min(100.0, max(marks) + room)]}
     return _panel(rows, title, width, over, {"format": ",~r", "tickCount": 3 if width == NARROW else 8})
 
 
@@ -96,12 +106,14 @@ def _costs(rows: Values, width: int) -> Spec:
 def _panel(rows: Values, title: str, width: int, over: Spec, axis: Spec) -> Spec:
     """Runs as points, a line of them a figure."""
     words = 120 if width == NARROW else 220
-    runs = list(dict.fromkeys(row["run"] for row in rows))
+    runs = sorted(dict.fromkeys(row["run"] for row in rows))
+    sizes = [150 - 100 * index / max(1, len(runs) - 1) for index in range(len(runs))]  # around one another where equal
     y = field("what", "N", sort=None, axis={"labelLimit": words, "minExtent": words + 16})
     x = field("at", "Q", title, scale=over, axis=axis)
     look: Spec = {
         "color": field("run", "N", scale=scale(runs, SERIES)),
         "shape": field("run", "N", scale=scale(runs, SHAPES)),
+        "size": field("run", "N", scale=scale(runs, sizes)),
         "tooltip": tips(what="figure", run="run", at=title),
     }
     return {
@@ -110,7 +122,7 @@ def _panel(rows: Values, title: str, width: int, over: Spec, axis: Spec) -> Spec
         "data": {"values": rows},
         "layer": [
             layer("rule", {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "at", "aggregate": "max"}}),
-            layer("point", {"y": y, "x": x, **look}, size=80, strokeWidth=2, filled=True, opacity=1),
+            layer("point", {"y": y, "x": x, **look}, strokeWidth=2, filled=False, opacity=1),
             layer(
                 "text",
                 {"y": y, "x": {**x, "field": "right"}, "text": {"field": "text"}},

@@ -161,8 +161,8 @@ def test_unequal_work_is_said_in_the_sentence_and_who_did_not_train_is_named() -
     done = [sum(row.status == "done" for row in run.rounds) for run in found.runs]
     assert done[0] != done[1]
     told, first_told = headline(found).split("; A itself: ")
-    assert f"totals of {done[1]} rounds against {done[0]}, totals of 3 of 4 device rounds: {wrist} trained no" in told
-    assert first_told.startswith("totals of 36 of 48 device rounds: orin-nano trained 11 of 12 rounds (lost contact)")
+    assert f"totals of {done[1]} rounds against {done[0]}, totals of 3 of 4 device rounds ({wrist} 0 of 1)" in told
+    assert first_told.startswith("totals of 36 of 48 device rounds (orin-nano 11 of 12, nano 11 of 12, tiny 2 of 12)")
     assert any(text.startswith(f"B: {wrist} trained no round") for text in found.remarks)
     same = headline(compare([first, first]))
     assert "device rounds" not in same

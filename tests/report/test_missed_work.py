@@ -98,7 +98,7 @@ def test_totals_that_leave_out_a_device_s_rounds_say_so_everywhere() -> None:
     assert told.startswith("B (progressive) to A (layerwise): accuracy 90.0 % (+0.0 points)")
     assert "≥ 0.750× the payload sent" in told
     assert "1.00× the step memory" in told  # a peak is no sum
-    assert told.endswith(f"totals of 3 of 4 device rounds: {who}.")
+    assert told.endswith("totals of 3 of 4 device rounds (wrist 1 of 2).")
     sent = next(line for line in found.lines if line.name == "payload sent")
     assert (sent.ratios, sent.figures[1].reason) == ((1.0, None), f"without 1 of 4 device rounds: {who}")
     text = shown(found)
@@ -130,7 +130,7 @@ def test_a_last_score_stands_beside_those_of_the_last_rounds() -> None:
     note = "B: accuracy, acc was 80.4 % to 99.6 % over its last 4 rounds; the last, 93.8 %, says little alone"
     assert note in found.remarks
     assert not [text for text in found.remarks if text.startswith("A: accuracy")]  # one point
-    assert "93.8 % (−4.2 points), in the median of the last 4 rounds 96.7 % (−1.3 points)" in headline(found)
+    assert "93.8 % (−4.2 points; median of the last 4 rounds 96.7 %, −1.3 points)" in headline(found)
     assert "80.4–99.6" in shown(found)
     once = compare([run("layerwise", FULL, 0.9), run("end_to_end", FULL, 0.9)])
     assert not [line for line in once.lines if line.group == "recent"]
@@ -153,7 +153,7 @@ def test_another_schedule_is_one_line_with_the_names() -> None:
 
 def test_seconds_between_rounds_are_told_apart_from_the_rounds() -> None:
     lines = {line.name: line.figures[0].value for line in compare([run("layerwise", FULL)] * 2).lines}
-    assert (lines["whole run"], lines["of it, rounds"], lines["of it, planning and evaluating"]) == (30.0, 8.0, 22.0)
+    assert (lines["whole run"], lines["in rounds"], lines["between rounds"]) == (30.0, 8.0, 22.0)
 
 
 def test_a_device_that_trained_fewer_encoder_stages_is_named_with_the_limit() -> None:
