@@ -9,6 +9,7 @@ from typing import NamedTuple
 from edgefl.records import FIGURES, Figure, kind_of_machine
 from edgefl.report import units
 from edgefl.report.crowds import rows_of
+from edgefl.report.folding import listed
 from edgefl.report.grid import EMPTY, Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
 from edgefl.report.resources import (
     LIMITED,
@@ -19,6 +20,7 @@ from edgefl.report.resources import (
     fleet,
     measured,
     predicted,
+    process_limit,
     step_limit,
     uses,
 )
@@ -46,7 +48,7 @@ _COMPARED: tuple[_Line, ...] = (
 #: Measured alone. Neighbours of one group stay neighbours when some of _ESTIMATED go to the end of what is compared.
 _MEASURED: tuple[_Line, ...] = (
     ("wall_s", "time", "from offer to update"),
-    ("compute_s", "time", "in training steps"),
+    ("compute_s", "time in training steps", "measured"),
     ("energy_j", "energy", "used"),
     ("process_peak_bytes", "process", "peak"),
     ("prototypes_up_bytes", "of the payload", "prototypes sent"),
@@ -55,6 +57,8 @@ _MEASURED: tuple[_Line, ...] = (
     ("layer_down_bytes", "of the payload", "layer received"),
     ("wire_up_bytes", "on the wire", "sent"),
     ("wire_down_bytes", "on the wire", "received"),
+    ("resent_up_bytes", "payload once more", "sent"),
+    ("resent_down_bytes", "payload once more", "received"),
     ("temperature_c", "heat", "highest"),
 )
 #: Compared too where some device's profile gives its speed and power; the ratio where it gives those of its machine.
@@ -75,9 +79,9 @@ _SUM_NOTE = (
     "only; on the wire is everything that passed the broker's socket. Bytes add up over rounds."
 )
 _RATIO_NOTE = (
-    "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, above 1.25 "
-    "it is coloured. Seconds and joules have one only where the profile was measured on this kind of machine "
-    "(`edgefl-agent profile`)."
+    "× is measured or counted over predicted, of the same rounds: below 1 the device needed less than was planned for, "
+    "above 1.25 it is coloured. Seconds and joules have one only where the profile was measured on this kind of "
+    "machine (`edgefl-agent profile`)."
 )
 NOTES = (_STEP_NOTE, _SUM_NOTE, _RATIO_NOTE)
 
@@ -96,7 +100,38 @@ def device_bill(report: RunReport) -> Grid:
         _Spent(device_row(report, name), 0, assignments, len(report.rounds))
         for name, assignments in by_device(report).items()
     ]
-    return table("What each device spent", columns, rows, NOTES, "No device has joined yet.")
+    notes = [*_budget_note(report), *NOTES, *_time_note(report)]
+    return table("What each device spent", columns, rows, notes, "No device has joined yet.")
+
+
+def _budget_note(report: RunReport) -> list[str]:
+    """Which budgets of step memory follow from one of process memory, and by how much less they are."""
+    bases = {
+        row.device: units.quantity(row.capabilities.trainer_base_bytes, "B")
+        for row in report.devices
+        if process_limit(row) is not None
+    }
+    told = [f"{base} on {name}" for name, base in bases.items()]
+    return [f"Budget: the budget of process memory minus the idle trainer ({listed(told)})."] if told else []
+
+
+def _time_note(report: RunReport) -> list[str]:
+    """What predicted seconds are of, whose machine's, and what corrects them; nothing where none are predicted."""
+    timed = {row.device for row in report.assignments if "compute_s" in row.predicted}
+    if not timed:
+        return []
+    elsewhere = [
+        f"{row.device} on a real {row.profile}"
+        for row in report.devices
+        if row.device in timed and row.capabilities.speed.machine != kind_of_machine(row.capabilities)
+    ]
+    there = f" ({listed(elsewhere)}, which is another machine)" if elsewhere else ""
+    return [
+        (
+            f"Predicted seconds are of training steps, by the profile{there}, and corrected by the device's earlier "
+            "rounds, at most fourfold: on a slower machine they rise from stage to stage."
+        )
+    ]
 
 
 def stage_bill(report: RunReport) -> Grid:
@@ -167,7 +202,8 @@ def _facts(device: DeviceRow, spent: Sequence[_Spent]) -> str:
     """ "single-stage · trained 12 of 12 rounds · step memory 13.4 of 24.0 MiB · bytes of a round 5.33 of 8.00 MiB"."""
     whole = spent[-1] if spent else _Spent(device, 0, (), 0)
     done = len({(one.stage, one.round) for one in whole.assignments if one.status == "done"})
-    largest, limit = measured("step_peak_bytes", whole.assignments).value, step_limit(device)
+    largest = measured("step_peak_bytes", whole.assignments).value
+    limit = step_limit(device) if process_limit(device) is None else None  # else it is among what follows
     told = [device.profile, f"trained {done} of {whole.held} rounds"]
     told += [f"step memory {units.mib(largest)}{f' of {units.mib(limit)}' if limit else ''}"] if largest else []
     most: dict[str, Use] = {}  # of each budget of a round, where most of it was used
@@ -206,7 +242,10 @@ def _lines(report: RunReport) -> tuple[Sequence[_Line], Sequence[_Line]]:
     known = {name for row in report.assignments for name in row.predicted}
     measured = {name for row in report.assignments for name in row.measured}
     estimated = [line for name in _ESTIMATED for line in _MEASURED if line[0] == name and name in known]
-    there = [line for line in _MEASURED if line[1] != "of the payload" or line[0] in measured]
+    seldom = {name for name, group, _ in _MEASURED if group == "payload once more" and not fleet(name, report).value}
+    there = [
+        line for line in _MEASURED if line[0] not in seldom and (line[1] != "of the payload" or line[0] in measured)
+    ]
     return [*_COMPARED, *estimated], [line for line in there if line not in estimated]
 
 
@@ -241,7 +280,7 @@ def _comparison(line: _Line) -> list[Column[_Spent]]:
     return [
         _figure((name, group, "predicted"), lambda row: predicted(name, row.assignments)),
         _measurement(line),
-        Column("ratio", ratio, "×", group, tip="measured over predicted, of the same rounds"),
+        Column("ratio", ratio, "×", group, tip="measured or counted over predicted, of the same rounds"),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 
 from msgspec.structs import asdict
 
@@ -38,8 +39,7 @@ _WHAT = {
 _OFF = 1.25
 #: Devices that the caption names with their numbers.
 _NAMED = 4
-#: Room for the words right of the last point, in pixels.
-_ROOM = 88
+_PROCESS = "process_peak_bytes"
 #: Figures of which prediction and measurement are compared, with the words of their panels.
 _COMPARED = {
     "step_peak_bytes": "step memory",
@@ -52,24 +52,33 @@ _COMPARED = {
 def memory(report: RunReport) -> Chart | None:
     """The largest step memory of each device, measured and predicted, and its budget, on one log scale."""
     known: dict[str, dict[str, float]] = {}
+    of_process: dict[str, str] = {}
     for name, rows in resources.by_device(report).items():
         held = resources.measured("step_peak_bytes", rows), resources.predicted("step_peak_bytes", rows)
         values = (held[0].value, held[1].value, resources.step_limit(resources.device_row(report, name)))
         found = {what: value / units.MIB for what, value in zip(_WHAT, values, strict=True) if value}
         if found:
             known[name] = found
+        allowed, whole = resources.process_limit(resources.device_row(report, name)), resources.measured(_PROCESS, rows)
+        if allowed and whole.value:
+            numbers = f"{units.number(whole.value / units.MIB)} of {units.mib(allowed)}"
+            of_process[name] = f"{_percent(whole.value / allowed)} of process memory ({numbers})"
     if all(found.keys() == {"budget"} for found in known.values()):
         return None
     caption = (
         "Largest step of the run: measured (circle) and predicted (hollow), within what the device may use (bar, up "
-        "to the stroke). A budget of the whole process is shown without the idle trainer; its share in "
-        "`edgefl plan`'s sentence is with it."
+        "to the stroke). A budget of the whole process is shown without the idle trainer; its share is of the whole."
     )
-    return against_budgets(known, caption)
+    return against_budgets(known, caption, of_process)
 
 
-def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> Chart:
-    """Device -> MiB of step memory by the kinds of ``_WHAT``; of many devices those nearest to their budget."""
+def against_budgets(
+    known: Mapping[str, Mapping[str, float]], caption: str, of_process: Mapping[str, str] = MappingProxyType({})
+) -> Chart:
+    """Device -> MiB of step memory by the kinds of ``_WHAT``; of many devices those nearest to their budget.
+
+    ``of_process``: the words of devices whose budget is one of the whole process.
+    """
 
     def need(name: str) -> float:
         return known[name].get("measured", known[name].get("predicted", 0.0))
@@ -84,38 +93,44 @@ def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> C
         for what in _WHAT:
             if every := [found[what] for found in known.values() if what in found]:
                 points.append({"device": row, "what": what, "mib": quantile(every, QUANTILES[row])})
-    labels: Values = [{"device": n, "mib": max(known[n].values()), "text": _used(used(n), need(n))} for n in shown]
+    labels: Values = [
+        {"device": n, "mib": max(known[n].values()), "text": of_process.get(n) or _used(used(n), need(n))}
+        for n in shown
+    ]
+    room = 24 + 5.4 * max((len(row["text"]) for row in labels), default=0)
 
     kinds = [what for what in _WHAT if any(row["what"] == what for row in points)]
     colours, shapes, fills = zip(*(_WHAT[what] for what in kinds), strict=True)
     every = [row["mib"] for row in points]
     domain = [min(every) * 0.8, max(every)]
+    labels = [{**row, "left": domain[0]} for row in labels]
     points = [{**row, "from": domain[0]} if row["what"] == "budget" else row for row in points]
 
     def build(width: int) -> Spec:
         y = field("device", "N", sort=[*quantiles, *shown])
         x = field("mib", "Q", "step memory (MiB, log scale)", scale={"type": "log", "nice": False, "domain": domain})
-        x["scale"]["range"] = [0, {"expr": f"width - {_ROOM}"}]
+        above = width == NARROW and bool(of_process)  # no room at the right
+        x["scale"]["range"] = [0, {"expr": f"width - {12 if above else room:.0f}"}]
         ticks = log_ticks(every, (1, 3) if width == NARROW else (1, 2, 5))
-        x["axis"] = {"values": ticks, "format": ",~r", "labelOverlap": True}
+        x["axis"] = {"values": ticks, "format": ",~r", "labelOverlap": True, "labelSeparation": 6}
         look: Spec = {
             "color": field("what", "N", scale=scale(kinds, colours)),
             "shape": field("what", "N", scale=scale(kinds, shapes)),
             "fill": field("what", "N", scale=scale(kinds, fills)),
             "tooltip": [*tips(device="device", what="figure"), field("mib", "Q", "MiB", format=".3~s")],
         }
-        text = {"y": y, "x": x, "text": {"field": "text"}}
+        text = {"y": y, "x": {**x, "field": "left"} if above else x, "text": {"field": "text"}}
         allowed = layer("bar", {"y": y, "x": x, "x2": {"field": "from"}}, where="datum.what == 'budget'", color=LINE)
         allowed["mark"] |= {"height": 12, "opacity": 0.5}
         return {
             **FILLS,
             "width": width,
-            "height": {"step": 26},
+            "height": {"step": 40 if above else 26},
             "data": {"values": points},
             "layer": [
                 *([allowed] if "budget" in kinds else []),
                 layer("point", {"y": y, "x": x, **look}, size=90, strokeWidth=2, opacity=1),
-                layer("text", text, values=labels, align="left", dx=9, color=MUTED),
+                layer("text", text, values=labels, align="left", color=MUTED, **({"dy": -15} if above else {"dx": 9})),
             ],
         }
 
@@ -128,7 +143,11 @@ def _used(share: float, need: float) -> str:
         return "not trained"
     if not share:
         return "no budget"
-    return f"{100 * share:.0f} % used" if share >= 0.01 else "<1 % used"
+    return f"{_percent(share)} used"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "<1 %"
 
 
 #: Ticks of a decade of a logarithmic axis where there is room, or where fewer would leave one alone.
@@ -150,13 +169,13 @@ def against_end_to_end(report: RunReport) -> Chart | None:
         text = (
             f"{units.quantity(one.spent, one.unit)} of {units.quantity(one.end_to_end, one.unit)}, {story.ratio(one)}"
         )
-        row = {"what": one.name, "text": text, "of": "measured in this run", "share": 100 * one.spent / one.end_to_end}
+        row = {"what": one.name, "text": text, "of": "in this run", "share": 100 * one.spent / one.end_to_end}
         rows += [row, {**row, "of": "end to end, predicted", "share": 100.0}]
         if one.predicted:
             rows.append({**row, "of": "predicted for this run", "share": 100 * one.predicted / one.end_to_end})
     if not rows:
         return None
-    ways = ("measured in this run", "predicted for this run", "end to end, predicted")
+    ways = ("in this run", "predicted for this run", "end to end, predicted")
 
     def build(width: int) -> Spec:
         y = field("what", "N", sort=None)
@@ -175,7 +194,7 @@ def against_end_to_end(report: RunReport) -> Chart | None:
             "fill": field("of", "N", scale=scale(ways, (BLUE, "transparent", "transparent")), legend=legend),
         }
         tip = [*tips(what="what", of="figure"), field("share", "Q", "% of end to end", format=".1f")]
-        own = "datum.of == 'measured in this run'"
+        own = "datum.of == 'in this run'"
         return {
             **FILLS,
             "width": width,
@@ -189,7 +208,7 @@ def against_end_to_end(report: RunReport) -> Chart | None:
         }
 
     caption = (
-        "A device's largest step and its mean round. End to end is not measured: it is the planner's price of the same "
+        "A device's largest step, measured, and its mean round, counted. End to end is the planner's price of the same "
         "run file with all parts trained at once, for the same devices and samples." + _unaffordable(report)
     )
     return Chart("saving", "Cost against training end to end", caption, build)
@@ -236,10 +255,10 @@ def prediction(report: RunReport) -> Chart | None:
     def build(width: int) -> Spec:
         columns = min(len(titles), 2 if width == NARROW else 4)
         x = field("stage", "O", "stage", axis={"labelAngle": 0, "labelOverlap": True})
-        y = field("ratio", "Q", "measured ÷ predicted", scale={"type": "log", "base": 2, "domain": domain})
+        y = field("ratio", "Q", "actual ÷ predicted", scale={"type": "log", "base": 2, "domain": domain})
         y["scale"]["nice"] = False
         y["axis"] = {"values": [0.25, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 4], "format": "~r"}
-        tip = [*tips(device="device", stage="stage"), field("ratio", "Q", "measured ÷ predicted", format=".3f")]
+        tip = [*tips(device="device", stage="stage"), field("ratio", "Q", "actual ÷ predicted", format=".3f")]
         dots = {"x": x, "y": y, "tooltip": tip}
         one = {"y": {"datum": 1, "type": "quantitative"}}
         band = {"y": {"datum": 1 / _OFF, "type": "quantitative"}, "y2": {"datum": _OFF}}
@@ -266,8 +285,8 @@ def prediction(report: RunReport) -> Chart | None:
 
     dots = "A circle is a quantile of the devices" if crowd else "A circle is a device"
     caption = (
-        f"{dots} in a stage; 1 is exact, above it the device needed more than predicted. Shaded: within a quarter; "
-        "beyond it, the furthest off is named."
+        f"{dots} in a stage; actual is measured memory, counted FLOPs and bytes. 1 is exact, above it the device "
+        "needed more than predicted. Shaded: within a quarter; beyond it, the furthest off is named."
     )
     return Chart("prediction", "How far predictions were off", caption, build)
 

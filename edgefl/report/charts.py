@@ -169,10 +169,17 @@ def figure(chart: Chart, *, interactive: bool = True) -> str:
         prefix = f"{chart.name}-{name}-"
         svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', _themed(_drawn(json.dumps(spec))))
         svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}\1)", svg)
-        views.append(f'<div class="{name}" role="img" aria-label="{escape(chart.caption)}">{svg}</div>')
+        views.append(
+            f'<div class="{name}" role="img" aria-label="{escape(chart.caption.replace("`", ""))}">{svg}</div>'
+        )
     held = f'<script type="application/json">{_inert(specs)}</script>' if interactive else ""
-    head = f"<h3>{escape(chart.title)}</h3><figcaption>{escape(chart.caption)}</figcaption>"
+    head = f"<h3>{escape(chart.title)}</h3><figcaption>{coded(chart.caption)}</figcaption>"
     return f'<figure id="{chart.name}">{head}{"".join(views)}{held}</figure>'
+
+
+def coded(text: str) -> str:
+    """The text as markup: escaped, what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _inert(specs: Mapping[str, Spec]) -> str:

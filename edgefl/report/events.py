@@ -57,11 +57,13 @@ WORDS = {**dict.fromkeys(("idle", "done", "late"), "waiting"), "lost": "away"}
 #: Who asks -> where that operator was.
 _PLACES = {"web": "on the live page", "terminal": "at a terminal"}
 _BUDGETS = {
-    "step_memory_bytes": "step memory",
-    "memory_bytes": "process memory",
-    "gpu_memory_bytes": "GPU memory",
-    "payload_bytes": "payload",
-    "disk_bytes": "disk",
+    "step_memory_bytes": ("step memory", "B"),
+    "memory_bytes": ("process memory", "B"),
+    "gpu_memory_bytes": ("GPU memory", "B"),
+    "flops": ("FLOPs", "FLOP"),
+    "payload_bytes": ("payload", "B"),
+    "energy_j": ("energy", "J"),
+    "disk_bytes": ("disk", "B"),
 }
 #: Changes of activity that are kept of a device; more than a screen has pixels for.
 MOST_SPANS = 96
@@ -238,7 +240,11 @@ def _device_joined(state: LiveState, event: EventRow) -> str:
     device.profile, device.budget = str(event.data.get("profile", "")), budget
     device.heard_at, device.heard_by = event.at, "hello"
     samples = units.samples(counts, " samples") if isinstance(counts, dict) else f"{counts} samples"
-    limits = [f"{label} {units.mib(budget[key])}" for key, label in _BUDGETS.items() if budget.get(key) is not None]
+    limits = [
+        f"{label} {units.quantity(budget[key], unit)}"
+        for key, (label, unit) in _BUDGETS.items()
+        if budget.get(key) is not None
+    ]
     profile = event.data.get("profile", "")
     return f"{event.device} joined: {profile} · {samples} · budget: {', '.join(limits) or 'no limit'}"
 

@@ -96,6 +96,7 @@ def over_time(report: RunReport) -> Chart | None:
             "Q",
             f"time since the run started ({unit})",
             scale={"domain": [0, run.seconds / size], "nice": False},
+            axis={"tickCount": 4 if width == NARROW else 10, "labelOverlap": True, "labelSeparation": 8},
         )
         colour = field("activity", "N", scale=scale(done, [_LOOK[one][0] for one in done]), sort=done)
         shape = field("activity", "N", scale=scale(done, [_swatch(_LOOK[one][1]) for one in done]), sort=done)
@@ -135,6 +136,12 @@ def over_time(report: RunReport) -> Chart | None:
     caption = (
         "Thick: it trains; thinner: parts on their way; a line: it waits. Training is drawn in one piece, before the "
         "update: of a round only its seconds are known."
+    )
+    inside = sum(row.ended_at - row.started_at for row in report.rounds if row.ended_at is not None)
+    between = units.seconds(max(0.0, run.seconds - inside))
+    caption += (
+        f" {units.seconds(inside)} in rounds; in the other {between} devices wait for the coordinator, which plans and "
+        "evaluates. Seconds depend on the machine."
     )
     if shown != every:
         caption = f"Above: how many devices do what; the full height is all {len(every)}. Below, by device. {caption}"

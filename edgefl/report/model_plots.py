@@ -70,7 +70,13 @@ def accuracy(report: RunReport) -> Chart | None:
         panel = (width - 66) // columns - 18
         room = panel / max(40, panel - 7 * max(len(row["text"]) for row in last))  # for words, right of the lines
         x = field("round", "Q", "round", scale={"domain": [1, 1 + room * max(1, len(place) - 1)], "nice": False})
-        x["axis"] = {"values": _ticks(len(place)), "format": "d", "grid": False}
+        x["axis"] = {
+            "values": _ticks(len(place)),
+            "format": "d",
+            "grid": False,
+            "labelOverlap": True,
+            "labelSeparation": 4,
+        }
         y = field("value", "Q", unit, scale={"domain": domain, "nice": False, "clamp": True}, axis={"tickCount": 4})
         colour = field(
             "curve",
@@ -178,7 +184,13 @@ def loss(report: RunReport) -> Chart | None:
         words = inner / max(40, inner - 7 * max(len(row["text"]) for row in last))
         x = field("round", "Q", "round, counted through the run")
         x["scale"] = {"domain": [1, 1 + words * max(1, len(place) - 1)], "nice": False}
-        x["axis"] = {"values": _ticks(len(place)), "format": "d", "grid": False}
+        x["axis"] = {
+            "values": _ticks(len(place)),
+            "format": "d",
+            "grid": False,
+            "labelOverlap": True,
+            "labelSeparation": 4,
+        }
         y = field("loss", "Q", "training loss", axis={"tickCount": 4}, scale={"domain": domain, "nice": False})
         colour = field("of", "N", legend=None, scale=scale(of, (INK, MUTED)))
         look: Spec = {

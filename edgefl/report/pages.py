@@ -29,6 +29,7 @@ def page(template: str, drawn: Sequence[Chart], *, interactive: bool = False, **
         finalize=_shown,
     )
     environment.globals["mark"] = letters
+    environment.filters["coded"] = lambda text: charts.coded(str(_shown(text)))
     script = charts.script() if interactive and drawn else ""
     return environment.get_template(template).render(
         **values,

@@ -107,9 +107,18 @@ def step_limit(device: DeviceRow) -> float | None:
     return min(limits, default=None)
 
 
+def process_limit(device: DeviceRow) -> float | None:
+    """The device's limit on the whole trainer process in bytes, where that is its tightest and the step is in it."""
+    allowed, has = device.budget.memory_bytes, device.capabilities
+    if allowed is None or has_card(has) or not has.trainer_base_bytes:
+        return None
+    return float(allowed) if step_limit(device) == max(0.0, float(allowed - has.trainer_base_bytes)) else None
+
+
 #: Budget -> what it limits, in words.
 LIMITED = {
     "memory": "step memory",
+    "process memory": "process memory",
     "byte": "bytes of a round",
     "FLOP": "FLOPs of a round",
     "energy": "energy of a round",
@@ -131,9 +140,10 @@ class Use(NamedTuple):
 
 def uses(device: DeviceRow, row: AssignmentRow) -> Iterator[Use]:
     """Shares of the device's budgets that an assignment used, as measured; without those that are not limited."""
-    budget = device.budget
+    budget, process = device.budget, process_limit(device)
+    memory = ("memory", step_limit(device), "B", ("step_peak_bytes",))
     for what, allowed, unit, names in (
-        ("memory", step_limit(device), "B", ("step_peak_bytes",)),
+        memory if process is None else ("process memory", process, "B", ("process_peak_bytes",)),
         ("byte", budget.payload_bytes, "B", ("payload_up_bytes", "payload_down_bytes")),
         ("FLOP", budget.flops, "FLOP", ("flops",)),
         ("energy", budget.energy_j, "J", ("energy_j",)),

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgefl.report import decisions, quality, resources, rounds, units
+from edgefl.report.attendance import attendance
 from edgefl.run_records import RunReport
 
 _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
+
+
+#: Devices that missed rounds and are named in the sentence.
+_NAMED = 2
 
 
 class Saving(NamedTuple):
@@ -48,7 +53,7 @@ def savings(report: RunReport) -> list[Saving]:
 def ratio(one: Saving) -> str:
     """ "a fifth", "1/12", "87 %" or "1.3 times" of what end to end is predicted to take."""
     share = one.spent / one.end_to_end
-    if share > 1.005:
+    if share >= 1.05:
         return f"{share:.1f} times"
     parts = round(1 / share) if share else 0
     if parts >= 2 and abs(share * parts - 1) <= 0.1:
@@ -79,10 +84,15 @@ def tightest_where(report: RunReport) -> str:
 def headline(report: RunReport) -> str:
     """ "4 of 4 devices trained; 99.2 % accuracy; the tightest, wrist, used 62 % of its memory; a fifth of …"."""
     trained = {row.device for row in report.assignments if row.status == "done"}
-    parts = [f"{len(trained)} of {len(report.devices)} devices trained"] if report.devices else []
+    partly = [one for one in attendance(report).missed if one.device in trained]
+    some = ", ".join(f"{one.device} in {one.trained} of {one.of} rounds" for one in partly)
+    some = some if len(partly) <= _NAMED else f"{len(partly)} of them not in every round"
+    parts = [f"{len(trained)} of {len(report.devices)} devices trained" + f", {some}" * bool(some)]
+    parts = parts if report.devices else []
     parts += _score(report)
     if (use := tightest(report)) is not None:
-        parts.append(f"the tightest, {use.device}, used {100 * use.share:.0f} % of its {use.what} budget")
+        of = "of the rounds trained, " if len(trained) < len(report.devices) or partly else ""
+        parts.append(f"{of}the tightest, {use.device}, used {100 * use.share:.0f} % of its {use.what} budget")
     if found := savings(report):
         shares = [
             f"{ratio(one)} of {'end-to-end' + chr(8217) + 's' if not n else 'its'} {one.name}"
@@ -91,6 +101,16 @@ def headline(report: RunReport) -> str:
         parts.append(f"{', '.join(shares)} (end to end as predicted)")
     text = "; ".join(parts) or "No device has joined yet"
     return text[0].upper() + text[1:] + "."
+
+
+def no_saving(report: RunReport) -> str:
+    """Why nothing is said of a saving against training end to end; "" where something is, or nothing was trained."""
+    if savings(report) or not any(row.status == "done" for row in report.assignments):
+        return ""
+    every = set(report.part_bytes)
+    if report.stages and all(every <= set(stage.get("trained", ())) for stage in report.stages):
+        return "It trains end to end itself, so there is no saving against that."
+    return "No price of the same run end to end is on record, so no saving is told: that takes the planner, and torch."
 
 
 def _score(report: RunReport) -> list[str]:

@@ -123,6 +123,8 @@ def _field(value: str | float | None) -> str:
 def print_report(report: RunReport, console: Console) -> None:
     """The whole report on a terminal: accuracy, bills, refusals, rounds."""
     console.print(Text(story.headline(report), style="bold"))
+    if why := story.no_saving(report):
+        console.print(Text(why, style="dim"))
     for text in story.troubles(report):
         console.print(Text(text, style="red" if report.status == "failed" else "yellow"))
     grids = [
@@ -154,7 +156,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         took=took(report),
         done=f"{len(rounds_done)} rounds in {stages} stage{'' if stages == 1 else 's'}",
         headline=story.headline(report),
-        tightest=story.tightest_where(report),
+        told=[text for text in (story.tightest_where(report), story.no_saving(report)) if text],
         troubles=troubles[:MAX_TROUBLES],
         more_troubles=len(troubles[MAX_TROUBLES:]),
         evaluation=quality.evaluation(report).filled(),

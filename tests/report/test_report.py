@@ -145,14 +145,14 @@ def test_seconds_and_joules_stand_next_to_the_plan_s_where_a_profile_tells_them(
 
     told = msgspec.structs.replace(report, assignments=tuple(map(planned, report.assignments)))
     grid = bills.device_bill(told)
-    for group in ("time", "energy"):
+    for group in ("time in training steps", "energy"):
         cells = {row[0].text: cell for row, cell in zip(grid.rows, column(grid, "predicted", group), strict=True)}
         assert float(cells["nano"].text) > 0
         assert all(cell.text == "—" and cell.why for device, cell in cells.items() if device != "nano")
     assert len(grid.columns) == len(grid.rows[0])
     labels = {bill.device: [row[0].text for row in bill.grid.rows] for bill in bills.bills(told)}
-    assert {"time: predicted", "energy: predicted"} <= set(labels["nano"])
-    assert not {"time: predicted", "energy: predicted"} & set(labels["orin-nano"])
+    assert {"time in training steps: predicted", "energy: predicted"} <= set(labels["nano"])
+    assert not {"time in training steps: predicted", "energy: predicted"} & set(labels["orin-nano"])
 
 
 def test_seconds_of_another_kind_of_machine_s_profile_have_no_ratio(report: RunReport) -> None:
@@ -166,7 +166,7 @@ def test_seconds_of_another_kind_of_machine_s_profile_have_no_ratio(report: RunR
         rows = tuple(msgspec.structs.replace(row, predicted={**row.predicted, **known}) for row in report.assignments)
         grid = bills.device_bill(msgspec.structs.replace(report, devices=devices, assignments=rows))
         place = [row[0].text for row in grid.rows].index("nano")
-        return column(grid, "ratio", "time")[place].text
+        return column(grid, "ratio", "time in training steps")[place].text
 
     nano = next(row for row in report.devices if row.device == "nano")
     assert ratio("aarch64, 64 cores, a GPU of another kind") == ""
