@@ -19,6 +19,7 @@ from edgefl.report import (
     decisions,
     fleet_plots,
     model_plots,
+    prediction_plot,
     quality,
     resources,
     rounds,
@@ -45,7 +46,7 @@ PICTURES = (
     budget_plots.against_end_to_end,
     model_plots.accuracy,
     model_plots.loss,
-    budget_plots.prediction,
+    prediction_plot.prediction,
     fleet_plots.by_stage,
 )
 #: Sentences on what went wrong that stand on top; the tables have them all.

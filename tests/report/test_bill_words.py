@@ -15,7 +15,16 @@ from edgefl.cli import show
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.pricing import end_to_end
 from edgefl.records import Budget, Capabilities, Figure, Speed
-from edgefl.report import bills, budget_plots, compare_page, fleet_plots, plan_page, price_tables, story
+from edgefl.report import (
+    bills,
+    budget_plots,
+    compare_page,
+    fleet_plots,
+    plan_page,
+    prediction_plot,
+    price_tables,
+    story,
+)
 from edgefl.report.charts import NARROW, WIDE, Chart
 from edgefl.report.compare import compare
 from edgefl.report.events import LiveState
@@ -130,7 +139,7 @@ def test_bytes_sent_again_have_a_column_where_there_are_any() -> None:
 
 
 def test_counted_figures_are_not_called_measured() -> None:
-    drawn = [budget_plots.against_end_to_end(RUN), budget_plots.prediction(run_report())]
+    drawn = [budget_plots.against_end_to_end(RUN), prediction_plot.prediction(run_report())]
     for chart in drawn:
         assert chart is not None
         assert "measured ÷" not in str(chart.spec())
