@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test test-all test-postgresql test-kserve lint docs site bench fuzz mutants clean
+.PHONY: help wheel wheels demo test test-all test-postgresql test-kserve test-runtimes lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -81,6 +81,16 @@ test-kserve: $(VENV)/.dev  ## `edgefl serve` with KServe's own client, installed
 	build/kserve-environment/bin/python -m pip --disable-pip-version-check --quiet install 'kserve>=0.15'
 	EDGEFL_KSERVE_PYTHON=$(CURDIR)/build/kserve-environment/bin/python \
 		$(BIN)/python -m pytest tests/serve/test_foreign_clients.py -k kserve
+
+RUNTIMES := $(CURDIR)/build/runtimes
+# onnxruntime 1.17 has wheels for Python 3.8 to 3.12.
+test-runtimes: $(VENV)/.dev  ## bundles in other runtimes, installed for it: pip, npm, node and chromium (nightly)
+	$(PYTHON) -m venv $(RUNTIMES)/oldest
+	$(RUNTIMES)/oldest/bin/python -m pip --disable-pip-version-check --quiet install 'onnxruntime==1.17.3' 'numpy<2'
+	$(PYTHON) -m venv $(RUNTIMES)/python
+	$(RUNTIMES)/python/bin/python -m pip --disable-pip-version-check --quiet install openvino tract numpy
+	cd $(RUNTIMES) && npm install --ignore-scripts --silent --no-save --prefix . onnxruntime-node onnxruntime-web
+	EDGEFL_RUNTIMES=$(RUNTIMES) $(BIN)/python -m pytest -rP tests/export/test_runtimes.py
 
 docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py
