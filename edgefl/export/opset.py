@@ -84,6 +84,11 @@ class _Seventeen:
         """18 takes the axes as an input; 17 as an attribute."""
         import onnx
 
+        idle = [one for one in node.attribute if one.name == "noop_with_empty_axes"]
+        if any(one.i for one in idle):
+            return False
+        for one in idle:
+            node.attribute.remove(one)
         if len(node.input) < 2:
             return True
         if node.input[1] not in self.constants:

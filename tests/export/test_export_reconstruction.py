@@ -152,6 +152,7 @@ def test_a_run_is_exported_with_what_its_recipe_trained(tmp_path: Path, monkeypa
         assert graph.make is reconstruction
         return (rebuilt().directory / "+".join(graph.given) / MODEL_FILE).read_bytes()
 
+    rebuilt()  # before what writes it is replaced
     monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
     done = export_run(a_run(tmp_path / "one", Slots(missing={"reconstruction": {}})))
     assert done.mask == "reconstruction"

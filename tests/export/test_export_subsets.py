@@ -19,10 +19,11 @@ from test_predict import edgefl
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.export.bundle import TrainedState, export_bundles
-from edgefl.export.bundle_format import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
+from edgefl.export.bundle_format import MANIFEST_FILE, MODEL_FILE, TABLES_FILE, Manifest, read_manifest
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import subset_list
 from edgefl.export.runtime import apply, choose, find_bundles, load_bundle
+from edgefl.export.tables import read_tables
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
@@ -98,6 +99,7 @@ def test_what_stands_in_for_an_absent_sensor_is_not_looked_at():
     assert (found.matched["press"].rows[[0, 2]] == -1).all()
     session = onnxruntime.InferenceSession(str(directory / "acc+gyro+press" / MODEL_FILE))
     raw = windows(spec, 3) | {f"{m}.present": np.ones(3, np.float32) for m in NAMES}
+    raw |= read_tables(directory / "acc+gyro+press", bundle.manifest)
     raw["press.present"][1], raw["press"][1] = 0, 1e6
     np.testing.assert_allclose(session.run(["logits"], raw)[0], found.logits, atol=1e-5)
 
@@ -154,7 +156,8 @@ def older(tmp_path: Path) -> Path:
     directory = exported()[2]
     for name in ("acc", "acc+gyro+press"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / MODEL_FILE).write_bytes((directory / name / MODEL_FILE).read_bytes())
+        for file in (MODEL_FILE, TABLES_FILE):
+            (tmp_path / name / file).write_bytes((directory / name / file).read_bytes())
         fields = json.loads((directory / name / MANIFEST_FILE).read_text())
         for field in ("subsets", "presence"):
             del fields[field]
