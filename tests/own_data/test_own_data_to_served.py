@@ -20,6 +20,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.raw_sample import raw_samples
 from edgefl.export.bundle_format import read_manifest
 from edgefl.export.runtime import load_bundle
+from edgefl.export.tables import read_tables
 
 DEVICES = ("--device", "raspberry-pi-5", "--device", "jetson-nano", "--device", "gpu-box")
 
@@ -67,6 +68,7 @@ def answers_agree(bundles: Path, raw: dict[str, Path | str]) -> None:
     feeds = {m: data.modalities[m] for m in manifest.modalities} | {
         f"{m}.present": np.ones(len(data), np.float32) for m in manifest.modalities
     }
+    feeds |= read_tables(bundle, manifest)
     plain = session.run(["logits"], feeds)[0].argmax(axis=1)
     assert [manifest.labels[i] for i in plain] == labels
 
