@@ -62,6 +62,8 @@ class Way:
         self._engine = engine
         self._broker = broker
         self._room = Room(engine.limits.room_bytes)
+        self._connected = False
+        engine.metrics.gauge("broker_connected", "1 while requests by MQTT are taken, else 0.", lambda: self._connected)
         self._transport = self._made()
         self._tasks = Tasks(self._failed)
 
@@ -79,7 +81,11 @@ class Way:
         tls = TlsFiles(ca=self._broker.ca) if self._broker.ca else None
         made = MqttTransport(self._broker.url, f"{ROOT}-{secrets.token_hex(6)}", tls=tls, clean_session=True)
         made.on_request = self._take
+        made.on_connection = self._connection
         return made
+
+    def _connection(self, connected: bool) -> None:
+        self._connected = connected
 
     async def _connect(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import paho.mqtt.client as paho
 import pytest
@@ -59,7 +60,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def server(broker: Broker) -> Iterator[Server]:
     with running("--mqtt", broker.url, "--max-body-mib", 1) as started:
         assert "edgefl-serve/# of mqtt://" in started.said
+        until(lambda: takes_requests(started), 30)  # it serves by HTTP before the broker has taken its topics
         yield started
+
+
+def takes_requests(server: Server) -> bool:
+    return "\nedgefl_serve_broker_connected 1.0\n" in httpx.get(f"{server.url}/metrics").text
 
 
 def listens(url: str) -> bool:
@@ -190,7 +196,9 @@ def test_it_answers_again_after_the_broker_was_away(tmp_path: Path):
                 else:
                     pytest.fail("no answer")
                 device.close()
+                until(lambda: takes_requests(server), 30)
                 made.stop()
+                until(lambda: not takes_requests(server), 30)
                 made.start()
         finally:
             made.stop()
