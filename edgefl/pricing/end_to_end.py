@@ -36,10 +36,7 @@ class _Whole(NamedTuple):
 
 
 def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, EndToEnd]:
-    """Device -> its price; empty where the run trains everything at once itself.
-
-    Devices with the same modalities are priced together, on their mean share: tracing the step takes seconds.
-    """
+    """Device -> its price; empty where the run trains everything at once itself."""
     schedule = method("schedule", default("schedule"))
     stage = Choice(schedule, {}).bind(schedule.stages)(plan.model, [stage.rounds for stage in plan.stages])[0]
     held = [one for one in plan.stages if one.rounds]
@@ -50,27 +47,14 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
     hyper = replace(plan.hypers[0], cache="", precision="f32")
     job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
     whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server)), Pricer())
-    groups: dict[tuple[str, ...], list[DeviceRow]] = {}
-    for row in devices:
-        if own := tuple(m for m in plan.model.encoders if row.samples.get(m)):
-            groups.setdefault(own, []).append(row)
-    return {
-        row.device: price for rows in groups.values() for row, price in zip(rows, _prices(whole, rows), strict=True)
-    }
+    trains = [row for row in devices if any(row.samples.get(m) for m in plan.model.encoders)]
+    return {row.device: _price(whole, row) for row in trains}
 
 
-def _prices(whole: _Whole, rows: Sequence[DeviceRow]) -> list[EndToEnd]:
-    """Of devices with the same modalities."""
-    size, rounds = whole.job.hyper.batch_size, max(1, whole.job.stage.rounds)
-    mean = {m: round(sum(row.samples.get(m, 0) for row in rows) / len(rows)) for m in rows[0].samples}
-    mean[""] = max(size, mean.get("", 0))
-    cost = whole.cost(mean)
+def _price(whole: _Whole, row: DeviceRow) -> EndToEnd:
+    rounds = max(1, whole.job.stage.rounds)
+    cost = whole.cost(row.samples)
     usual = (rounds - 1) * (cost.payload_down_bytes + cost.payload_up_bytes)
     payload = (cost.joining_down_bytes + cost.signature_bytes + cost.whole_up_bytes + usual) / rounds
-    found = []
-    for row in rows:
-        device = Candidate(row.device, row.capabilities, row.budget, row.samples)
-        flops = cost.flops * row.samples.get("", 0) / mean[""]
-        refusal = verdict(replace(cost, flops=flops), device)
-        found.append(EndToEnd(cost.step_peak_bytes, flops, payload, refusal))
-    return found
+    device = Candidate(row.device, row.capabilities, row.budget, row.samples)
+    return EndToEnd(cost.step_peak_bytes, cost.flops, payload, verdict(cost, device))

@@ -48,7 +48,7 @@ def test_edgefl_run(tmp_path: Path):
 
 
 def test_a_run_in_one_process(tmp_path: Path):
-    plan = plan_of(tmp_path, "lw-fedmml", "ab", 2, ["round.join_s=5"])
+    plan = plan_of(tmp_path, "lw-fedmml", "ab", 2, ["round.devices=2", "round.join_s=60"])
     own = {"whole": share(24, {"a": 1.0, "b": 1.0}, 1), "only-a": share(12, {"a": 1.0}, 2)}
     run_fleet(tmp_path, plan, own)
     rows = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text("utf-8").splitlines()]
