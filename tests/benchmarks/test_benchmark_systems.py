@@ -43,6 +43,7 @@ def accuracies(both: float, acc: float, gyro: float, mask: str = "zero") -> dict
     }
 
 
+@pytest.mark.slow
 def test_every_cell_is_a_run_file_that_loads(grid, tmp_path):
     cells = [cell for cell in grid.cells() if (cell.seed, cell.rate) == (1, 0.5)]
     assert {cell.task for cell in cells} == set(grid.tasks)

@@ -189,6 +189,7 @@ def test_a_device_offers_photos_of_any_size_until_it_knows_the_model(tmp_path: P
     assert len(data) == 48
 
 
+@pytest.mark.slow
 def test_local_mode_trains_on_a_folder_of_every_kind(tmp_path: Path) -> None:
     folder(tmp_path / "own", list(KINDS), sizes=((64, 48), (100, 30)))
     file = run_file(tmp_path, list(KINDS), photo={"image_size": 32}, acc={"window": 32, "standardize": "fleet"})

@@ -33,9 +33,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-#: Half a minute each: with every change these two, which have most that is their own; all of them nightly. That each
-#: recipe trains is in test_recipes.py.
-OFTEN = {"lw-fedmml", "mmic"}
+#: Half a minute each: with every change the one that has most that is its own; all of them nightly. That each recipe
+#: trains is in test_recipes.py.
+OFTEN = {"mmic"}
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ needs_diffusers = pytest.mark.skipif(importlib.util.find_spec("diffusers") is No
 
 @needs_diffusers
 @pytest.mark.filterwarnings("ignore")  # of diffusers and what it imports: not this project's to mend
-@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("channels", [pytest.param(3, marks=pytest.mark.slow), 1])
 def test_images_are_made_of_texts_by_a_real_pipeline(diffusion: Path, tmp_path: Path, channels: int) -> None:
     from transformers import BertConfig
 

@@ -178,7 +178,13 @@ CLOSE, CLOSE_UNSTABLE = 0.02, 0.25
 OF_BITS = ("record", "metrics", "evaluations")
 
 
-@pytest.mark.parametrize("name", RUNS)
+#: With every change the recipes as they are shipped, and of the others these; all of them nightly.
+OFTEN = {*shipped("recipes"), "mix: coalitions of one cluster", "packed: mixed"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_a_seeded_run_gives_the_same_results(ram_path: Path, name: str):
     recipe, changes = RUNS[name]
     plan = plan_of(ram_path, recipe, "ab", len(SHARES), ["training.batch_size=6", *changes])

@@ -227,7 +227,8 @@ def bytes_of(report: RunReport, name: str) -> float:
     return sum(row.measured[name].value or 0 for row in report.assignments)
 
 
-@pytest.mark.parametrize("packing", ["delta+int8", pytest.param("f16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["delta+int8", "f16"])
 def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("edgefl.protocol.packing.WHOLE_BELOW", 16)
     shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}

@@ -99,7 +99,7 @@ def run(made: Job) -> tuple[int, float, float]:
     "changes",
     [
         {"checkpoint": True},
-        {"checkpoint": True, "micro_batch": 8},
+        pytest.param({"checkpoint": True, "micro_batch": 8}, marks=pytest.mark.slow),
         {"checkpoint": True, "micro_batch": 1},
         {"precision": "bf16"},
         pytest.param({"precision": "bf16", "checkpoint": True, "micro_batch": 4}, marks=pytest.mark.slow),

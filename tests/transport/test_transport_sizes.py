@@ -334,7 +334,7 @@ def test_a_message_that_no_chunk_size_makes_smaller_is_reported(tmp_path: Path, 
 @needs_mosquitto
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("limited")
-@pytest.mark.parametrize("version", ["5", "3"])
+@pytest.mark.parametrize("version", ["5", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_run_ends_on_a_broker_that_takes_no_usual_chunk(version: str, tmp_path: Path) -> None:
     """At 8515bcb nothing moved: "late", after three deadlines."""
     with Fleet(tmp_path, "mosquitto") as fleet:
@@ -350,6 +350,7 @@ def test_a_run_ends_on_a_broker_that_takes_no_usual_chunk(version: str, tmp_path
 
 
 @needs_mosquitto
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_chunks_shrink_where_the_coordinator_may_not_try_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An access list without the topic for probes: the first refusal of a chunk tells."""
