@@ -44,7 +44,9 @@ def test_edgefl_run(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     check(FILE, "directory", layout(run))
-    check(FILE, "bundles of the run", {path.parent.name: described(path) for path in run.glob("bundles/*/manifest.json")})
+    check(
+        FILE, "bundles of the run", {path.parent.name: described(path) for path in run.glob("bundles/*/manifest.json")}
+    )
 
 
 def test_a_run_in_one_process(tmp_path: Path):
