@@ -45,6 +45,15 @@ def ledger_in(directory: Path) -> str | Path:
     return place
 
 
+def moved(directory: Path, to: Path) -> Path:
+    """``to``, where the run's directory is from now on; its ledger comes along, or stays in its database."""
+    directory.rename(to)
+    if POSTGRESQL:
+        _MADE[to / LEDGER] = _MADE.pop(directory / LEDGER)
+    ledger_in(to)
+    return to
+
+
 def saved_round(attempt: Attempt, status: str = "running", **more: Any) -> SavedRound:
     """The row of a round in this attempt."""
     return SavedRound(attempt.stage, attempt.round, attempt.attempt, status, **more)

@@ -48,7 +48,8 @@ def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
     trained = [row for row in rows if row.measured and row.predicted]
     figures = [row.predicted.get(name, _UNKNOWN) for row in trained or rows if row.predicted]
     if not figures:
-        return Figure(kind="predicted", reason="no plan on record")
+        refused = bool(rows) and all(row.refusal for row in rows)
+        return Figure(kind="predicted", reason="not predicted: refused" if refused else "no plan on record")
     return total(name, figures)
 
 

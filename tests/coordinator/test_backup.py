@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from coordinator_fixture import a_plan
-from ledger_fixture import POSTGRESQL, ledger_at, ledger_in, new_database
+from ledger_fixture import POSTGRESQL, ledger_at, ledger_in, moved, new_database
 from test_coordinator_runner import Scene, played
 from typer.testing import CliRunner
 
@@ -60,8 +60,7 @@ def last_state(ledger: str | Path) -> Manifest:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    directory = run_of(tmp_path / "finished").rename(tmp_path / "finished" / "r1")
-    ledger_in(directory)
+    directory = moved(run_of(tmp_path / "finished"), tmp_path / "finished" / "r1")
     (directory / "run.yaml").write_text(f"data: {{test: {directory}/shares/test.npz}}\n")
     (directory / "shares").mkdir()
     (directory / "shares" / "test.npz").write_bytes(b"samples")
@@ -325,8 +324,7 @@ def test_objects_that_come_and_go_meanwhile_are_no_matter(
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("copied")
-    directory = run_of(place)
-    ledger_in(directory)
+    directory = moved(run_of(place), place / "r1")
     (directory / "run.yaml").write_text("name: tiny\n")
     back_up([directory], place / "copy.tar")
     return place / "copy.tar"
