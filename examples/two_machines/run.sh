@@ -56,7 +56,7 @@ for name in left right; do
     rm "$work/$name.token"
 done
 kill "$enrollments"
-wait "$enrollments" || true
+wait "$enrollments" 2> /dev/null || true
 
 # On the devices: the agents, which wait for work.
 background=
