@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from edgefl.api.runs import read_run
+from edgefl.api.runs import BUNDLES, read_run
 from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import ZERO, Mask, MaskName
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from edgefl.export.measure import Samples
     from edgefl.training.embeddings import Tensors
 
-FOLDER = "bundles"
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
 TOLERANCE = 1e-4
 MaskChoice = Literal["auto", Mask]
@@ -91,7 +90,7 @@ def export_run(
     say(_what(state))
     trained = _trained(state, ObjectStore(directory / "objects"))
     chosen = _own_mask(state.plan, trained.parts) if mask == "auto" else mask
-    target = output or directory / FOLDER
+    target = output or directory / BUNDLES
     rows = export_bundles(
         trained,
         target,

@@ -15,6 +15,8 @@ from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of
 RUNS = Path("runs")
 #: A run's page, in its directory.
 PAGE = "report.html"
+#: Folder of a run's bundles, in its directory.
+BUNDLES = "bundles"
 #: What the run would have cost end to end, priced once, beside its ledger.
 END_TO_END = "end_to_end.json"
 

@@ -107,7 +107,7 @@ def command(
     for made in (*data.written, run_file):
         typer.echo(f"wrote {made}")
     typer.secho(f"\n{sentence}", bold=True)
-    typer.echo(f"\nNext: edgefl run {run_file}\nThen: edgefl export latest, and edgefl predict on a file of yours.")
+    typer.echo(f"\nNext: edgefl run {run_file}\nThen: edgefl predict latest FILE, with a file of yours")
 
 
 def _run_name(source: Path) -> str:

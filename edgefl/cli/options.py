@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from edgefl.api.runs import write_file
+from edgefl.api.runs import BUNDLES, find_run, write_file
+from edgefl.errors import ExportError, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,13 @@ Overrides = Annotated[
 ]
 Format = Annotated[Literal["terminal", "json"], typer.Option("--format", help="How to print.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
+BundleArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUNDLE",
+        help="A bundle's folder, the folder of all bundles, or a run: its id, the beginning of one, or `latest`.",
+    ),
+]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]
 
 
@@ -37,6 +45,17 @@ def show(form: str, body: object, *grids: Grid) -> None:
         from edgefl.report.grid import print_grids
 
         print_grids(grids, Console())
+
+
+def bundle_folder(text: str, runs: Path) -> Path:
+    """The folder that BUNDLE names: a path, or the bundles of the run of that name. Raises ExportError."""
+    path = Path(text)
+    if path.exists() or len(path.parts) > 1:
+        return path
+    try:
+        return find_run(text, runs) / BUNDLES
+    except RunError as error:
+        raise ExportError(f"there is no bundle {text}: {error.message}", remedy=error.remedy) from None
 
 
 def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from edgefl.cli.options import Format, show
+from edgefl.api.runs import RUNS
+from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder, show
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.raw_sample import modality_of_file, raw_samples
@@ -36,7 +37,7 @@ UNTRAINED = (
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or the folder of all bundles.")],
+    bundle: BundleArgument,
     file: Annotated[
         list[str],
         typer.Argument(
@@ -63,6 +64,7 @@ def command(
     limit: Annotated[
         int | None, typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json.")
     ] = None,
+    runs: RunsOption = RUNS,
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Classify the samples of a file, and count how many answers are right where it has labels.
@@ -71,10 +73,10 @@ def command(
     modality's bundle, any other to the bundle of all modalities. Of a model that takes windows, each window of a
     recording is a sample, and the recording's answer is the mean of their probabilities.
 
-    Examples: edgefl predict runs/ID/bundles runs/ID/shares/test.npz · edgefl predict bundles/acc walk.csv ·
+    Examples: edgefl predict latest walk.csv · edgefl predict runs/ID/bundles runs/ID/shares/test.npz ·
     edgefl predict bundles image=cat.png text=cat.txt
     """
-    bundles = find_bundles(bundle)
+    bundles = find_bundles(bundle_folder(bundle, runs))
     data = read_input(file, encoders(bundles), next(iter(bundles.values())).labels, modality or [], bad_samples)
     if any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
         sys.stderr.write(f"warning: {UNTRAINED}\n")

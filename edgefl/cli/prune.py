@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import typer
 
+from edgefl.api.runs import BUNDLES
 from edgefl.cli.options import show
 from edgefl.errors import EdgeFLError, StoreError
 from edgefl.report import units
@@ -25,7 +26,6 @@ from edgefl.storage.disk import (
     store_errors,
 )
 
-BUNDLES = "bundles"
 #: There from the first thing that is deleted to the last; it says what is left of the run. A crash is gone on from.
 MARK = ".pruning"
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}

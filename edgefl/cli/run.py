@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.api.runs import PAGE, RUNS
+from edgefl.api.runs import BUNDLES, PAGE, RUNS
 from edgefl.cli.options import Format, Overrides, RunFile, RunsOption, show, write_out
 from edgefl.run_records import EventRow, RunReport
 
@@ -107,18 +107,19 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
     grids = [quality.evaluation(report), *with_rows(quality.personal(report)), bills.device_bill(report)]
     grids += [decisions.refusals(report), *with_rows(decisions.not_offered(report))]
     show("terminal", None, *grids, *([rounds.bundles(report)] if export else []))
-    lines = []
+    lines = {}
     if page:
-        lines.append(f"open {directory / PAGE}                       # plots, and every device's bill per stage")
-    lines.append(f"edgefl report {directory}         # the same in the terminal; --format csv or json for the figures")
+        lines[f"open {directory / PAGE}"] = "plots, and every device's bill per stage"
+    lines[f"edgefl report {directory}"] = "the same in the terminal; --format csv or json for the figures"
     if export:
-        lines.append(f"edgefl predict {directory / 'bundles'} {directory / 'shares' / 'test.npz'}")
-        lines.append(f"edgefl serve {directory / 'bundles'}         # the same over HTTP: docs/serving.md")
+        lines[f"edgefl predict {directory / BUNDLES} {directory / 'shares' / 'test.npz'}"] = "what the model says"
+        lines[f"edgefl serve {directory / BUNDLES}"] = "the same over HTTP: docs/serving.md"
     else:
-        lines.append(f"edgefl export {directory}         # the model as ONNX bundles")
+        lines[f"edgefl export {directory}"] = "the model as ONNX bundles"
     console.print("\nNext:", style="bold")
-    for line in lines:
-        console.print(f"  {line}", soft_wrap=True, highlight=False)
+    width = max(map(len, lines))
+    for line, what in lines.items():
+        console.print(f"  {line:{width}}  # {what}", soft_wrap=True, highlight=False)
 
 
 def _show_sizes(wanted: bool) -> None:

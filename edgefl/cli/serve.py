@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from edgefl.api.runs import RUNS
+from edgefl.cli.options import BundleArgument, RunsOption, bundle_folder
 from edgefl.process.listening import read_place
 from edgefl.serve.limits import DEFAULT, LISTENER, TOKEN, Limits
 
@@ -19,7 +20,7 @@ _MIB = 2**20
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or the folder of all bundles.")],
+    bundle: BundleArgument,
     host: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen, as HOST:PORT, HOST or :PORT; this machine alone.")
     ] = f"{DEFAULT[0]}:{DEFAULT[1]}",
@@ -47,13 +48,14 @@ def command(
     ] = "",
     mqtt_ca: Annotated[str, typer.Option(metavar="FILE", help="The authority of that broker's certificate.")] = "",
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer.")] = 30.0,
+    runs: RunsOption = RUNS,
 ) -> None:
     """Answer inference requests over HTTP: the Open Inference Protocol v2, raw files at /predict, /metrics.
 
     The folder of all bundles is one model that takes any of its modalities; each bundle is a model of its own, which
     takes exactly its inputs. With EDGEFL_SERVE_TOKEN set, clients need that token. docs/serving.md has examples.
 
-    Examples: edgefl serve runs/ID/bundles · edgefl serve bundles --host 0.0.0.0:8481
+    Examples: edgefl serve latest · edgefl serve runs/ID/bundles · edgefl serve bundles --host 0.0.0.0:8481
     """
     import python_multipart  # noqa: F401 - alone in the extra `serve`, which brings everything else that follows
 
@@ -66,7 +68,7 @@ def command(
         check_protected(mqtt, insecure=False)
     given = "" if host == f"{DEFAULT[0]}:{DEFAULT[1]}" else host
     place = read_place(given, DEFAULT, LISTENER)
-    catalogue = load_catalogue(bundle, name=name, device=device, threads=threads)
+    catalogue = load_catalogue(bundle_folder(bundle, runs), name=name, device=device, threads=threads)
     limits = Limits(
         body_bytes=max_body_mib * _MIB,
         room_bytes=4 * max_body_mib * _MIB,

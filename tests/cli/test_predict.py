@@ -16,7 +16,7 @@ from coordinator.ledger.ledger import Ledger
 from edgefl.cli.main import main
 from edgefl.cli.predict import accuracy, read_input
 from edgefl.data.dataset import Dataset
-from edgefl.errors import DataError, EdgeFLError
+from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export.bundle_format import MODEL_FILE, Index, Manifest, read_manifest
 from edgefl.export.runtime import Answers, Prediction, choose, find_bundles, load_bundle
 from edgefl.plan.job import RunPlan
@@ -187,14 +187,28 @@ def test_bad_input_is_named(tmp_path: Path, npz: Path, capsys: pytest.CaptureFix
 
 
 def test_a_missing_or_damaged_bundle_is_named(tmp_path: Path, npz: Path, capsys: pytest.CaptureFixture[str]):
-    from edgefl.errors import ExportError
-
     assert "there is no bundle" in refused(capsys, ExportError, "predict", tmp_path / "nowhere", npz)
     copy = Path(shutil.copytree(exported().directory, tmp_path / "bundles"))
     data = bytearray((copy / "acc" / MODEL_FILE).read_bytes())
     data[100] ^= 1
     (copy / "acc" / MODEL_FILE).write_bytes(data)
     assert "is damaged: sha256" in refused(capsys, ExportError, "predict", copy, npz)
+
+
+def test_a_run_stands_for_its_bundles(tmp_path: Path, npz: Path, capsys: pytest.CaptureFixture[str]):
+    runs, words = tmp_path / "runs", (npz, "--format", "json", "--runs", tmp_path / "runs")
+    said = refused(capsys, ExportError, "predict", "latest", *words)
+    assert "there is no bundle latest: there is no run in" in said
+    shutil.copytree(exported().directory, runs / "demo-1" / "bundles")
+    (runs / "demo-1" / "ledger.sqlite").touch()
+    for name in ("latest", "demo", "demo-1"):
+        assert edgefl("predict", name, *words) == 0
+        assert len(json.loads(capsys.readouterr().out)["predictions"]) == 8
+    said = refused(capsys, ExportError, "predict", "demi", *words)
+    assert "no run 'demi'" in said
+    assert "Runs there: demo-1" in said
+    shutil.rmtree(runs / "demo-1" / "bundles")
+    assert "edgefl export" in refused(capsys, ExportError, "predict", "latest", *words)
 
 
 def test_the_bundle_with_most_of_what_is_there_is_chosen():
