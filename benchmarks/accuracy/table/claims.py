@@ -30,25 +30,23 @@ class Comparison(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A comparison with its figures; ``ahead`` of ``seeds``: in how many the left one is; None: runs are missing."""
+    """A comparison with its figures. ``gain``: by how much it holds, paired by seed; None: runs are missing."""
 
     comparison: Comparison
     left: measures.Summary | None
     right: measures.Summary | None
-    ahead: int = 0
-    seeds: int = 0
+    gain: measures.Interval | None = None
 
     @property
-    def holds(self) -> bool | None:
-        """By the means over seeds."""
-        if self.left is None or self.right is None:
-            return None
-        asked = self.comparison
-        return self.left.mean < self.right.mean if asked.lower else self.left.mean > self.right.mean + asked.margin
+    def verdict(self) -> str:
+        """ "yes" or "no" where the interval of 95 % leaves out zero, else "undecided"; "" without runs."""
+        if self.gain is None:
+            return ""
+        return "yes" if self.gain.low > 0 else "no" if self.gain.high < 0 else "undecided"
 
 
 class Claim(NamedTuple):
-    """A paper's claim and the comparisons that test it: it holds when all of them do. ``key``: of its notes."""
+    """A paper's claim and the comparisons that test it: yes when all are, no when one is. ``key``: of its notes."""
 
     key: str
     system: str
@@ -85,9 +83,9 @@ def _judged(asked: Comparison, rows: Rows) -> Finding:
     left = _values(asked, asked.left, asked.measure, rows)
     right = _values(asked, asked.right, asked.right_measure or asked.measure, rows)
     shared = sorted(set(left) & set(right))
-    ahead = sum(left[s] < right[s] if asked.lower else left[s] > right[s] + asked.margin for s in shared)
+    gains = [right[s] - left[s] if asked.lower else left[s] - right[s] - asked.margin for s in shared]
     sides = [measures.over(side[seed] for seed in shared) for side in (left, right)]
-    return Finding(asked, sides[0], sides[1], ahead, len(shared))
+    return Finding(asked, sides[0], sides[1], measures.interval(gains))
 
 
 def _values(asked: Comparison, method: str, measure: Measure, rows: Rows) -> dict[int, float]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from scipy.stats import t as student
 
 from benchmarks.accuracy.table.collect import Outcome
 
@@ -110,6 +113,26 @@ def over(numbers: Iterable[float]) -> Summary | None:
     if not values:
         return None
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+class Interval(NamedTuple):
+    """A mean of differences that are paired by seed, and the interval of 95 % that it lies in (Student's t)."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def interval(differences: Sequence[float]) -> Interval | None:
+    """Of one seed it has no ends; None of none."""
+    if not differences:
+        return None
+    mean, seeds = statistics.fmean(differences), len(differences)
+    if seeds == 1:
+        return Interval(mean, -math.inf, math.inf, 1)
+    half = float(student.ppf(0.975, seeds - 1)) * statistics.stdev(differences) / math.sqrt(seeds)
+    return Interval(mean, mean - half, mean + half, seeds)
 
 
 def by_seed(rows: Sequence[Outcome], measure: Measure) -> dict[int, float]:

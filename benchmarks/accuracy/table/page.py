@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.table import measures
-from benchmarks.accuracy.table.claims import Finding, claims, judge
+from benchmarks.accuracy.table.claims import Comparison, Finding, claims, judge
 from benchmarks.accuracy.table.collect import Outcome, Results
 from benchmarks.accuracy.table.grid import Grid
 from benchmarks.accuracy.table.plots import draw
@@ -26,8 +26,10 @@ pretrained start, a seed of its own): two learning rates, then the method's own 
 beyond the better one. What counted was the models' accuracy (retrieval: RSum) on samples that the devices set apart
 (15 %), never the test set; runs from random weights take the same settings, variants of a method take that
 method's. Small encoders (3 blocks, width 32), so that all of it can be run again on a small machine: the accuracies
-are not those of the papers. Figures are means ± standard deviations over seeds; claims are judged on the pretrained
-start. The lines are kept in `systems/runs.jsonl`.
+are not those of the papers. Figures are means ± standard deviations over seeds. Claims are judged on the pretrained
+start: a comparison is decided where the interval of 95 % of its differences, paired by seed, leaves out the bound
+that is claimed, else *undecided*; a claim is *yes* when all its comparisons are, *no* when one of them is. The lines
+are kept in `systems/runs.jsonl`.
 
 * *all*: test samples with all modalities. *as trained*: expected on test samples that have what the fleet's training
   samples have. *one*: the mean over the modalities of the accuracy with that one alone, the other filled in as the
@@ -104,28 +106,41 @@ def _reasons(findings: Sequence[Finding], struck: Mapping[str, str]) -> list[str
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """yes, no, or in how many comparisons."""
-    known = [finding.holds for finding in findings if finding.holds is not None]
+    """yes when every comparison is, no when one is, else undecided; and how many are what."""
+    known = [one.verdict for one in findings if one.verdict]
     if not known:
         return "not run"
     whole = "" if len(known) == len(findings) else f" (of {len(findings)}, the others are not run)"
-    if all(known):
+    if set(known) == {"yes"}:
         return f"yes{whole}"
-    return f"{'no' if not any(known) else 'in part'}: {sum(known)} of {len(known)} comparisons{whole}"
+    counts = [f"{known.count(one)} {one}" for one in ("yes", "no", "undecided") if one in known]
+    return f"{'no' if 'no' in known else 'undecided'}: of {len(known)} comparisons {', '.join(counts)}{whole}"
 
 
 def _evidence(findings: Sequence[Finding]) -> list[str]:
-    lines = ["", "| task | missing | compared | | against | | holds | holds in |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "",
+        "| task | missing | compared | | against | by | [95 %] | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for one in findings:
-        if one.left is None or one.right is None:
+        if one.left is None or one.right is None or one.gain is None:
             continue
-        asked, holds = one.comparison, "yes" if one.holds else "no"
+        asked = one.comparison
         left, right = f"{asked.left} {one.left.text()}", f"{asked.right} {one.right.text()}"
         lines.append(
             f"| {asked.task} | {asked.rate:.0%} | {asked.what} | {left} | {right} | "
-            f"{_difference(one)} | {holds} | {one.ahead} of {one.seeds} seeds |"
+            f"{_difference(one)} | {_ends(one.gain, asked)} | {one.verdict} |"
         )
     return lines if len(lines) > 3 else []
+
+
+def _ends(gain: measures.Interval, asked: Comparison) -> str:
+    """The interval of left minus right, and of how many seeds."""
+    if gain.seeds == 1:
+        return "one seed"
+    ends = sorted((-gain.low, -gain.high) if asked.lower else (gain.low + asked.margin, gain.high + asked.margin))
+    return f"{ends[0]:+.1f} to {ends[1]:+.1f}, {gain.seeds} seeds"
 
 
 def _difference(one: Finding) -> str:
