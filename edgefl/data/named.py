@@ -25,6 +25,7 @@ from edgefl.data.arrays import Array, Indices, read_npz
 from edgefl.data.dataset import Dataset
 from edgefl.data.tokens import DEFAULT_VOCABULARY, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.storage.checkpoint_paths import is_own
 
 #: Root mean square deviation over all series and axes of the training split, rounded. Units are not published.
 BASIC_MOTIONS_SCALE = {"acc": 6.0, "gyro": 2.5}
@@ -291,7 +292,8 @@ def emoji_pairs(
         del parts  # 66 MB of pictures, before they become floats
     names, keep = tuple(str(name) for name in raw.pop("label_names")), np.isin(raw["vendor"], vendors)
     raw = {key: array[keep] for key, array in raw.items()}
-    tokenize = tokenizer(vocabulary, pretrained)
+    hashes = not pretrained or is_own(pretrained)
+    tokenize = tokenizer(vocabulary if hashes else 0, pretrained)
     lines = (folder / "concepts.jsonl").read_bytes().splitlines()
     ids = {c.concept: tokenize(c.text, length) for c in (msgspec.json.decode(line, type=_Concept) for line in lines)}
     whole = _complete(

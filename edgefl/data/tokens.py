@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ Tokenizer = Callable[[str, int], Ids]
 DEFAULT_VOCABULARY = 8192
 DEFAULT_LENGTH = 32
 PADDING, START = 0, 1
+#: Rows that a checkpoint's table has beyond its tokens at most: some are padded to a multiple of 64 or 128. A tokenizer
+#: that lacks more was cut short, or belongs to another checkpoint.
+SPARE_ROWS = 128
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -39,11 +42,29 @@ def hashed(text: str, length: int, vocabulary: int = DEFAULT_VOCABULARY) -> Ids:
     return ids
 
 
+_WHOLE = "Give a folder with the tokenizer's files as they were published (tokenizer.json, or vocab.txt)"
+
+
+def _check_tokens(pretrained: str, tokens: Mapping[str, int], special: int, vocabulary: int) -> None:
+    """Raise DataError for a tokenizer without words, which takes every text for the same, or for another table's."""
+    if len(tokens) <= special:
+        raise DataError(
+            f"the tokenizer of {pretrained!r} knows no words: its tokenizer.json or vocab.txt is missing or empty",
+            remedy=f"{_WHOLE}.",
+        )
+    count = max(tokens.values()) + 1
+    if vocabulary and not 0 <= vocabulary - count < SPARE_ROWS:
+        raise DataError(
+            f"the tokenizer of {pretrained!r} has {count} token ids, the encoder {vocabulary}",
+            remedy=f"{_WHOLE}: these are of another checkpoint, or cut short.",
+        )
+
+
 def tokenizer(vocabulary: int = 0, pretrained: str = "") -> Tokenizer:
     """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "" or an own file.
 
-    Raises DataError when the checkpoint has no usable tokenizer, ModelError when its package is not there,
-    MissingDependencyError without transformers.
+    ``vocabulary``: ids that the encoder knows; 0: not known. Raises DataError when the checkpoint has no usable
+    tokenizer, ModelError when its package or folder is not there, MissingDependencyError without transformers.
     """
     if not pretrained or is_own(pretrained):
         size = vocabulary or DEFAULT_VOCABULARY
@@ -52,13 +73,16 @@ def tokenizer(vocabulary: int = 0, pretrained: str = "") -> Tokenizer:
         from transformers import AutoTokenizer
     except ImportError:
         raise MissingDependencyError("transformers", "train") from None
+    place = located(pretrained)
     try:
-        own = AutoTokenizer.from_pretrained(located(pretrained))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        own = AutoTokenizer.from_pretrained(place)
+    except Exception as error:  # of a damaged file the package tokenizers raises Exception itself
+        told = str(error).strip().splitlines() or [""]
         raise DataError(
-            f"no tokenizer found in the checkpoint {pretrained!r}: {str(error).splitlines()[0]}",
-            remedy="Give a folder that holds the tokenizer's files, or a name that can be downloaded or is cached.",
+            f"the checkpoint {pretrained!r} has no tokenizer that can be read: {type(error).__name__}: {told[0]}",
+            remedy=f"{_WHOLE}, or a name that can be downloaded or is cached.",
         ) from None
+    _check_tokens(pretrained, own.get_vocab(), len(own.all_special_ids), vocabulary)
     if own.pad_token_id != PADDING:
         raise DataError(
             f"the tokenizer of {pretrained!r} pads with id {own.pad_token_id}; id {PADDING} is expected",

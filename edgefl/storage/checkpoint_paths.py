@@ -22,9 +22,13 @@ def is_own(name: str) -> bool:
 def located(name: str) -> str:
     """``name`` as a path where it lies in a package; any other name as it is.
 
-    Raises ModelError when the package is not installed or holds no such file or folder.
+    Raises ModelError when the package is not installed or holds no such file or folder, or a folder is not there.
     """
     if not name.startswith(PACKAGE):
+        if name.startswith(("/", ".")) and not is_own(name) and not Path(name).is_dir():  # no name of a hub
+            raise ModelError(
+                f"'{name}': there is no such folder", remedy="Name the checkpoint's folder as it is on this machine."
+            )
         return name
     package, _, inside = name.removeprefix(PACKAGE).partition("/")
     if not package.isidentifier() or not inside or ".." in PurePosixPath(inside).parts:

@@ -12,8 +12,8 @@ from PIL import Image
 
 from edgefl.data.log_mel import log_mel, mel_bank, read_wav
 from edgefl.data.readers import READERS, SampleError, Target, guess, inside, read, target
-from edgefl.data.tokens import hashed, tokenizer
-from edgefl.errors import DataError, MissingDependencyError
+from edgefl.data.tokens import SPARE_ROWS, hashed, tokenizer
+from edgefl.errors import DataError, MissingDependencyError, ModelError
 from edgefl.models.spec import EncoderSpec
 
 SENSOR = Target("sensor", (2, 3))
@@ -219,10 +219,43 @@ def test_tokenizer_of_a_checkpoint(tmp_path):
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "house"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
     (tmp_path / "config.json").write_text('{"model_type": "distilbert"}')
-    encode = tokenizer(0, str(tmp_path))
-    assert encode("Red house sky", 7).tolist() == [2, 5, 6, 1, 3, 0, 0]
-    with pytest.raises(DataError, match="no tokenizer found in the checkpoint"):
+    for known in (0, 7, 7 + SPARE_ROWS - 1):
+        encode = tokenizer(known, str(tmp_path))
+        assert encode("Red house sky", 7).tolist() == [2, 5, 6, 1, 3, 0, 0]
+    for known in (6, 7 + SPARE_ROWS):
+        with pytest.raises(DataError, match=f"has 7 token ids, the encoder {known}"):
+            tokenizer(known, str(tmp_path))
+    with pytest.raises(ModelError, match="there is no such folder"):
         tokenizer(0, str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("vocab.txt", None, "knows no words"),  # transformers gives every word the same id
+        ("vocab.txt", b"", "knows no words"),
+        ("vocab.txt", b"[PAD]\nred\n", r"has \d token ids, the encoder 300"),
+        ("vocab.txt", b"\xff\x00" * 9, "Exception: Error while initializing WordPiece"),
+        ("tokenizer.json", b"", "no tokenizer that can be read: JSONDecodeError"),
+        ("tokenizer.json", b"{}", "no tokenizer that can be read"),
+        ("tokenizer_config.json", b"{", "no tokenizer that can be read: JSONDecodeError"),
+        ("config.json", b"{", "not a valid JSON file"),
+        ("config.json", None, "no tokenizer that can be read"),
+    ],
+)
+def test_a_tokenizer_with_a_file_missing_or_damaged_is_refused(tmp_path, file, content, message):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(295))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert tokenizer(300, str(tmp_path))("w0", 4).tolist() == [2, 5, 3, 0]
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=message) as refused:
+        tokenizer(300, str(tmp_path))
+    assert str(tmp_path) in refused.value.message
+    assert "as they were published" in refused.value.remedy
 
 
 def test_guessing_a_kind():
