@@ -117,9 +117,8 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
     else:
         lines[f"edgefl export {directory}"] = "the model as ONNX bundles"
     console.print("\nNext:", style="bold")
-    width = max(map(len, lines))
     for line, what in lines.items():
-        console.print(f"  {line:{width}}  # {what}", soft_wrap=True, highlight=False)
+        console.print(f"  {line}  # {what}", soft_wrap=True, highlight=False)
 
 
 def _show_sizes(wanted: bool) -> None:
