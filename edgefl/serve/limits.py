@@ -19,8 +19,8 @@ TOKEN = "EDGEFL_SERVE_TOKEN"  # noqa: S105 - the variable's name
 MAX_JSON_BYTES = 8 * 2**20
 #: Tensors a request may name: models here have at most a dozen inputs and outputs.
 MAX_TENSORS = 64
-#: Axes of a tensor; encoders take three beside the batch.
-MAX_AXES = 8
+#: Axes of a tensor; encoders take three beside the batch. Values along one: no body may have more bytes.
+MAX_AXES, MAX_AXIS = 8, 2**30
 #: Characters of a request's id and of names, which come back in answers and messages.
 MAX_NAME = 256
 #: Parts of a form: one a modality.

@@ -18,12 +18,14 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from edgefl.data.readers import MAX_TEXT_BYTES
-from edgefl.serve.limits import MAX_AXES, MAX_JSON_BYTES, MAX_NAME, MAX_ROWS, MAX_TENSORS, Refused
+from edgefl.serve.limits import MAX_AXES, MAX_AXIS, MAX_JSON_BYTES, MAX_NAME, MAX_ROWS, MAX_TENSORS, Refused
 
 Array = npt.NDArray[Any]
 Scalar = str | int | float | bool
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Parameters = dict[Name, Scalar | None]
+#: -1 is what metadata says of the batch: it comes so far that its refusal can say what is expected.
+Axis = Annotated[int, Meta(ge=-1, le=MAX_AXIS)]
 
 DTYPES: dict[str, str] = {
     **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
@@ -40,7 +42,7 @@ class InputTensor(msgspec.Struct, frozen=True):
     """An input as a client sends it; ``data`` where it is in the JSON."""
 
     name: Name
-    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_AXES)]
+    shape: Annotated[tuple[Axis, ...], Meta(max_length=MAX_AXES)]
     datatype: Name
     parameters: Parameters | None = None
     data: msgspec.Raw = msgspec.Raw(b"")
@@ -111,7 +113,10 @@ def _count(tensor: InputTensor) -> int:
         raise Refused(413, f"'{tensor.name}' has {tensor.shape[0]} samples; a request may have {MAX_ROWS}")
     if tensor.datatype not in DTYPES and tensor.datatype != "BYTES":
         raise bad(f"'{tensor.name}' has the datatype {tensor.datatype!r}", f"Valid: {', '.join(DTYPES)}, BYTES.")
-    return math.prod(tensor.shape)
+    count = math.prod(tensor.shape)
+    if tensor.datatype == "BYTES" and count != tensor.shape[0]:
+        raise bad(f"'{tensor.name}' has the shape {list(tensor.shape)}: one text a sample is expected")
+    return count
 
 
 def decode_binary(tensor: InputTensor, data: memoryview) -> Array:
@@ -171,7 +176,7 @@ def _texts(tensor: InputTensor, values: object) -> Array:
     while flat and isinstance(flat[0], list):  # nested no deeper than the shape: the decoder saw to it
         flat = [one for row in flat for one in (row if isinstance(row, list) else [row])]
     count = _count(tensor)
-    if len(flat) != count or count != tensor.shape[0]:
+    if len(flat) != count:
         raise bad(f"'{tensor.name}' {list(tensor.shape)}: one text a sample is expected, not {len(flat)} in all")
     if any(len(str(text)) > MAX_TEXT_BYTES for text in flat):
         raise Refused(413, f"'{tensor.name}' has a text of more than {MAX_TEXT_BYTES} characters")

@@ -1,0 +1,61 @@
+"""What tensors and forms take to be refused: no more than their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import tracemalloc
+
+import pytest
+from starlette.datastructures import Headers
+
+from edgefl.serve.forms import read_form
+from edgefl.serve.limits import Refused
+from edgefl.serve.tensors import decode_request
+
+
+def tensor(shape: str, data: str) -> bytes:
+    return f'{{"inputs": [{{"name": "text", "datatype": "BYTES", "shape": [{shape}], {data}}}]}}'.encode()
+
+
+def test_texts_that_are_too_many_are_refused_before_they_are_made():
+    blob = struct.pack("<I", 0) * 2**18  # each text would be an object of some 50 bytes
+    head = tensor(f"1, {2**18}", f'"parameters": {{"binary_data_size": {len(blob)}}}')
+    body = head + blob
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match="one text a sample is expected") as raised:
+            decode_request(body, len(head))
+        assert tracemalloc.get_traced_memory()[1] < 2**17
+    finally:
+        tracemalloc.stop()
+    assert raised.value.status == 400
+
+
+@pytest.mark.parametrize("data", ['"data": [1]', '"parameters": {"binary_data_size": 0}'])
+@pytest.mark.parametrize("digits", [10, 2600, 5000])
+def test_an_axis_longer_than_any_body_is_refused(data: str, digits: int):
+    body = tensor(f"1, {'9' * digits}, {'9' * digits}", data)
+    with pytest.raises(Refused, match="no inference request") as raised:
+        decode_request(body, len(body) if "parameters" in data else None)
+    assert len(raised.value.told) < 300
+
+
+def test_a_shape_as_metadata_has_it_is_told_what_is_expected():
+    with pytest.raises(Refused, match=r"has the shape \[-1\]: one sample or more"):
+        decode_request(tensor("-1", '"data": ["a"]'), None)
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "punycode", '"UTF-16"', "no-such"])
+def test_a_form_in_another_charset_is_refused_unread(charset: str):
+    body = b'--b\r\ncontent-disposition: form-data; name="text"\r\n\r\n+2AA-\r\n--b--\r\n'
+    headers = Headers({"content-type": f"multipart/form-data; charset={charset}; boundary=b"})
+    with pytest.raises(Refused, match="charset is not utf-8") as raised:
+        asyncio.run(read_form(headers, body))
+    assert raised.value.status == 415
+
+
+def test_a_form_in_utf_8_that_says_so_is_read():
+    body = '--b\r\ncontent-disposition: form-data; name="text"\r\n\r\nčau\r\n--b--\r\n'.encode()
+    headers = Headers({"content-type": "multipart/form-data; charset=UTF-8; boundary=b"})
+    assert asyncio.run(read_form(headers, body)) == {"text": ("", "čau".encode())}
