@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -22,8 +23,12 @@ _HOW = "Send one part a modality, such as curl -F image=@cat.png -F text='a cat'
 
 async def read_form(headers: Headers, body: bytes) -> Form:
     """Modality -> (end of its file's name, "" for a text; its bytes). Raises Refused."""
-    if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    kind = headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
         raise Refused(415, "POST /predict takes multipart/form-data", _HOW)
+    # A client would choose among all codecs of Python: half characters of utf-7, and punycode's minutes for a megabyte.
+    if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in {b"utf-8", b"utf8"}:
+        raise Refused(415, "the form's charset is not utf-8", _HOW)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         yield body

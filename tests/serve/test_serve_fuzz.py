@@ -23,6 +23,7 @@ from edgefl.export.runtime import load_bundle
 GROWTH_BYTES = 24 * 2**20
 HEAD = "inference-header-content-length"
 Request = tuple[str, bytes, dict[str, str]]  # path, body, headers
+TEXT = b'--b\r\ncontent-disposition: form-data; name="text"\r\n\r\n%s\r\n--b--\r\n'
 
 
 def valid() -> dict[str, object]:
@@ -48,7 +49,8 @@ def bytes_changed(rng: random.Random) -> Request:
 
 
 def wrong_shape(rng: random.Random) -> Request:
-    shape = [rng.choice([-1, 0, 1, 3, 2**31, 2**62]) for _ in range(rng.randrange(0, 12))]
+    odd = [rng.choice([-1, 0, 1, 3, 2**62, 10**2600]) for _ in range(rng.randrange(0, 12))]
+    shape = rng.choice([odd, [999, 4, 3]])
     tensor = {"name": "acc", "shape": shape, "datatype": "FP32", "data": [0.5] * rng.randrange(40)}
     return "/v2/models/demo/infer", json.dumps({"inputs": [tensor]}).encode(), {}
 
@@ -105,6 +107,8 @@ def form(rng: random.Random) -> Request:
             ("multipart/form-data; boundary=b", part[: rng.randrange(10, len(part))]),
             ("multipart/form-data; boundary=b", part + b"\r\n--b--\r\n"),
             ("multipart/form-data", part),
+            ("multipart/form-data; boundary=b; charset=utf-7", TEXT % b"+2AA-"),
+            ("multipart/form-data; boundary=b; charset=punycode", TEXT % (b"-" + b"z" * 2**19)),
             ("multipart/form-data; boundary=" + "z" * 300, part),
             ("multipart/form-data; boundary=b", b'--b\r\ncontent-disposition: form-data; name="t"\r\n\r\nx\r\n' * 200),
             ("multipart/form-data; boundary=b", b"--b\r\n" + b"x" * 20_000),
