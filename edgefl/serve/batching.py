@@ -1,8 +1,9 @@
 """Dynamic micro-batches: requests for the same model with the same modalities are computed together.
 
 While one batch is computed the next gathers. Clients that ask again when they have their answers come back one by one,
-and the first of them would be computed alone: so a batch waits until as many requests are there as the last one had, no
-longer than a delay. Who asks alone never waits. One queue, first come first served, of bounded length.
+and the first of them would be computed alone: so a batch of the same kind as the last one waits until as many requests
+are there as that one had, no longer than a delay. Who asks alone does not wait (but once after others), however many
+samples a request has. One queue, first come first served, of bounded length.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Batcher:
     def __init__(self, limits: Limits, done: Done = lambda rows, requests, seconds: None) -> None:
         self._limits, self._done = limits, done
         self._queue: deque[_Waiting] = deque()
-        self._usual = 1  # samples of the last batch
+        self._last: tuple[Hashable, int] = (None, 0)  # kind and number of requests of the last batch
         self._news = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "edgefl-compute")
         self._runner = asyncio.ensure_future(self._run())
@@ -105,8 +106,8 @@ class Batcher:
                     if not one.answer.done():
                         one.answer.set_exception(error)
                 continue
-            self._usual = sum(one.work.rows for one in batch)
-            self._done(self._usual, len(batch), time.perf_counter() - begun)
+            self._last = batch[0].key, len(batch)
+            self._done(sum(one.work.rows for one in batch), len(batch), time.perf_counter() - begun)
             for one, part in zip(batch, parts, strict=True):
                 if not one.answer.done():
                     one.answer.set_result(part)
@@ -122,18 +123,20 @@ class Batcher:
                 return batch
 
     async def _linger(self, first: _Waiting) -> None:
-        """Wait until as many of the same kind are there as the last batch had, or the delay is over."""
+        """Wait for as many requests as the last batch had if it was of this kind, a full batch, or the delay's end."""
         until = time.monotonic() + self._limits.delay_s
-        enough = min(self._usual, self._limits.batch_rows)
-        while self._rows(first.key) < enough and (left := until - time.monotonic()) > 0:
+        kind, usual = self._last
+        enough = usual if kind == first.key else 1
+        while self._lacks(first.key, enough) and (left := until - time.monotonic()) > 0:
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), left)
             except asyncio.TimeoutError:
                 return
 
-    def _rows(self, key: Hashable) -> int:
-        return sum(one.work.rows for one in self._queue if one.key == key)
+    def _lacks(self, key: Hashable, requests: int) -> bool:
+        rows = [one.work.rows for one in self._queue if one.key == key]
+        return len(rows) < requests and sum(rows) < self._limits.batch_rows
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []

@@ -114,18 +114,46 @@ def test_who_has_gone_is_not_computed():
     assert scenario(Limits(), what).calls == [(("acc",), 1), (("acc",), 1)]
 
 
-def test_a_batch_waits_for_as_many_as_the_last_one_had_and_who_asks_alone_never():
+async def took(batcher: Batcher, works: list[Work]) -> float:
+    """Seconds until all are answered that come one after the other, with time for a batch between them."""
+    begun = time.monotonic()
+    tasks = []
+    for one in works:
+        tasks += await queued(batcher, [one])
+    await asyncio.gather(*tasks)
+    return time.monotonic() - begun
+
+
+def test_a_batch_waits_for_as_many_requests_as_the_last_one_had():
     async def what(batcher: Batcher, bundle: Doubles) -> None:
         bundle.go.set()
-        begun = time.monotonic()
-        await batcher.answer(work(bundle, 1))
-        await batcher.answer(work(bundle, 1))
-        assert time.monotonic() - begun < 2  # the delay is 4 s
-        await asyncio.gather(*await queued(batcher, [work(bundle, 0, rows=3)]))
-        tasks = []
-        for i in range(3):  # one after the other, with time for a batch between them
-            tasks += await queued(batcher, [work(bundle, i)])
-        await asyncio.gather(*tasks)
-        assert time.monotonic() - begun < 4
+        await asyncio.gather(*(batcher.answer(work(bundle, i)) for i in range(3)))
+        assert await took(batcher, [work(bundle, i) for i in range(3)]) < 2  # the delay is 4 s
 
-    assert [rows for _, rows in scenario(Limits(delay_s=4), what).calls] == [1, 1, 3, 3]
+    assert [rows for _, rows in scenario(Limits(delay_s=4), what).calls] == [3, 3]
+
+
+def test_who_asks_alone_never_waits_however_many_samples_a_request_has():
+    async def what(batcher: Batcher, bundle: Doubles) -> None:
+        bundle.go.set()
+        assert await took(batcher, [work(bundle, 1, rows) for rows in (1, 32, 1, 64, 2)]) < 2  # the delay is 4 s
+
+    assert [rows for _, rows in scenario(Limits(delay_s=4), what).calls] == [1, 32, 1, 64, 2]
+
+
+def test_a_batch_does_not_wait_for_as_many_as_one_of_another_kind_had():
+    async def what(batcher: Batcher, bundle: Doubles) -> None:
+        bundle.go.set()
+        await asyncio.gather(*(batcher.answer(work(bundle, i, name="a")) for i in range(3)))
+        assert await took(batcher, [work(bundle, 1, name="b")]) < 2  # the delay is 4 s
+
+    assert scenario(Limits(delay_s=4), what).calls == [(("a",), 3), (("b",), 1)]
+
+
+def test_a_full_batch_does_not_wait():
+    async def what(batcher: Batcher, bundle: Doubles) -> None:
+        bundle.go.set()
+        await asyncio.gather(*(batcher.answer(work(bundle, i)) for i in range(3)))
+        assert await took(batcher, [work(bundle, 1, rows=8)]) < 2  # the delay is 4 s
+
+    assert [rows for _, rows in scenario(Limits(delay_s=4, batch_rows=8), what).calls] == [3, 8]
