@@ -22,8 +22,13 @@ _MIB = 2**20
 def command(
     bundle: BundleArgument,
     host: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen, as HOST:PORT, HOST or :PORT; this machine alone.")
-    ] = f"{DEFAULT[0]}:{DEFAULT[1]}",
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"Where to listen, as HOST:PORT, HOST or :PORT; default: {DEFAULT[0]}:{DEFAULT[1]}, this machine "
+            "alone, or another port where that one is taken.",
+        ),
+    ] = "",
     device: Annotated[
         Literal["auto", "cpu", "cuda", "tensorrt"],
         typer.Option(help="Where to compute; auto: TensorRT, CUDA or the CPU, the first that works here."),
@@ -66,8 +71,7 @@ def command(
 
     if mqtt:
         check_protected(mqtt, insecure=False)
-    given = "" if host == f"{DEFAULT[0]}:{DEFAULT[1]}" else host
-    place = read_place(given, DEFAULT, LISTENER)
+    place = read_place(host, DEFAULT, LISTENER)
     catalogue = load_catalogue(bundle_folder(bundle, runs), name=name, device=device, threads=threads)
     limits = Limits(
         body_bytes=max_body_mib * _MIB,
