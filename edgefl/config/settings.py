@@ -129,7 +129,12 @@ class ModelConfig(Values):
 class MissingConfig(Values):
     """Which modalities are taken away before training, to model devices and samples that lack them."""
 
-    rate: Share = Field(0.0, description="probability that a sample loses a modality, for each modality")
+    rate: Share = Field(0.0, description="share of samples that lose a modality, as `lose` says")
+    lose: Literal["each", "one"] = Field(
+        "each",
+        description="each: every modality of every sample is lost with probability `rate`, by itself; one: `rate` of a "
+        "device's samples, rounded down, lose exactly one that is drawn (FedMVP, MMiC)",
+    )
     keep: Literal["discard", "one"] = Field("discard", description="a sample that loses all: discarded, or keeps one")
     devices: dict[Name, list[Modality]] = Field({}, description="device: modalities that it lacks wholly")
     complete: list[Name] = Field([], description="devices that the rate does not touch")

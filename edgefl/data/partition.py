@@ -159,8 +159,10 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
     """``dataset`` with modalities taken away, as in devices without a sensor and samples without a reading.
 
     Each modality of each sample is dropped with probability ``missing.rate``, independently; a sample that loses all is
-    discarded, or keeps one at random (arXiv 2312.13508, section 5). The same for the same seed and device, whatever the
-    other devices are. A modality that no sample has any more is left out. Raises DataError when no sample is left.
+    discarded, or keeps one at random (arXiv 2312.13508, section 5). With ``missing.lose: one``, floor(rate * N) of the N
+    samples lose exactly one of theirs (MMiC, section 5.3); those who have one alone are not among them. The same for the
+    same seed and device, whatever the other devices are. A modality that no sample has any more is left out. Raises
+    DataError when no sample is left.
     """
     if device in missing.unlabelled:
         dataset = replace(dataset, labels=None, label_names=())
@@ -173,8 +175,9 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
     order = sorted(dataset.modalities)  # the draw must not depend on the order of a dictionary
     had = np.stack([dataset.present[m] & (m not in lacks) for m in order], axis=1)  # [N, M]
     rng = generator(seed, f"missing {device}")
+    rate = 0.0 if device in missing.complete else missing.rate
     draw, choice = rng.random(had.shape), rng.random(had.shape)
-    left = had & (draw >= (0.0 if device in missing.complete else missing.rate))
+    left = _without_one(had, rate, rng) if missing.lose == "one" else had & (draw >= rate)
     if missing.keep == "one":
         lost = had.any(axis=1) & ~left.any(axis=1)
         best = np.where(had, choice, -1.0).argmax(axis=1)
@@ -191,3 +194,12 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
     for m, values in modalities.items():
         values[~present[m]] = 0
     return replace(dataset, modalities=modalities, present={m: present[m] for m in modalities})
+
+
+def _without_one(had: Array, rate: float, rng: Generator) -> Array:
+    """``had`` (N, M) less one entry in floor(rate * N) rows, of those that have two or more."""
+    left = had.copy()
+    able = rng.permutation(np.flatnonzero(had.sum(axis=1) >= 2))[: int(rate * len(had))]
+    lost = np.where(had[able], rng.random((len(able), had.shape[1])), -1.0).argmax(axis=1)
+    left[able, lost] = False
+    return left

@@ -40,6 +40,23 @@ def test_rates_of_a_thousand_pairs():
     assert len(drop(data, {"rate": 0.5, "keep": "one"}, 0)) == 1000
 
 
+def test_a_fixed_share_of_samples_loses_exactly_one_modality():
+    data = pairs(101)
+    lone = np.arange(101) < 20
+    data.present["gyro"][lone] = False  # these have one alone, and keep it
+    left = drop(data, {"rate": 0.5, "lose": "one"}, 0)
+    acc, gyro = left.present["acc"], left.present["gyro"]
+    assert len(left) == 101
+    assert (~acc & ~gyro).sum() == 0
+    assert (acc & ~gyro)[20:].sum() + (gyro & ~acc)[20:].sum() == 50  # floor(0.5 * 101)
+    assert min((acc & ~gyro)[20:].sum(), (gyro & ~acc).sum()) > 10  # either
+    assert (acc & ~gyro)[:20].all()
+    assert (left.modalities["acc"][~acc] == 0).all()
+    every = drop(data, {"rate": 1.0, "lose": "one"}, 0)
+    assert (every.present["acc"] ^ every.present["gyro"]).all()
+    assert drop(data, {"rate": 1.0, "lose": "one", "complete": ["d"]}, 0).samples() == data.samples()
+
+
 def test_nothing_to_do_changes_nothing():
     for options in ({}, {"rate": 0.0}, {"rate": 0, "keep": "discard", "devices": {}}):
         assert drop(pairs(3), options, 0).samples() == {"": 3, "acc": 3, "gyro": 3}
