@@ -12,22 +12,23 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Result, Train
-from device_agent.runtime.connect import Options, make_agent
+from device_agent.runtime.agent import Agent
+from device_agent.runtime.connect import MakeLink, Options, make_agent
 from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.trainer_process import (
     TRAINER_STOP_S,
     Ended,
     OnProgress,
     TrainerSettings,
+    TrainerWorker,
     WarmRequest,
-    interrupt,
     raised,
     train_in,
     trainer_worker,
@@ -37,25 +38,34 @@ from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.log_lines import line_writer
 from edgefl.plan.job import Preparation
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
-from edgefl.records import Figure
+from edgefl.records import Budget, Figure
 from edgefl.resources.process_memory import keep_for_chunks
+
+
+def trainer_workers(count: int, log: Path) -> list[WorkerProcess]:
+    """Trainer processes, not yet started."""
+    return [trainer_worker(log / f"trainers-{i + 1}.log") for i in range(count)]
+
+
+def check_shared(device: str, budget: Budget, option: str) -> None:
+    """Raise ConfigError for a memory budget, which only a process of the trainer's own can be held to."""
+    limits = ("memory_bytes", "step_memory_bytes", "gpu_memory_bytes")
+    held = [field for field in limits if getattr(budget, field) is not None]
+    if held:
+        problem = Problem(f"budget.{held[0]}", f"{device} shares its trainer's process with others")
+        raise ConfigError(device, [problem], remedy=f"Leave {option} away, or the device's memory budget.")
 
 
 class HostedTrainers:
     """The trainer processes. Devices are dealt to them in turn, and stay where they are."""
 
-    def __init__(self, count: int, log: Path) -> None:
-        self._workers = [_SharedWorker(trainer_worker(log / f"trainers-{i + 1}.log")) for i in range(count)]
+    def __init__(self, workers: Sequence[TrainerWorker]) -> None:
+        self._workers = [_SharedWorker(worker) for worker in workers]
         self._dealt = 0
 
     def trainer(self, settings: TrainerSettings, memory_total_bytes: int) -> HostedTrainer:
         """A device's trainer. Raises ConfigError for a device with a memory budget."""
-        limits = ("memory_bytes", "step_memory_bytes", "gpu_memory_bytes")
-        held = [field for field in limits if getattr(settings.budget, field) is not None]
-        if held:
-            problem = Problem(f"budget.{held[0]}", f"{settings.device} shares its trainer's process with others")
-            remedy = "Leave --trainers away, or the device's memory budget."
-            raise ConfigError(settings.device, [problem], remedy=remedy)
+        check_shared(settings.device, settings.budget, "--trainers")
         worker = self._workers[self._dealt % len(self._workers)]
         self._dealt += 1
         return HostedTrainer(settings, worker)
@@ -64,7 +74,7 @@ class HostedTrainers:
 class _SharedWorker:
     """One process: whose turn it is, and who still needs it."""
 
-    def __init__(self, process: WorkerProcess) -> None:
+    def __init__(self, process: TrainerWorker) -> None:
         self.process = process
         self.turn = asyncio.Lock()
         self.active: TrainerSettings | None = None
@@ -108,7 +118,7 @@ class HostedTrainer:
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``. Nothing while it is another's turn: the agent asks again."""
         if self._worker.active == self._settings:
-            interrupt(self._worker.process)
+            self._worker.process.interrupt()
 
     async def stop(self) -> None:
         """See ``Trainer.stop``. The process ends with the last device that needs it."""
@@ -121,6 +131,16 @@ class HostedTrainer:
                     await self._worker.process.call("leave", self._settings)
 
 
+@contextlib.contextmanager
+def logged_agent(
+    options: Options, logs: Path, trainers: HostedTrainers, link: MakeLink | None = None
+) -> Iterator[Agent]:
+    """An agent, not yet running, that writes its lines to ``logs``/<device>.log. ``link``: as of ``make_agent``."""
+    with (logs / f"{options.device}.log").open("a", encoding="utf-8") as stream:
+        recent = RecentLines(stream, shared=not options.no_logs)
+        yield make_agent(options, line_writer("text", recent), trainers.trainer, recent, link)
+
+
 async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:
     """Until SIGTERM or SIGINT; an agent that ends by itself has failed, and ends the others.
 
@@ -129,13 +149,9 @@ async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> Non
     keep_for_chunks()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each device's rows are in open files of its trainer
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    async with contextlib.AsyncExitStack() as stack:
-        shared = HostedTrainers(trainers, logs)
-        agents = []
-        for options in every:
-            stream = stack.enter_context((logs / f"{options.device}.log").open("a", encoding="utf-8"))
-            recent = RecentLines(stream, shared=not options.no_logs)
-            agents.append(make_agent(options, line_writer("text", recent), shared.trainer, recent))
+    shared = HostedTrainers(trainer_workers(trainers, logs))
+    with contextlib.ExitStack() as stack:
+        agents = [stack.enter_context(logged_agent(options, logs, shared)) for options in every]
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
 
         def stop() -> None:

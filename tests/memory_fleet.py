@@ -1,4 +1,4 @@
-"""Tiny runs for tests: made-up sensors whose class shows, over a whole fleet in this process (benchmarks/inprocess)."""
+"""Tiny runs for tests: made-up sensors whose class shows, over a whole fleet in this process (edgefl.api)."""
 
 from __future__ import annotations
 

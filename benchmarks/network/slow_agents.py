@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.common.agents import options_in, run_agents
 from device_agent.core.state import DataFacts, Train
-from device_agent.many_agents import HostedTrainer, HostedTrainers
+from device_agent.many_agents import HostedTrainer, HostedTrainers, trainer_workers
 from device_agent.runtime.trainer_process import Ended, OnProgress, Trainer, TrainerSettings
 from edgefl.console import guarded
 from edgefl.plan.job import Preparation
@@ -64,7 +64,7 @@ def main() -> None:
     chosen = parser.parse_args()
 
     async def run() -> None:
-        shared = HostedTrainers(1, chosen.options.parent)
+        shared = HostedTrainers(trainer_workers(1, chosen.options.parent))
         await run_agents(options_in(chosen.options), partial(_trainer, shared, frozenset(chosen.slow), chosen.seconds))
 
     with guarded():

@@ -19,7 +19,7 @@ from edgefl.aggregation.weights import wanted
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import Candidate, Job, Placement, RunPlan
 from edgefl.plan.stages import stage_before
-from edgefl.process.worker import Note, serve
+from edgefl.process.worker import Handler, Note, serve
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
 from edgefl.registry import choose
@@ -141,12 +141,17 @@ def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:
     return {name: decode_part(objects.read(ref.id)) for name, ref in manifest.items()}
 
 
+def handlers() -> dict[str, Handler]:
+    """What answers each of ``METHODS``, by one evaluator."""
+    evaluator = Evaluator()
+    return {method: partial(evaluator.answer, method) for method in METHODS}
+
+
 def main() -> None:
     """Serve until the coordinator closes the pipe."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the coordinator decides
-    evaluator = Evaluator()
-    serve({method: partial(evaluator.answer, method) for method in METHODS})
+    serve(handlers())
 
 
 if __name__ == "__main__":

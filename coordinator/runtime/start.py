@@ -104,7 +104,7 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
         check_settings(options.web)
     guard = _guard(options.identity, options.fleet)
     fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", options.fleet or "default")
-    plan, broker = _planned(options, say)
+    plan, broker = planned(options, say)
     plan = _reached(plan, options, guard, broker)
     directory = options.directory / plan.run
     make_private(directory)
@@ -123,7 +123,7 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
         raise KeyboardInterrupt(way_on) from error
 
 
-def _planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, str]:
+def planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, str]:
     """The plan, and the broker of its run file.
 
     A run that was killed before it had begun is not in the ledger: it starts again, from the file that is given, else

@@ -15,6 +15,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,6 +37,7 @@ from edgefl.records import Budget, Speed
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.process_memory import keep_for_chunks
 from edgefl.transport.address import check_protected, parse_url
+from edgefl.transport.interface import Transport, Will
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
 
 MakeTrainer = Callable[[TrainerSettings, int], Trainer]
+#: Makes a transport that is not connected yet, of its last will.
+MakeLink = Callable[[Will], Transport]
 #: Carries the options over the exec, and is taken out at once so that no child inherits the password.
 _VARIABLE = "EDGEFL_AGENT_OPTIONS"
 
@@ -108,14 +112,20 @@ def take_options(environment: MutableMapping[str, str]) -> Options:
 
 
 def make_agent(
-    options: Options, emit: Emit, trainer: MakeTrainer = TrainerProcess, recent: RecentLines | None = None
+    options: Options,
+    emit: Emit,
+    trainer: MakeTrainer = TrainerProcess,
+    recent: RecentLines | None = None,
+    link: MakeLink | None = None,
 ) -> Agent:
     """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError.
 
     ``trainer``: makes its trainer of the settings and the machine's memory in bytes. ``recent``: what ``emit`` keeps.
+    ``link``: makes its transport, in place of one over MQTT to ``options.broker``.
     """
     state = Path(options.state)
-    check_protected(options.broker, insecure=options.insecure)
+    if link is None:
+        check_protected(options.broker, insecure=options.insecure)
     credentials = _credentials(state, options)
     data = fingerprint(options.data, options.bad_samples, options.torch_device)
     store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes, fingerprint=data)
@@ -142,22 +152,24 @@ def make_agent(
             bad_samples=options.bad_samples,
             torch_device=options.torch_device,
         )
-
-        client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
-        if credentials is not None:
-            client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
-        files = TlsFiles(ca or None, cert or None, options.key or None)
-
-        def dial() -> MqttTransport:
-            return MqttTransport(options.broker, client, last_will(blank), tls=files)
-
-        emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
+        dial = partial(link or _mqtt(options, credentials), last_will(blank))
+        broker = str(parse_url(options.broker)) if link is None else "in this process"
+        emit("starting", device=options.device, profile=options.profile, broker=broker)
         agent = Agent(blank, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
         agent.recent = recent or agent.recent
         return agent
     except BaseException:
         store.close()
         raise
+
+
+def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:
+    """Transports over MQTT, as whom the identity says."""
+    client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
+    if credentials is not None:
+        client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
+    files = TlsFiles(ca or None, cert or None, options.key or None)
+    return lambda will: MqttTransport(options.broker, client, will, tls=files)
 
 
 def _credentials(state: Path, options: Options) -> Credentials | None:

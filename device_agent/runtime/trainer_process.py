@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from device_agent.core.state import DataFacts, Progressed, Result, Train, TrainerLost, TrainerReady, TrainingEnded
 from device_agent.runtime.effects import Effects
 from edgefl.plan.job import Preparation
-from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
+from edgefl.process.worker import Note, WorkerFailedError, WorkerProcess, understood
 from edgefl.protocol.messages import Offer
 from edgefl.records import GPU, HOST, Attempt, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.process_memory import PERIOD_S, Ceiling, ceiling_bytes, resident_bytes
@@ -56,6 +56,27 @@ class TrainRequest(msgspec.Struct, frozen=True):
     settings: TrainerSettings
     offer: Offer
     retained: Manifest = {}  # what its last round left on this device
+
+
+class TrainerWorker(Protocol):
+    """What answers for trainers: ``edgefl.process.worker.WorkerProcess``, or an ``InlineWorker``."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while there is none."""
+        ...
+
+    async def call(self, method: str, body: object, on_note: Note | None = None) -> object:
+        """The answer. Raises WorkerFailedError."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ask the request under way to end early."""
+        ...
+
+    async def stop(self, grace_s: float = ...) -> None:
+        """End it, in this time."""
+        ...
 
 
 class Ended(NamedTuple):
@@ -132,14 +153,14 @@ class TrainerProcess:
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``."""
-        interrupt(self._worker)
+        self._worker.interrupt()
 
     async def stop(self) -> None:
         """See ``Trainer.stop``."""
         await self._worker.stop(TRAINER_STOP_S)
 
 
-async def train_in(worker: WorkerProcess, settings: TrainerSettings, work: Train, on_progress: OnProgress) -> Result:
+async def train_in(worker: TrainerWorker, settings: TrainerSettings, work: Train, on_progress: OnProgress) -> Result:
     """One round of a device in a trainer's process. Raises WorkerFailedError."""
     request = TrainRequest(settings, work.offer, work.retained)
     return understood(
@@ -150,13 +171,6 @@ async def train_in(worker: WorkerProcess, settings: TrainerSettings, work: Train
 def progressed(attempt: Attempt, note: object) -> Progressed:
     """A trainer's note of its progress, decoded. Raises WorkerFailedError for anything else."""
     return understood({**understood(note, dict[str, object]), "attempt": attempt}, Progressed)
-
-
-def interrupt(worker: WorkerProcess) -> None:
-    """Ask the round in this process to end after its step."""
-    if (pid := worker.pid) is not None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(pid, signal.SIGUSR1)
 
 
 def raised(error: WorkerFailedError) -> Refusal:

@@ -151,15 +151,24 @@ class Transfers:
             "up-object", self._fleet, self._device, offer.transfer
         )  # about as long as the upload's own
         upload += end.sent - begin.sent + messages * (len(topic.encode()) + _PUBLISH_BYTES)
-        socket = "socket, acceptance to announcement"
         return {
             "wall_s": Figure(end.at - begin.at, "measured", "monotonic clock, acceptance to announcement"),
             "payload_down_bytes": Figure(
                 float(self._cost.fetched_bytes), "counted", "chunks of objects this device lacked"
             ),
             "payload_up_bytes": Figure(float(sum(sizes)), "counted", "objects of the update"),
-            "wire_down_bytes": Figure(float(end.received - begin.received), "measured", socket),
-            "wire_up_bytes": Figure(float(upload), "counted", f"{socket} + the upload's chunks with their framing"),
+            **self._wire(end.received - begin.received, upload),
+        }
+
+    def _wire(self, down: int, up: int) -> Figures:
+        """Bytes on the wire, where there is one."""
+        if not self._transport().wired:
+            none = Figure(reason="messages do not leave this process")
+            return {"wire_down_bytes": none, "wire_up_bytes": none}
+        source = "socket, acceptance to announcement"
+        return {
+            "wire_down_bytes": Figure(float(down), "measured", source),
+            "wire_up_bytes": Figure(float(up), "counted", f"{source} + the upload's chunks with their framing"),
         }
 
     def _start(self, fetch: _Fetch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,21 +14,21 @@ from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
+from device_agent.trainer.process_memory import first_round, freeze_once
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
 from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError
-from edgefl.models.checkpoints import initial_parts
-from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
+from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.plan.job import Job, Preparation
 from edgefl.plan.stages import RESIDUAL
 from edgefl.process.worker import Note
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import METHOD, Figure, Figures, Manifest, Refusal
 from edgefl.registry import Recipe, chosen, not_installed
 from edgefl.resources.gpu_memory import CudaCeiling, give_back, gpu_ceiling, gpu_of, memory_refusal, out_of_memory
-from edgefl.resources.memory_probe import MemoryProbe
+from edgefl.resources.memory_probe import MemoryProbe, NotMeasured
 from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes
 from edgefl.resources.sensors import EnergyProbe, temperature
 from edgefl.storage.objects import ObjectStore
@@ -41,6 +39,8 @@ from edgefl.training.prefix_cache import PrefixCache
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
+#: Why there is no figure of memory where a trainer has no process of its own.
+SHARED = "the whole fleet is in one process"
 
 
 class AbandonedError(EdgeFLError):
@@ -51,10 +51,14 @@ class LocalTrainer:
     """One device's trainer, and what stays warm in it: the data, and what the frozen prefix makes of it.
 
     ``dataset``: as it was read from ``settings.data``. ``counts``: of steps that others have counted in this process.
+    ``alone``: this process is for training alone, so that its memory is a trainer's, and is measured and given back.
     """
 
-    def __init__(self, settings: TrainerSettings, dataset: Dataset, counts: FlopCounts | None = None) -> None:
+    def __init__(
+        self, settings: TrainerSettings, dataset: Dataset, counts: FlopCounts | None = None, *, alone: bool = True
+    ) -> None:
         self.settings = settings
+        self.alone = alone
         self.counts = counts or FlopCounts()
         self.device = settings.torch_device
         if self.device == "auto":
@@ -75,12 +79,13 @@ class LocalTrainer:
     def warm(self) -> DataFacts:
         """Facts of the data and of the memory at rest, after a first round has had the libraries take theirs."""
         if self.facts is None:
-            _first_round(self.device)
+            if self.alone:
+                first_round(self.device)
             elastic = Path(self.settings.data).is_dir()
             # Files are read again, to a model's shapes, inside a round and under its ceiling: the room is the base's.
             as_read = self.dataset if elastic else None
             self.dataset = self._on_disk(self.dataset)
-            self.facts = _facts(self.dataset, self.device, elastic=elastic)
+            self.facts = _facts(self.dataset, self.device, elastic=elastic, alone=self.alone)
             del as_read
         return self.facts
 
@@ -109,8 +114,9 @@ class LocalTrainer:
             return Result(refusal=memory_refusal(error, self.ceiling, card=facts.gpu_memory_bytes > 0))
         finally:
             self.ceiling = None
-            give_back(self.device)
-            _freeze_once()
+            if self.alone:
+                give_back(self.device)
+                freeze_once()
 
     def let_go(self) -> None:
         """Part from its cache: they hold each other, and what is frozen by then no search for garbage finds."""
@@ -126,8 +132,10 @@ class LocalTrainer:
             return Result(refusal=no_label(job, data.train) or few)
         store = ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
         kept = StoredParts(request.retained, store)
-        give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
-        memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
+        if self.alone:
+            give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
+        memory = MemoryProbe(self.device) if self.alone else NotMeasured(SHARED)
+        energy = EnergyProbe(self.device)
         with energy, memory:
             refusal = decompress_offer(request.offer, store)
             if refusal is not None:
@@ -232,12 +240,6 @@ class LocalTrainer:
         return report
 
 
-@functools.cache
-def _freeze_once() -> None:
-    """Exempt objects of the first round from garbage collection: libraries' would be searched in every round."""
-    gc.freeze()
-
-
 def _lacking(job: Job) -> str:
     """Which methods and kinds of encoder the job names that are not installed here, in words; "": none."""
     slots = job.slots
@@ -246,21 +248,6 @@ def _lacking(job: Job) -> str:
     methods = not_installed({**named, **shape, "repair": slots.repair}, job.signature)
     kinds = kinds_not_installed(encoder.kind for encoder in job.model.encoders.values())
     return "; ".join(filter(None, (methods, kinds and f"on this device: {kinds}")))
-
-
-@functools.cache
-def _first_round(device: str) -> None:
-    """Train a toy round, so that the libraries take now what they take once: it belongs to the idle size, to no round.
-
-    Measured with torch 2.13 on a CPU: 229 MiB after importing torch and edgefl.training, 253 MiB after a first round.
-    """
-    sensor = EncoderSpec(input_shape=(8, 1), width=8, depth=1, heads=2, patch=4)
-    model = ModelSpec({"toy": sensor}, stages=1, head=HeadSpec(width=8, out=4), fusion_width=8, classes=2)
-    names = tuple(part_names(model))
-    job = Job(model, Stage(1, 1, 1, names, names), Hyper(batch_size=4), Slots())
-    values, present, labels = np.zeros((4, 8, 1), np.float32), np.ones(4, np.bool_), np.array([0, 1, 0, 1])
-    toy = Dataset({"toy": values}, {"toy": present}, labels, ("a", "b"), ["1", "2", "3", "4"])
-    train_round(job, toy, dict(initial_parts(model)), LocalState(device=device))
 
 
 def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:
@@ -274,15 +261,16 @@ def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:
     return done.dataset, done.metrics()
 
 
-def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
-    give_back(device)
+def _facts(dataset: Dataset, device: str, *, elastic: bool, alone: bool) -> DataFacts:
+    if alone:
+        give_back(device)
     gpu = gpu_of(torch.cuda, device) if device.startswith("cuda") else None
     card = gpu if gpu is not None and not gpu.shared else None
     held = torch.cuda.memory_reserved(device) if gpu is not None else 0
     return DataFacts(
         **data_facts(dataset),
         elastic=elastic,
-        base_bytes=idle_rss_bytes() + (held if card is None else 0),
+        base_bytes=idle_rss_bytes() + (held if card is None else 0) if alone else 0,
         runtime=f"torch {torch.__version__}",
         gpu=gpu.name if gpu is not None else "",
         gpu_memory_bytes=card.total_bytes if card is not None else 0,
@@ -292,7 +280,7 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
     )
 
 
-def _figures(outcome: RoundResult, memory: MemoryProbe, energy: EnergyProbe) -> Figures:
+def _figures(outcome: RoundResult, memory: MemoryProbe | NotMeasured, energy: EnergyProbe) -> Figures:
     figures = memory.figures() | {
         "energy_j": energy.figure(),
         "temperature_c": temperature(),

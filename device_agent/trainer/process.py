@@ -21,7 +21,7 @@ from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, WarmRequest
 from edgefl.errors import ConfigError, Problem, WorkerError
 from edgefl.process.parent_death import die_with_parent
-from edgefl.process.worker import Note, serve
+from edgefl.process.worker import Handler, Note, serve
 from edgefl.resources.process_memory import give_back_at_once
 
 if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to be good
@@ -30,15 +30,23 @@ if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to b
 
 
 class Trainers:
-    """The trainers of this process by device, and which of them works."""
+    """The trainers of this process by device, and which of them works.
 
-    def __init__(self) -> None:
+    ``alone``: as of ``LocalTrainer``.
+    """
+
+    def __init__(self, *, alone: bool = True) -> None:
+        self._alone = alone
         self._trainers: dict[TrainerSettings, LocalTrainer] = {}
         self._active: LocalTrainer | None = None
         self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
 
-    def leave_off(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler: the round that is under way ends after its step."""
+    def handlers(self) -> dict[str, Handler]:
+        """What a trainer's process answers."""
+        return {"warm": self.warm, "train": self.train, "leave": self.leave}
+
+    def leave_off(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        """Have the round that is under way end after its step; also a signal's handler."""
         if self._active is not None:
             self._active.left_off = True
 
@@ -71,7 +79,7 @@ class Trainers:
                 _check_cuda()
             from device_agent.trainer.local_trainer import LocalTrainer
 
-            self._trainers[settings] = LocalTrainer(settings, dataset, self._counts)
+            self._trainers[settings] = LocalTrainer(settings, dataset, self._counts, alone=self._alone)
             self._counts = self._trainers[settings].counts
         return self._trainers[settings]
 
@@ -104,7 +112,7 @@ def main() -> None:
     trainers = Trainers()
     signal.signal(signal.SIGUSR1, trainers.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends
-    serve({"warm": trainers.warm, "train": trainers.train, "leave": trainers.leave})
+    serve(trainers.handlers())
 
 
 if __name__ == "__main__":

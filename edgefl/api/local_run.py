@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from device_agent.runtime.connect import Options
+from edgefl.api.local_processes import end, event_of, last_words, lines_of, start
 from edgefl.api.run_inputs import shares_of
 from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
@@ -22,7 +21,6 @@ from edgefl.config.settings import RunConfig
 from edgefl.config.yaml_files import Overrides, yaml_text
 from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, Problem, RunError
-from edgefl.process.parent_death import leashed
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import hold_directory, new_run_id, store_errors, write_new
@@ -44,6 +42,7 @@ class LocalOptions(NamedTuple):
 
     ``file``: a run file by path or shipped name, or its fields. ``run``: its id, default name, date and time;
     ``resume``: the id of one to go on with. ``trainers``: processes that all devices share, 0: one a device.
+    ``in_process``: the fleet in this process, without a broker. ``track``: writers such as tensorboard:DIR.
     ``more``: further options of the coordinator.
     """
 
@@ -53,6 +52,8 @@ class LocalOptions(NamedTuple):
     run: str = ""
     resume: str = ""
     trainers: int = 0
+    in_process: bool = False
+    track: Sequence[str] = ()
     more: Sequence[str] = ()
 
 
@@ -74,10 +75,18 @@ class LocalRun:
         new = runs / (options.run or new_run_id(runs, self.config.name))
         self.directory = begun(options.resume, runs) if self.resume else new
         self.run = check_name("run", self.directory.name)
+        if options.in_process:
+            from edgefl.api.in_process import check_in_process  # with it comes the coordinator, which else is a process
+
+            others = ["--trainers"] * bool(options.trainers) + list(options.more)
+            check_in_process(self.config, self._every(), source_name(options.file), others)
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
+        if self.options.in_process:
+            await self._in_process(self._prepare())
+            return
         async with contextlib.AsyncExitStack() as stack:
             run_file = self._prepare()
             url = self.config.broker
@@ -130,24 +139,37 @@ class LocalRun:
     def _agents(self) -> Iterator[tuple[str, list[str], Path]]:
         """The agents' processes as (name, arguments, log): one a device, or with shared trainers one for all."""
         logs = self.directory / "logs"
-        data = {device.name: str(self.directory / "shares" / f"{device.name}.npz") for device in self.config.fleet}
-        state = {device.name: str(self.directory / "devices" / device.name) for device in self.config.fleet}
         if not self.options.trainers:
             for device in self.config.fleet:
+                data, state = self._places(device.name)
                 arguments = ["device_agent.cli", "run", "--device", device.name, "--profile", device.profile]
-                arguments += ["--data", data[device.name], "--state", state[device.name], "--fleet", self.run]
+                arguments += ["--data", data, "--state", state, "--fleet", self.run]
                 for override in budget_overrides(device.budget):
                     arguments += ["--set", override]
                 yield f"the agent of {device.name}", arguments, logs / f"{device.name}.log"
             return
+        file = self.directory / "agents.json"
+        with store_errors("write", logs):
+            logs.mkdir(parents=True, exist_ok=True)
+            write_new(file, msgspec.json.encode(self._every()))
+        arguments = ["device_agent.many_agents", str(file), str(logs), "--trainers", str(self.options.trainers)]
+        yield "the agents' process", arguments, logs / "agents.log"
+
+    def _places(self, device: str) -> tuple[str, str]:
+        """A device's share, and its agent's directory."""
+        return str(self.directory / "shares" / f"{device}.npz"), str(self.directory / "devices" / device)
+
+    def _every(self) -> list[Options]:
+        """The agents' options, but for the broker."""
         every = []
         for device in self.config.fleet:
             profile = load_device(device.profile, budget_overrides(device.budget))
+            data, state = self._places(device.name)
             agent = Options(
                 fleet=self.run,
                 device=device.name,
-                data=data[device.name],
-                state=state[device.name],
+                data=data,
+                state=state,
                 profile=profile.name,
                 budget=profile.budget.record(),
                 speed=profile.speed.record(),
@@ -155,29 +177,46 @@ class LocalRun:
                 torch_device=profile.torch_device,
             )
             every.append(agent)
-        file = self.directory / "agents.json"
-        with store_errors("write", logs):
-            logs.mkdir(parents=True, exist_ok=True)
-            write_new(file, msgspec.json.encode(every))
-        arguments = ["device_agent.many_agents", str(file), str(logs), "--trainers", str(self.options.trainers)]
-        yield "the agents' process", arguments, logs / "agents.log"
+        return every
+
+    async def _in_process(self, run_file: Path) -> None:
+        """The same without processes."""
+        from coordinator.runtime.start import RunOptions
+        from edgefl.api.in_process import execute
+
+        done = False
+
+        def feed(event: EventRow) -> None:
+            nonlocal done
+            self.feed(event)
+            done = done or event.kind == "run_finished"
+
+        run, resume = ("", self.run) if self.resume else (self.run, "")
+        runs = self.directory.parent
+        options = RunOptions(str(run_file), run, resume, fleet=self.run, directory=runs, track=self.options.track)
+        await execute(options, self._every(), feed, lambda device, error: self._lost(f"the agent of {device}", error))
+        if done and self.finish is not None:
+            await asyncio.to_thread(self.finish, self.directory)
 
     @contextlib.asynccontextmanager
     async def _started(self, name: str, arguments: list[str], url: str, log: Path) -> AsyncIterator[None]:
-        process = await _start(arguments, url, log, stdout=None)
+        process = await start(arguments, url, log, stdout=None)
         watcher = asyncio.create_task(self._watch(name, process, log))
         try:
             yield
         finally:
             watcher.cancel()
-            await _end(process, AGENT_GRACE_S)
+            await end(process, AGENT_GRACE_S)
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         """Warn when an agent ends by itself: the coordinator only sees that it is silent."""
         status = await process.wait()
         if status in _STOPPED:
             return
-        text = f"{name} has ended: {_last_words(log) or f'status {status}'}"
+        self._lost(name, last_words(log) or f"status {status}")
+
+    def _lost(self, name: str, why: object) -> None:
+        text = f"{name} has ended: {why}"
         self._ended.append(text)
         self._warn(text)
 
@@ -188,13 +227,14 @@ class LocalRun:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
         arguments += ["--directory", str(self.directory.parent)]
         arguments += ["--resume" if self.resume else "--run", self.run, *self.options.more]
+        arguments += [f"--track={kind}" for kind in self.options.track]
         log = self.directory / "logs" / "coordinator.log"
-        process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
+        process = await start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
         failure = remedy = ""
         done = False
         try:
-            async for line in _lines(process):
-                event = _event(line)
+            async for line in lines_of(process):
+                event = event_of(line)
                 if event.kind == "run_failed":
                     failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
                 self.feed(event)
@@ -208,9 +248,9 @@ class LocalRun:
                 raise
             status = 0
         finally:
-            await _end(process, COORDINATOR_GRACE_S)
+            await end(process, COORDINATOR_GRACE_S)
         if status != 0:
-            text = "\n".join([failure, *self._ended]) if failure else _last_words(log)
+            text = "\n".join([failure, *self._ended]) if failure else last_words(log)
             if status < 0 and not failure:  # its last words are not the reason
                 text, remedy = f"the coordinator was ended by {signal.Signals(-status).name}", self.way_on()
             error = RunError(text or f"the coordinator ended with status {status}", remedy=remedy or f"See {log}.")
@@ -226,54 +266,3 @@ def begun(text: str, runs: Path) -> Path:
     if Path(text).name == text and (runs / text / "run.yaml").is_file():
         return runs / text
     return find_run(text, runs)
-
-
-async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | None) -> asyncio.subprocess.Process:
-    """``python -m …``, logging to ``log``, which ends with this process, however that ends.
-
-    The broker's URL goes by environment, where no process list shows it.
-    """
-    with store_errors("create", log.parent):
-        log.parent.mkdir(parents=True, exist_ok=True)
-    # Many trainers share this machine's cores: one thread each, unless the user says otherwise.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "EDGEFL_BROKER": url}
-    environment.pop("EDGEFL_IDENTITY", None)  # of the user's own fleet; this one is a fleet of its own
-    with log.open("ab") as out:
-        return await asyncio.create_subprocess_exec(
-            *leashed([sys.executable, "-m", *arguments]), env=environment, stdin=asyncio.subprocess.DEVNULL,
-            stdout=out if stdout is None else stdout, stderr=out, limit=2**24,
-        )  # fmt: skip
-
-
-async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    """SIGTERM, and SIGKILL when that has not helped within ``grace_s`` seconds."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        await asyncio.wait_for(process.wait(), grace_s)
-    except asyncio.TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _event(line: bytes) -> EventRow:
-    """An event of the coordinator's; what is none is a library's own output becomes a warning."""
-    try:
-        return msgspec.json.decode(line, type=EventRow)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return EventRow(time.time(), "warning", data={"text": line.decode("utf-8", "replace")[:500]})
-
-
-async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
-    if process.stdout is not None:
-        async for line in process.stdout:
-            yield line
-
-
-def _last_words(log: Path) -> str:
-    """The last error in a program's log, else its last line."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    error = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-    return error.removeprefix("error: ")

@@ -94,6 +94,7 @@ def run(
     resume: str = "",
     on_event: Feed | None = None,
     trainers: int = 0,
+    in_process: bool = False,
     export: bool = True,
     page: bool = True,
 ) -> Run:
@@ -103,13 +104,14 @@ def run(
     place, ``{"training.epochs": 3}`` or as ``--set`` has them. ``directory``: where the run's own folder is made.
     ``resume``: the id of a run in it to go on with. ``on_event`` takes every event in order, in another thread than the
     caller's; an error that it raises ends the run. ``trainers``: processes that all devices share, 0: one a device.
+    ``in_process``: all of it in this process instead, without a broker: the same result for less (docs/studies.md).
     ``export``, ``page``: write ONNX bundles and report.html at the end.
 
     Returns when the run has ended. Ctrl-C ends its processes and raises KeyboardInterrupt, whose text says how to go
     on. Raises EdgeFLError, whose ``remedy`` is the way out: ConfigError and DataError before anything starts, RunError
     or the failing program's own error later.
     """
-    options = LocalOptions(file, overrides, Path(directory), resume=resume, trainers=trainers)
+    options = LocalOptions(file, overrides, Path(directory), resume=resume, trainers=trainers, in_process=in_process)
     return carried_out(options, on_event or (lambda _: None), Made(export, page))
 
 

@@ -24,6 +24,13 @@ def run_command(
             metavar="N", min=0, help="Let all devices share N trainer processes, for large fleets. 0: one a device."
         ),
     ] = 0,
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="All of it in this process, without a broker: the same result for less; no memory measured.",
+        ),
+    ] = False,
     export: Annotated[bool, typer.Option(help="Write ONNX bundles at the end.")] = True,
     page: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
     format: Annotated[  # noqa: A002 - the option's own name
@@ -64,8 +71,8 @@ def run_command(
     from edgefl.report.live import LiveView
 
     more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
-    more += [f"--track={kind}" for kind in track or ()]
-    options = LocalOptions(run, set_ or [], Path(runs), resume=resume, trainers=trainers, more=more)
+    asked = LocalOptions(run, set_ or [], Path(runs), resume=resume, trainers=trainers, in_process=in_process)
+    options = asked._replace(track=track or (), more=more)
     view = None if format == "json" else LiveView()
     with view or nullcontext():
         feed = _quietly if view is None else view.feed

@@ -8,12 +8,15 @@ is being worked on, and of the child's end, in that order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import struct
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal, TextIO, TypeVar
 
 import msgspec
 
@@ -109,9 +112,13 @@ class WorkerProcess:
             except BaseException:
                 self.kill()
                 raise
-            if frame.kind == "error":
-                raise WorkerFailedError(frame.message, log=self.log, kind=frame.error, remedy=frame.remedy)
-            return frame.body
+            return reply_of(frame, self.log)
+
+    def interrupt(self) -> None:
+        """Ask the request under way to end early, by SIGUSR1, for which the child has a handler."""
+        if (pid := self.pid) is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
         """End the child at once."""
@@ -165,17 +172,20 @@ def serve(handlers: dict[str, Handler]) -> None:
         send(Answer("note", msgspec.to_builtins(body)))
 
     while (request := read_request(frames_in)) is not None:
-        try:
-            reply = handlers[request.method](request.body, note)
-            send(Answer("reply", msgspec.to_builtins(reply)))
-        except (EdgeFLError, ModuleNotFoundError) as error:
-            named = error if isinstance(error, EdgeFLError) else missing_dependency(error)
-            named = named or WorkerError(f"ModuleNotFoundError: {error}")
-            send(Answer("error", error=type(named).__name__, message=named.message, remedy=named.remedy))
-        except Exception as error:  # the parent must hear of every failure; the log has the traceback
-            sys.excepthook(type(error), error, error.__traceback__)
-            message = f"{type(error).__name__}: {error}"
-            send(Answer("error", error=type(error).__name__, message=message))
+        send(answered(handlers, request, note, sys.stderr))
+
+
+def answered(handlers: Mapping[str, Handler], request: Request, note: Note, log: TextIO) -> Answer:
+    """The reply of a request's handler, or the error it raised; ``log`` takes the traceback of an unexpected one."""
+    try:
+        return Answer("reply", msgspec.to_builtins(handlers[request.method](request.body, note)))
+    except (EdgeFLError, ModuleNotFoundError) as error:
+        named = error if isinstance(error, EdgeFLError) else missing_dependency(error)
+        named = named or WorkerError(f"ModuleNotFoundError: {error}")
+        return Answer("error", error=type(named).__name__, message=named.message, remedy=named.remedy)
+    except Exception as error:  # the caller must hear of every failure
+        traceback.print_exception(error, file=log)
+        return Answer("error", error=type(error).__name__, message=f"{type(error).__name__}: {error}")
 
 
 async def read_answer(stream: asyncio.StreamReader, on_note: Note | None) -> Answer:
@@ -198,6 +208,13 @@ def read_request(stream: BinaryIO) -> Request | None:
     if len(header) < 4:
         return None
     return _decoded(stream.read(_checked(int.from_bytes(header, "big"))), Request)
+
+
+def reply_of(frame: Answer, log: Path) -> object:
+    """The body of a reply. Raises WorkerFailedError for an error, which ``log`` may tell more of."""
+    if frame.kind == "error":
+        raise WorkerFailedError(frame.message, log=log, kind=frame.error, remedy=frame.remedy)
+    return frame.body
 
 
 def understood(body: object, kind: type[T]) -> T:

@@ -90,6 +90,23 @@ class MemoryProbe:
         }
 
 
+class NotMeasured:
+    """In place of a probe where the process holds more than this work, so that its size is not the work's."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __enter__(self) -> NotMeasured:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def figures(self) -> Figures:
+        """Both peaks without a value, and the reason."""
+        return {name: Figure(reason=self._reason) for name in ("process_peak_bytes", "step_peak_bytes")}
+
+
 def shares_pool(properties: object) -> bool:
     """Whether a GPU, by torch's properties of it, has no memory of its own: processor and GPU share one pool."""
     return bool(getattr(properties, "is_integrated", False))

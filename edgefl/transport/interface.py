@@ -70,6 +70,8 @@ class Transport(Protocol):
     session_kept: bool
     #: Known after ``connect``.
     limits: Limits
+    #: Whether bytes are counted at a socket: else nothing of them is known on a wire.
+    wired: bool
 
     @property
     def bytes_sent(self) -> int:

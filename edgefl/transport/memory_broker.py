@@ -144,6 +144,7 @@ class MemoryTransport:
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = True
         self.limits = Limits("memory", certain=True)
+        self.wired = False
         self.will = will
         self.bytes_sent = 0
         self.bytes_received = 0

@@ -107,6 +107,7 @@ class MqttTransport:
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = False
         self.limits = Limits()
+        self.wired = True
         self._files = tls or TlsFiles()
         address = parse_url(url)
         self.address = dataclasses.replace(address, tls=address.tls or any(self._files))

@@ -11,9 +11,9 @@ import pytest
 from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
 
 from device_agent.core.state import Train
-from device_agent.many_agents import HostedTrainers
+from device_agent.many_agents import HostedTrainers, trainer_workers
 from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
-from device_agent.trainer import local_trainer
+from device_agent.trainer import local_trainer, process_memory
 from device_agent.trainer.process import Trainers
 from edgefl.errors import ConfigError
 from edgefl.plan.job import Preparation
@@ -22,7 +22,7 @@ from edgefl.storage.objects import ObjectStore
 
 
 def two_in_one_process(place):  # noqa: F811 - the fixture's value
-    shared = HostedTrainers(1, place)
+    shared = HostedTrainers(trainer_workers(1, place))
     return [shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2")]
 
 
@@ -64,7 +64,7 @@ def test_who_leaves_gives_its_data_back(place, monkeypatch):  # noqa: F811 - the
     monkeypatch.setattr(local_trainer, "SMALL_BYTES", 0)  # so that its samples are in a file, and show
     trainers, own = Trainers(), settings(place)
     request = TrainRequest(own, offer_of(ObjectStore(place / "objects")))
-    local_trainer._freeze_once.cache_clear()
+    process_memory.freeze_once.cache_clear()
     try:
         result = trainers.train(msgspec.to_builtins(request), lambda _: None)
         assert result.refusal is None, result.refusal
@@ -121,4 +121,4 @@ def test_a_process_that_dies_is_told_and_started_again(place):  # noqa: F811 - t
 )
 def test_a_memory_budget_needs_a_process_of_its_own(place, budget):  # noqa: F811 - the fixture
     with pytest.raises(ConfigError, match=r"d1.*shares its trainer"):
-        HostedTrainers(2, place).trainer(settings(place, budget=budget), TOTAL)
+        HostedTrainers(trainer_workers(2, place)).trainer(settings(place, budget=budget), TOTAL)

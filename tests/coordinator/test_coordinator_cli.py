@@ -13,7 +13,7 @@ import pytest
 from coordinator.core.moves import SaveEnd
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.fleet_auth import Guard
-from coordinator.runtime.start import RunOptions, _planned, _reached, write_run_file
+from coordinator.runtime.start import RunOptions, _reached, planned, write_run_file
 from edgefl.cli.control import resume
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, ControlError, IdentityError, StoreError
@@ -104,10 +104,10 @@ def test_a_page_that_can_not_be_shown_leaves_no_directory(
 def test_a_run_that_was_ended_before_it_had_begun_goes_on_without_its_run_file(tmp_path: Path, run_file: Path) -> None:
     """It begins by the file in its directory, overrides of its start included."""
     runs = tmp_path / "runs"
-    plan, _ = _planned(RunOptions(str(run_file), "x9", directory=runs, overrides=["seed=7"]), lambda _: None)
+    plan, _ = planned(RunOptions(str(run_file), "x9", directory=runs, overrides=["seed=7"]), lambda _: None)
     write_run_file(plan, runs / "x9" / "run.yaml")
     Ledger(runs / "x9" / LEDGER).close()  # as of a coordinator that was making the first weights
-    again, _ = _planned(RunOptions(resume="x9", directory=runs), lambda _: None)
+    again, _ = planned(RunOptions(resume="x9", directory=runs), lambda _: None)
     assert again == plan
     assert (again.seed, again.run) == (7, "x9")
 
@@ -119,7 +119,7 @@ def test_a_run_that_its_operator_stopped_stays_so_for_its_unit_until_that_is_und
         ledger.create(RunPlan(run="r1"), {}, {}, 1.0)
         ledger.commit("r1", [SaveEnd("stopped")], [], 2.0)
     options = RunOptions(resume="r1", directory=tmp_path / "runs")
-    assert _planned(options, print)[0].run == "r1", "who names it resumes it on purpose"
+    assert planned(options, print)[0].run == "r1", "who names it resumes it on purpose"
     refused = coordinator(tmp_path, "--resume", "r1", "--unless-stopped")
     assert refused.returncode == ControlError.exit_code
     assert "r1 stays stopped" in refused.stderr
@@ -128,7 +128,7 @@ def test_a_run_that_its_operator_stopped_stays_so_for_its_unit_until_that_is_und
     with Ledger(place / LEDGER) as ledger:
         (report,) = ledger.runs()
     assert (report.status, report.finished_at) == ("running", None)
-    assert _planned(options._replace(unless_stopped=True), print)[0].run == "r1"
+    assert planned(options._replace(unless_stopped=True), print)[0].run == "r1"
     with pytest.raises(ControlError, match="r1 is not running"):
         resume("r1", tmp_path / "runs", "terminal")
 

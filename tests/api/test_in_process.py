@@ -1,0 +1,165 @@
+"""A run in one process and the same run as processes over mosquitto: the same states to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from memory_fleet import share
+
+import edgefl
+from coordinator.ledger.ledger import Ledger
+from edgefl.api.local_run import LocalOptions, LocalRun
+from edgefl.errors import ConfigError
+from edgefl.records import Manifest
+from edgefl.run_records import RunReport
+from edgefl.storage.disk import LEDGER
+
+#: One device with both sensors, one that lacks some of b, one that has a alone.
+FLEET = [{"name": "whole"}, {"name": "patchy"}, {"name": "only-a"}]
+FIELDS: dict[str, Any] = {
+    "name": "same",
+    "seed": 3,
+    "broker": "mosquitto",
+    "data": {"missing": {"rate": 0.3, "keep": "one", "devices": {"only-a": ["b"]}}},
+    "model": {
+        "stages": 2,
+        "encoders": {m: {"kind": "sensor", "width": 8, "depth": 2, "heads": 2, "patch": 4} for m in "ab"},
+        "head": {"width": 12, "out": 8, "dropout": 0.1},
+        "fusion_width": 8,
+    },
+    "training": {"rounds": [1, 1], "batch_size": 6, "holdout": 0.2},
+    "round": {"devices": 3, "join_s": 60, "quorum": 0.5},
+    "fleet": FLEET,
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("in-process")
+    share(110, {"a": 1.0, "b": 1.0}, seed=5).save_npz(place / "all.npz")
+    return place
+
+
+def fields(source: Path, **more: object) -> dict[str, Any]:
+    return {**FIELDS, "data": {**FIELDS["data"], "source": source / "all.npz"}, **more}
+
+
+class Ended(NamedTuple):
+    states: dict[tuple[int, int], Manifest]
+    report: RunReport
+    directory: Path
+
+
+def ended(run: edgefl.Run) -> Ended:
+    with Ledger(run.directory / LEDGER, reading=True) as ledger:
+        return Ended(ledger.states(run.id), run.report.record, run.directory)
+
+
+def scores(report: RunReport) -> list[object]:
+    return [msgspec.structs.replace(row, run="") if hasattr(row, "run") else row for row in report.evaluations]
+
+
+def check_same(source: Path, recipe: str) -> Ended:
+    """Every state's object ids, every evaluation, what was counted of each attempt; the run in one process."""
+    kinds = ("processes", "one")
+    processes, one = (
+        ended(
+            edgefl.run(
+                fields(source, recipe=recipe),
+                directory=source / recipe / kind,
+                in_process=kind == "one",
+                export=False,
+                page=False,
+            )
+        )
+        for kind in kinds
+    )
+    assert one.states == processes.states
+    assert len({ref.id for ref in one.states[max(one.states)].values()}) > 3
+    assert scores(one.report) == scores(processes.report)
+    assert scores(one.report)
+    counted = ("flops", "payload_up_bytes", "payload_down_bytes")
+    bills = [
+        sorted(
+            (row.device, row.stage, row.round, row.status, *(row.measured[name].value for name in counted))
+            for row in report.assignments
+        )
+        for report in (processes.report, one.report)
+    ]
+    assert bills[0] == bills[1]
+    assert {"broker", "logs", "objects", "shares", "devices"} <= {path.name for path in processes.directory.iterdir()}
+    left = {path.name for path in processes.directory.iterdir()} - {path.name for path in one.directory.iterdir()}
+    assert left == {"broker"}
+    return one
+
+
+@pytest.fixture(scope="module")
+def one(source: Path) -> Ended:
+    return check_same(source, "lw-fedmml")
+
+
+@pytest.mark.timeout(120)
+def test_one_process_gives_what_processes_give_and_says_what_it_has_not_measured(one: Ended) -> None:
+    for row in one.report.assignments:
+        for name, reason in (
+            ("step_peak_bytes", "the whole fleet is in one process"),
+            ("process_peak_bytes", "the process holds the data of other devices, too"),
+            ("wire_up_bytes", "messages do not leave this process"),
+            ("wire_down_bytes", "messages do not leave this process"),
+        ):
+            assert (row.measured[name].value, row.measured[name].reason) == (None, reason)
+        assert row.measured["compute_s"].value > 0
+    assert all(row.capabilities.trainer_base_bytes == 0 for row in one.report.devices)
+    logs = one.directory / "logs"
+    assert all("training" in (logs / f"{device['name']}.log").read_text("utf-8") for device in FLEET)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("recipe", ["mmic", "pmcmfl"])
+def test_one_process_gives_what_processes_give_of_other_recipes(source: Path, recipe: str) -> None:
+    check_same(source, recipe)
+
+
+def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended) -> None:
+    """The error of whoever looks on ends it, between the first round and the second; the whole is what it would be."""
+
+    class CutError(Exception):
+        pass
+
+    def cut(event: edgefl.EventRow) -> None:
+        if event.kind == "round_started" and event.stage == 2:
+            raise CutError
+
+    place, given = source / "cut", fields(source, recipe="lw-fedmml")
+    with pytest.raises(CutError):
+        edgefl.run(given, directory=place, in_process=True, on_event=cut, export=False, page=False)
+    (begun,) = place.iterdir()
+    assert edgefl.load_report(begun).status == "failed"
+    went_on = ended(edgefl.run(given, directory=place, in_process=True, resume=begun.name, export=False, page=False))
+    assert went_on.states == one.states
+    assert went_on.report.status == "done"
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "told"),
+    [
+        ({"broker": "mqtt://elsewhere:1883"}, {}, "names a broker, and a run in one process has none"),
+        ({"fleet": [{"name": "only-a", "budget": {"step_memory_bytes": "1 MiB"}}]}, {}, "shares its trainer's process"),
+        ({"fleet": [{"name": "only-a", "budget": {"memory_bytes": "1 GiB"}}]}, {}, "shares its trainer's process"),
+        ({"fleet": [{"name": "only-a", "profile": "jetson-nano"}]}, {}, "shares its trainer's process"),
+        ({}, {"trainers": 2}, "--trainers: needs the coordinator's own process"),
+        ({}, {"more": ["--web-at=127.0.0.1:1"]}, "--web-at: needs the coordinator's own process"),
+    ],
+)
+def test_what_takes_processes_is_refused_before_anything_starts(
+    tmp_path: Path, source: Path, more: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    asked = LocalOptions(fields(source, **more), runs=tmp_path / "runs", in_process=True, **options)
+    with pytest.raises(ConfigError, match=told) as caught:
+        LocalRun(asked, lambda _: None)
+    assert "--in-process" in caught.value.remedy
+    assert not (tmp_path / "runs").exists()
