@@ -31,7 +31,8 @@ MAX_ROWS = 256
 MAX_WINDOWS = 4096
 #: Connections at a time; more are turned away. Each costs some 100 kB.
 MAX_CONNECTIONS = 128
-#: Seconds for a request's body; and for a connection until a request begins, looked at as often.
+#: Seconds for a request's body; and for a connection until a request begins or some of an answer is taken, looked at as
+#: often.
 BODY_S, IDLE_S = 30.0, 20
 
 

@@ -34,8 +34,9 @@ class Serving(NamedTuple):
 
 
 class _Protocol(H11Protocol):
-    """A connection that is closed when no request begins on it in time: uvicorn sees to that between two requests, and
-    not to one whose head never ends.
+    """A connection that is cut when nothing happens on it: no request begins, or nothing of an answer is taken.
+
+    uvicorn closes one between two requests, but neither one whose head never ends nor one whose client does not read.
     """
 
     _look: asyncio.TimerHandle
@@ -43,20 +44,21 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """A client is there."""
         super().connection_made(transport)
-        self._watch(self)
+        self._watch(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._look.cancel()
         super().connection_lost(exc)
 
-    def _watch(self, seen: object) -> None:
-        """Look once in a while; ``seen``: the request at the last look."""
-        now = self.cycle
-        if now is seen and (now is None or now.response_complete):
-            self.transport.close()
+    def _watch(self, seen: tuple[object, bool, int] | None) -> None:
+        """Look once in a while; ``seen``: request, whether it is answered, and bytes not sent, at the last look."""
+        cycle, unsent = self.cycle, self.transport.get_write_buffer_size()
+        idle = cycle is None or cycle.response_complete
+        if seen == (cycle, idle, unsent) and (idle or unsent):
+            self.transport.abort()  # to close it would wait until the client has taken what is not sent
         else:
-            self._look = self.loop.call_later(IDLE_S, self._watch, now)
+            self._look = self.loop.call_later(IDLE_S, self._watch, (cycle, idle, unsent))
 
 
 def serve(serving: Serving, place: Place, announce: Callable[[str], None]) -> None:
