@@ -20,7 +20,7 @@ from edgefl.process.listening import Place, goes_by, holds_token
 from edgefl.serve.catalogue import Model
 from edgefl.serve.engine import Asked, Engine
 from edgefl.serve.forms import as_files, read_form
-from edgefl.serve.limits import BODY_S, Lease, Refused, Room
+from edgefl.serve.limits import BODY_S, Lease, Refused
 from edgefl.serve.metrics import UNKNOWN
 
 _LOG = logging.getLogger(__name__)
@@ -48,12 +48,11 @@ class Site:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._room = Room(engine.limits.room_bytes)
         metrics = engine.metrics
         for model in engine.catalogue.models.values():
             metrics.info(model.name, model.runs_on)
         metrics.gauge("waiting_requests", "Requests that wait for the processor.", lambda: len(engine.batcher))
-        metrics.gauge("body_bytes", "Bytes of request bodies in memory.", lambda: self._room.used)
+        metrics.gauge("body_bytes", "Bytes of request bodies in memory.", lambda: engine.room.used)
 
     def app(self, place: Place, token: str) -> ASGIApp:
         """The application."""
@@ -107,7 +106,7 @@ class Site:
     async def infer(self, request: Request) -> Response:
         """An inference request."""
         model = self._model(request).name
-        with self._room.lease() as lease:
+        with self.engine.room.lease() as lease:
             body = await self._body(request, lease)
             reply, head = await self.engine.infer(Asked(model, body, _head_length(request)))
             headers = None if head is None else {HEAD: str(head)}
@@ -116,9 +115,10 @@ class Site:
     async def predict(self, request: Request) -> Response:
         """A raw sample."""
         mask = request.query_params.get("mask")
-        with self._room.lease() as lease:
-            form = await read_form(request.headers, await self._body(request, lease))
+        with self.engine.room.lease() as lease:
+            body = await self._body(request, lease)
             lease.take(2 * lease.held)  # the form's parts are a copy
+            form = await read_form(request.headers, body)
             with as_files(form) as files:
                 return Response(await self.engine.predict(files, mask), media_type=JSON)
 
@@ -130,7 +130,7 @@ class Site:
         return model
 
     async def _body(self, request: Request, lease: Lease) -> bytes:
-        """The body, its room held before it is read. Raises Refused."""
+        """The body. It takes room as it comes, since a client may announce much and send nothing. Raises Refused."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refused(415, "compressed requests are not read", "Send the body as it is.")
         most = self.engine.limits.body_bytes
@@ -138,7 +138,6 @@ class Site:
         size = int(declared) if declared.isdecimal() and len(declared) < 20 else most + 1
         if size > most:
             raise Refused(413, f"a body of {declared:.30} bytes; at most {most} are read")
-        lease.take(size)
         body = bytearray()
 
         async def read() -> None:

@@ -21,7 +21,7 @@ from edgefl.export.entries import SCHEMA, entry, matched, recording_entries
 from edgefl.export.runtime import Answers, Bundle
 from edgefl.serve.batching import Batcher, Work
 from edgefl.serve.catalogue import Catalogue, Model
-from edgefl.serve.limits import MAX_WINDOWS, Limits, Refused
+from edgefl.serve.limits import MAX_WINDOWS, Limits, Refused, Room
 from edgefl.serve.metrics import Metrics
 from edgefl.serve.tensors import InferRequest, Reply, Scalar, bad, decode_request, encode_reply
 
@@ -60,6 +60,7 @@ class Engine:
     def __init__(self, catalogue: Catalogue, limits: Limits, metrics: Metrics) -> None:
         self.catalogue, self.limits, self.metrics = catalogue, limits, metrics
         self.batcher = Batcher(limits, metrics.batch)
+        self.room = Room(limits.room_bytes)
         # One at a time: what a request takes in memory while it is read is bounded, not what many take.
         self._reader = ThreadPoolExecutor(1, "edgefl-read")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
+from types import TracebackType
 
 from edgefl.errors import EdgeFLError
 from edgefl.process.listening import Listener
@@ -77,21 +76,23 @@ class Room:
     def __init__(self, size: int) -> None:
         self.size, self.used = size, 0
 
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Lease]:
-        """Room that is given back at the end of the block."""
-        lease = Lease(self)
-        try:
-            yield lease
-        finally:
-            self.used -= lease.held
+    def lease(self) -> Lease:
+        """A share of it for one request."""
+        return Lease(self)
 
 
 class Lease:
-    """Share of the room that one request holds."""
+    """Share of the room that one request holds until the end of a ``with`` block."""
 
     def __init__(self, room: Room) -> None:
         self._room, self.held = room, 0
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._room.used -= self.held
+        self.held = 0
 
     def take(self, count: int) -> None:
         """Hold ``count`` bytes at least. Raises Refused when others hold them."""

@@ -24,7 +24,7 @@ from edgefl.process.tasks import Tasks
 from edgefl.serve.catalogue import Catalogue
 from edgefl.serve.engine import Asked, Engine
 from edgefl.serve.forms import as_files, file_end
-from edgefl.serve.limits import MAX_NAME, Refused, Room, busy
+from edgefl.serve.limits import MAX_NAME, Lease, Refused, busy
 from edgefl.serve.metrics import UNKNOWN
 from edgefl.transport.interface import ReplyTo
 from edgefl.transport.link import TlsFiles
@@ -53,6 +53,7 @@ class _Request(NamedTuple):
     topic: str
     payload: bytes
     reply: ReplyTo
+    begun: float
 
 
 class Way:
@@ -61,7 +62,6 @@ class Way:
     def __init__(self, broker: Broker, engine: Engine) -> None:
         self._engine = engine
         self._broker = broker
-        self._room = Room(engine.limits.room_bytes)
         self._connected = False
         engine.metrics.gauge("broker_connected", "1 while requests by MQTT are taken, else 0.", lambda: self._connected)
         self._transport = self._made()
@@ -102,34 +102,32 @@ class Way:
         _LOG.error("an answer could not be sent: %s", error)
 
     def _take(self, topic: str, payload: bytes, reply: ReplyTo) -> None:
-        """A request: answered beside others, whose number is bounded."""
-        limits = self._engine.limits
-        request = _Request(topic, payload, reply)
-        if len(self._tasks) >= 2 * limits.waiting:
+        """A request: answered beside others, whose number and size are bounded."""
+        waiting = self._engine.limits.waiting
+        if len(self._tasks) >= 2 * waiting:
             return  # its answer could not even be sent: a client asks again
-        if len(self._tasks) >= limits.waiting:
-            self._tasks.spawn(self._refuse(request, busy(f"{limits.waiting} requests wait already")))
+        request = _Request(topic, payload, reply, time.perf_counter())
+        lease = self._engine.room.lease()
+        try:
+            if len(self._tasks) >= waiting:
+                raise busy(f"{waiting} requests wait already")
+            if len(payload) > self._engine.limits.body_bytes:
+                raise Refused(413, f"{len(payload)} bytes; {self._engine.limits.body_bytes} at most")
+            lease.take(len(payload))
+        except Refused as error:  # which holds no room, and so no payload either
+            self._tasks.spawn(self._send(request._replace(payload=b""), error_body(error), error.status))
         else:
-            self._tasks.spawn(self._answer(request))
+            self._tasks.spawn(self._answer(request, lease))
 
-    async def _refuse(self, request: _Request, error: Refused) -> None:
-        await self._send(request, error_body(error), error.status)
-
-    async def _answer(self, request: _Request) -> None:
-        begun = time.perf_counter()
-        body, status = await self._outcome(request)
-        found = _REQUEST.fullmatch(request.topic)
-        model = found["model"] if found and found["model"] in self._engine.catalogue.models else UNKNOWN
-        self._engine.metrics.request("mqtt", model, status, time.perf_counter() - begun)
-        await self._send(request, body, status)
+    async def _answer(self, request: _Request, lease: Lease) -> None:
+        with lease:
+            answer = await self._outcome(request)
+        request = request._replace(payload=b"")  # it may be long until the broker takes the answer
+        await self._send(request, *answer)
 
     async def _outcome(self, request: _Request) -> tuple[bytes, int]:
         try:
-            with self._room.lease() as lease:
-                if len(request.payload) > self._engine.limits.body_bytes:
-                    raise Refused(413, f"{len(request.payload)} bytes; {self._engine.limits.body_bytes} at most")
-                lease.take(len(request.payload))
-                return await self._reply(request), 200
+            return await self._reply(request), 200
         except Refused as error:
             return error_body(error), error.status
         except EdgeFLError as error:
@@ -157,6 +155,9 @@ class Way:
             return await self._engine.predict(files, None)
 
     async def _send(self, request: _Request, body: bytes, status: int) -> None:
+        found = _REQUEST.fullmatch(request.topic)
+        model = found["model"] if found and found["model"] in self._engine.catalogue.models else UNKNOWN
+        self._engine.metrics.request("mqtt", model, status, time.perf_counter() - request.begun)
         topic = answer_topic(request.topic, request.reply.topic)
         if not topic:
             _LOG.warning("a request on %.100r says no topic for its answer, or one that is not its own", request.topic)
