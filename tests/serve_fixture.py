@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +135,15 @@ def bundles() -> Path:
     for given in (("acc",), ("image",), ("text",), ("acc", "image", "text")):
         write_bundle(folder / bundle_name(given), given)
     return folder
+
+
+def windowed(folder: Path) -> Path:
+    """A bundle that cuts recordings into windows of four rows."""
+    made = Path(shutil.copytree(bundles() / "acc", folder / "acc"))
+    manifest = json.loads((made / MANIFEST_FILE).read_text())
+    manifest["encoders"]["acc"]["step"] = 4
+    (made / MANIFEST_FILE).write_text(json.dumps(manifest))
+    return made
 
 
 def arrays(rows: int = 1, seed: int = 0) -> dict[str, np.ndarray]:

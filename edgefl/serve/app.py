@@ -51,7 +51,7 @@ class Site:
         metrics = engine.metrics
         for model in engine.catalogue.models.values():
             metrics.info(model.name, model.runs_on)
-        metrics.gauge("waiting_requests", "Requests that wait for the processor.", lambda: len(engine.batcher))
+        metrics.gauge("waiting_requests", "Requests that wait for the processor.", lambda: engine.waiting)
         metrics.gauge("body_bytes", "Bytes of request bodies in memory.", lambda: engine.room.used)
 
     def app(self, place: Place, token: str) -> ASGIApp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from edgefl.export.entries import SCHEMA, entry, matched, recording_entries
 from edgefl.export.runtime import Answers, Bundle
 from edgefl.serve.batching import Batcher, Work
 from edgefl.serve.catalogue import Catalogue, Model
-from edgefl.serve.limits import MAX_WINDOWS, Limits, Refused, Room
+from edgefl.serve.limits import MAX_WINDOWS, Limits, Refused, Room, busy
 from edgefl.serve.metrics import Metrics
 from edgefl.serve.tensors import InferRequest, Reply, Scalar, bad, decode_request, encode_reply
 
@@ -63,11 +63,17 @@ class Engine:
         self.room = Room(limits.room_bytes)
         # One at a time: what a request takes in memory while it is read is bounded, not what many take.
         self._reader = ThreadPoolExecutor(1, "edgefl-read")
+        self._reading = 0
 
     async def close(self) -> None:
         """End; what still waits is cancelled."""
         await self.batcher.close()
         await asyncio.to_thread(self._reader.shutdown)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the processor, to be read or to be computed."""
+        return self._reading + len(self.batcher)
 
     def model(self, name: str) -> Model:
         """The model of this name. Raises Refused."""
@@ -78,14 +84,26 @@ class Engine:
 
     async def infer(self, asked: Asked) -> tuple[bytes, int | None]:
         """The body of the answer to an inference request, and its JSON's length with binary data. Raises Refused."""
+        return await self._in_time(self._infer(asked))
+
+    async def predict(self, files: Mapping[str, Path | str], mask: str | None) -> bytes:
+        """The answer to a raw sample, its file or text of each modality, as JSON. Raises Refused."""
+        return await self._in_time(self._predict(files, mask))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(answer, self.limits.answer_s)
+        except asyncio.TimeoutError:
+            raise Refused(504, f"no answer within {self.limits.answer_s:g} s", "Try again later.") from None
+
+    async def _infer(self, asked: Asked) -> tuple[bytes, int | None]:
         model = self.model(asked.model)
         request, bundle, work = await self._read(lambda: self._understood(model, asked), len(asked.body))
         found = await self._answered(bundle, work)
         reply = Reply(model.name, _outputs(found.answers), _parameters(model, found), request.id)
         return await self._read(lambda: encode_reply(reply, request), found.answers.prediction.probabilities.nbytes)
 
-    async def predict(self, files: Mapping[str, Path | str], mask: str | None) -> bytes:
-        """The answer to a raw sample, its file or text of each modality, as JSON. Raises Refused."""
+    async def _predict(self, files: Mapping[str, Path | str], mask: str | None) -> bytes:
         model = self.catalogue.main
 
         def read() -> tuple[Dataset, list[_Part]]:
@@ -134,10 +152,7 @@ class Engine:
         return np.stack([read_text(text, to) for text in values])
 
     async def _answered(self, bundle: Bundle, work: Work) -> Answered:
-        try:
-            prediction = await asyncio.wait_for(self.batcher.answer(work), self.limits.answer_s)
-        except asyncio.TimeoutError:
-            raise Refused(504, f"no answer within {self.limits.answer_s:g} s", "Try again later.") from None
+        prediction = await self.batcher.answer(work)
         manifest, given = bundle.manifest, tuple(work.inputs)
         filled = tuple(m for m in manifest.fills if m not in given)
         mask = (work.mask or manifest.mask) if filled else "none"
@@ -147,12 +162,19 @@ class Engine:
     async def _read(self, what: Callable[[], T], size: int) -> T:
         """The outcome of ``what``, in a thread where it takes long. Raises Refused for what is wrong with a request."""
         try:
-            if size <= SMALL_BYTES:
-                return what()
-            return await asyncio.get_running_loop().run_in_executor(self._reader, what)
+            return what() if size <= SMALL_BYTES else await self._in_thread(what)
         except (DataError, ExportError) as error:
             # A data set's remedy is none for a request.
             raise bad(error.message, None if error.remedy == DataError.remedy else error.remedy) from None
+
+    async def _in_thread(self, what: Callable[[], T]) -> T:
+        if self._reading >= self.limits.waiting:
+            raise busy(f"{self._reading} requests wait to be read already")
+        self._reading += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, what)
+        finally:  # one that is given up before its turn is not read
+            self._reading -= 1
 
 
 def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[Bundle, Work]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,9 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from serve_fixture import LABELS, Server, arrays, bundles, json_inputs, post, running
+from serve_fixture import LABELS, Server, arrays, bundles, json_inputs, post, running, windowed
 
 from edgefl.data.raw_sample import raw_samples
-from edgefl.export.bundle_format import MANIFEST_FILE
 from edgefl.export.runtime import load_bundle
 from edgefl.models.spec import EncoderSpec
 
@@ -160,10 +158,7 @@ def test_raw_files_of_several_modalities(server: Server):
 
 
 def test_a_recording_is_answered_by_its_windows(tmp_path: Path):
-    folder = Path(shutil.copytree(bundles() / "acc", tmp_path / "acc"))
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    manifest["encoders"]["acc"]["step"] = 4
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    folder = windowed(tmp_path)
     rows = np.random.default_rng(3).standard_normal((600, 3)).round(3)
     file = io.BytesIO()
     np.savetxt(file, rows, delimiter=",", fmt="%.3f")
