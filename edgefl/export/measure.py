@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -79,7 +80,12 @@ def answers(bundle: Bundle, subsets: Sequence[tuple[str, ...]], data: Dataset) -
 
 
 def right(before: Prediction, one: Prediction, labels: np.ndarray | None) -> tuple[int, float]:
-    """(Samples, percent right): by ``labels`` where there are any (-1: none), else as ``before`` answered."""
+    """(Samples, percent right): by ``labels`` where there are any (-1: none), else as ``before`` answered.
+
+    (0, NaN) where an answer is not finite: the class of such an answer says nothing.
+    """
+    if not all(np.isfinite(values).all() for values in (one.logits, one.probabilities, *one.embeddings.values())):
+        return 0, math.nan
     if not len(one.classes):
         pairs = [(one.embeddings[m], before.embeddings[m]) for m in one.embeddings]
         cosines = np.concatenate([(a * b).sum(axis=1)[np.abs(b).sum(axis=1) > 0] for a, b in pairs])

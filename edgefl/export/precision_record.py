@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -60,5 +61,6 @@ class Reduced(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> float:
-        """The most points that a subset lost."""
-        return max((one.points for one in self.losses), default=0.0)
+        """The most points that a subset lost; NaN where answers of one are not finite."""
+        points = [one.points for one in self.losses]
+        return max(points, default=0.0) if all(map(math.isfinite, points)) else math.nan

@@ -6,6 +6,7 @@ The noisiest nodes are left in f32, as few as it takes; the manifest has what wa
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,7 +94,7 @@ def _f16(before: _Compared, values: precision.Feeds, max_loss: float) -> tuple[b
     data, count = precision.to_f16(before.exact.data, list(before.exact.tables))
     lost = before.losses(data)
     record = Reduced(losses=lost, converted=count)
-    if record.worst > max_loss:
+    if not record.worst <= max_loss:  # NaN: answers that are not finite
         raise _too_much(before, "f16", record, max_loss)
     return data, record
 
@@ -130,9 +131,14 @@ def _int8(before: _Compared, values: precision.Feeds, max_loss: float) -> tuple[
 
 
 def _too_much(before: _Compared, kind: str, record: Reduced, max_loss: float) -> ExportError:
+    name = f"{before.exact.manifest.name} in {kind}"
+    for one in record.losses:
+        if not math.isfinite(one.points):
+            text = f"{name} gives answers that are not finite (NaN or infinite) given {' + '.join(one.given)}"
+            return ExportError(text, remedy="Export in f32, or look for samples of far larger values than others.")
     worst = max(record.losses, key=lambda one: one.points)
     return ExportError(
-        f"{before.exact.manifest.name} in {kind} loses {worst.points:.1f} points given {' + '.join(worst.given)} "
+        f"{name} loses {worst.points:.1f} points given {' + '.join(worst.given)} "
         f"({worst.before:.1f} to {worst.after:.1f} % of {worst.samples} samples); {max_loss:g} are allowed",
         remedy="Allow more with --max-loss, or export in f32.",
     )

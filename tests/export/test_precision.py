@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from edgefl.errors import ExportError
 from edgefl.export import precision
 from edgefl.export.bundle_format import MODEL_FILE, Axis, Manifest, Port, read_manifest
 from edgefl.export.measure import Samples, in_memory, losses, right
+from edgefl.export.precision_record import Reduced, SubsetLoss
 from edgefl.export.reduced import Exact, reduced
 from edgefl.export.runtime import Prediction, find_bundles, load_bundle
 from edgefl.export.session import open_session
@@ -141,6 +143,46 @@ def test_what_no_choice_of_nodes_allows_is_refused(monkeypatch: pytest.MonkeyPat
 
 ANSWER, OTHER = Prediction(classes=np.array([0, 1])), Prediction(classes=np.array([0, 2]))
 DATA = Dataset({"acc": np.zeros((2, 1), np.float32)}, {"acc": np.ones(2, bool)}, None, (), ["0", "1"])
+
+
+def flattened(task: str) -> Exact:
+    """x, flattened, as embedding or logits: a value beyond 65504 is infinite in float16."""
+    names = ["embedding.x"] if task == "embed" else ["logits", "probabilities"]
+    nodes = [helper.make_node("Flatten", ["x"], ["f"], name="f")]
+    nodes += [helper.make_node("ReduceL2", ["f"], ["n"], name="n", axes=[1], keepdims=1)] if task == "embed" else []
+    last = {"embedding.x": ("Div", ["f", "n"]), "logits": ("Identity", ["f"]), "probabilities": ("Softmax", ["f"])}
+    nodes += [helper.make_node(last[name][0], last[name][1], [name], name=name) for name in names]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in names]
+    graph = helper.make_graph(nodes, "g", [x], outputs)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    manifest = Manifest(
+        name="x",
+        task=task,
+        modalities=("x",),
+        labels=() if task == "embed" else LABELS,
+        inputs=(Port("x", "float32", ("batch", 4)),),
+        axes={"batch": Axis()},
+        encoders={"x": EncoderSpec("sensor", (4,))},
+    )
+    return Exact(manifest, proto.SerializeToString())
+
+
+@pytest.mark.parametrize("task", ["embed", "classify"])
+def test_answers_that_overflow_in_f16_are_refused(task: str):
+    x = np.eye(4, dtype=np.float32)
+    given = lambda: Samples(Dataset({"x": x}, {"x": np.ones(4, bool)}, None, (), list("0123")), "x")  # noqa: E731
+    assert reduced(flattened(task), "f16", given(), 0.0).manifest.reduced.worst == 0.0
+    x[3, 3] = 1e6
+    with pytest.raises(ExportError, match=r"x in f16 gives answers that are not finite \(NaN or infinite\) given x"):
+        reduced(flattened(task), "f16", given(), 100.0)
+
+
+@pytest.mark.parametrize("points", [(math.nan, 50.0), (50.0, math.nan), (-math.inf, 50.0)])
+def test_no_loss_is_worse_than_one_that_is_no_number(points: tuple[float, ...]):
+    record = Reduced(losses=tuple(SubsetLoss(("x",), 1, 100.0, 100.0 - lost) for lost in points))
+    assert math.isnan(record.worst)
+    assert Reduced(losses=record.losses[1:]).worst == pytest.approx(points[1], nan_ok=True)
 
 
 def test_f16_is_smaller_and_its_tables_stay_exact():
