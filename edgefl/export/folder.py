@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -31,9 +31,7 @@ def replaced(places: Sequence[Path]) -> Iterator[list[Path]]:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 building.append(Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent)))
             yield building
-            for new, place in zip(building, places, strict=True):
-                new.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
-                publish(new, place)
+            publish(building, places)
         except BaseException:
             for new in building:
                 shutil.rmtree(new, ignore_errors=True)
@@ -60,18 +58,20 @@ def check_target(directory: Path) -> None:
         raise ExportError(f"{other}: it holds {', '.join(sorted(names - known))[:200]}", remedy=remedy)
 
 
-def publish(building: Path, directory: Path) -> None:
-    """Put the new folder in the place of the old one, which is there until the new one is."""
-    old = building.with_name(f"{building.name}.old")
-    there = directory.exists()
-    if there:
-        directory.rename(old)
-    try:
-        building.rename(directory)
-    except BaseException:
-        if there:
-            old.rename(directory)
-        raise
-    sync_directory(directory.parent)
-    if there:
+def publish(building: Sequence[Path], places: Sequence[Path]) -> None:
+    """Put new folders in the places of old ones, which are put back when one cannot be. Raises OSError."""
+    there: list[Path] = []
+    with ExitStack() as back:
+        for new, place in zip(building, places, strict=True):
+            new.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
+            if place.exists():
+                old = new.with_name(f"{new.name}.old")
+                place.rename(old)
+                back.callback(old.rename, place)
+                there.append(old)
+            new.rename(place)
+            back.callback(place.rename, new)
+            sync_directory(place.parent)
+        back.pop_all()
+    for old in there:
         shutil.rmtree(old, ignore_errors=True)

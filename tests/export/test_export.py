@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import torch
 from export_fixture import LABELS, exported, sensor, some_state, some_tables, stage_of, two_sensors, windows
 from mask_oracle import filled as filled_in
 
-from edgefl.errors import DataError, EdgeFLError, ExportError
+from edgefl.errors import DataError, EdgeFLError, ExportError, StoreError
 from edgefl.export import session
 from edgefl.export.bundle import TrainedState, export_bundles
 from edgefl.export.bundle_format import (
@@ -29,7 +30,7 @@ from edgefl.export.bundle_format import (
     Index,
     read_manifest,
 )
-from edgefl.export.folder import check_target, publish
+from edgefl.export.folder import check_target, publish, replaced
 from edgefl.export.runtime import ROWS, find_bundles, load_bundle
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
@@ -319,9 +320,30 @@ def test_publishing_leaves_only_the_new_folder(tmp_path: Path):
     for name, text in (("bundles", "old"), (".bundles.new-1", "new")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text(text)
-    publish(tmp_path / ".bundles.new-1", tmp_path / "bundles")
+    publish([tmp_path / ".bundles.new-1"], [tmp_path / "bundles"])
     assert [path.name for path in tmp_path.iterdir()] == ["bundles"]
     assert (tmp_path / "bundles" / "a").read_text() == "new"
+
+
+@pytest.mark.parametrize("earlier", [["bundles", "bundles-int8"], ["bundles"], []])
+def test_of_two_folders_none_is_published_when_the_second_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: list[str]
+):
+    places = [tmp_path / "bundles", tmp_path / "bundles-int8"]
+    for name in earlier:
+        shutil.copytree(exported().directory, tmp_path / name)
+    rename = Path.rename
+
+    def full(self: Path, target: Path) -> Path:
+        if self.name.startswith(".bundles-int8.new-") and not self.name.endswith(".old"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(StoreError, match="No space left on device"), replaced(places):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == earlier
+    assert all((tmp_path / name / INDEX_FILE).is_file() for name in earlier)
 
 
 # Other models
