@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.errors import ModelError, RunError, StoreError
 from edgefl.run_records import EndToEnd, RunReport
-from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of
+from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of, write_new
 
 RUNS = Path("runs")
 #: A run's page, in its directory.
@@ -98,11 +98,11 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     """
     if not any(row.status == "done" for row in report.assignments):
         return report
-    kept, prices = directory / END_TO_END, dict[str, EndToEnd]
-    if kept.is_file():
-        found = msgspec.json.decode(kept.read_bytes(), type=prices)
-        if found and found.keys() >= {row.device for row in report.devices}:
-            return msgspec.structs.replace(report, end_to_end=found)
+    kept, found = directory / END_TO_END, dict[str, EndToEnd]()
+    with suppress(OSError, msgspec.DecodeError):  # absent, or not whole: it is priced anew
+        found = msgspec.json.decode(kept.read_bytes(), type=dict[str, EndToEnd])
+    if found and found.keys() >= {row.device for row in report.devices}:
+        return msgspec.structs.replace(report, end_to_end=found)
     from coordinator.ledger.ledger import Ledger
 
     try:
@@ -119,7 +119,7 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     if not found:  # it is end to end itself, which takes no tracing to tell
         return report
     with suppress(OSError):  # another user's run can be read and not written: it is priced each time
-        kept.write_bytes(msgspec.json.encode(found))
+        write_new(kept, msgspec.json.encode(found))
     return msgspec.structs.replace(report, end_to_end=found)
 
 
