@@ -8,6 +8,7 @@ the raw files this gives labels and subjects of the published windows, one by on
 from __future__ import annotations
 
 import io
+import itertools
 import re
 
 import numpy as np
@@ -63,13 +64,21 @@ def convert(archive: Archive) -> dict[str, Array]:
 
 
 def _segments(archive: Archive) -> list[tuple[int, int, int, int, int]]:
-    """Rows of labels.txt: experiment, subject, label from 1 on, first and last sample from 1 on."""
+    """Rows of labels.txt: experiment, subject, label from 1 on, first and last sample from 1 on. Raises DataError.
+
+    Those of one recording lie apart, or a short file would name any number of windows.
+    """
     rows = _numbers(archive, "labels.txt", 5)
     whole = rows.astype(np.int64)
     low, high = (1, 1, 1, 1, 1), (99, 99, len(LABELS), MAX_ROWS, MAX_ROWS)
     if (whole != rows).any() or (whole < low).any() or (whole > high).any() or (whole[:, 3] > whole[:, 4]).any():
         raise DataError("labels.txt: a row is not experiment, user, activity, first and last sample")
-    return [(int(e), int(u), int(a), int(s), int(t)) for e, u, a, s, t in whole]
+    found = [(int(e), int(u), int(a), int(s), int(t)) for e, u, a, s, t in whole]
+    in_order = sorted((e, u, first, last) for e, u, _, first, last in found)
+    for (*recording, _, last), (*other, first, _) in itertools.pairwise(in_order):
+        if recording == other and first <= last:
+            raise DataError(f"labels.txt: segments of experiment {other[0]} overlap at sample {first}")
+    return found
 
 
 def _signals(archive: Archive, experiment: int, subject: int) -> dict[str, Array]:

@@ -92,6 +92,8 @@ def test_a_training_run_reads_what_is_made(tmp_path: Path, monkeypatch: pytest.M
         ("labels.txt", "1 1 13 1 200\n", "labels.txt: a row is not experiment"),
         ("labels.txt", "1 1 5 200 1\n", "labels.txt: a row is not experiment"),
         ("labels.txt", "1 1 5 1.5 200\n", "labels.txt: a row is not experiment"),
+        ("labels.txt", "1 1 5 1 200\n" * 2, "segments of experiment 1 overlap at sample 1"),
+        ("labels.txt", "1 1 5 200 400\n3 2 1 1 200\n1 1 4 1 200\n", "segments of experiment 1 overlap at sample 200"),
         ("labels.txt", "1 1 5 1 900\n", "ends at 900, beyond its recording"),
         ("labels.txt", "1 1 5 1 100\n", "no segment is as long as a window"),
         ("labels.txt", "2 1 5 1 200\n", r"it has no acc_exp02_user01\.txt"),
