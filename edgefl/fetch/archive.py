@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import stat
 import zipfile
@@ -12,13 +13,24 @@ from pathlib import Path, PurePosixPath
 from edgefl.console import safe_text
 from edgefl.errors import DataError
 
-#: Entries of an archive: HAPT has some hundred; a directory of millions is an attack on memory.
-MAX_MEMBERS = 20_000
+#: The directory of an archive: HAPT's has some hundred entries of 100 bytes. An entry has 46 bytes at least, and takes
+#: ten times that in memory before the first can be looked at.
+MAX_DIRECTORY_BYTES = 2 * 2**20
 #: One member in memory: HAPT's largest raw file has 2 MB.
 MAX_MEMBER_BYTES = 32 * 2**20
 #: All members that are read: HAPT's raw files have 133 MB.
 MAX_TOTAL_BYTES = 2**30
 _REMEDY = "Fetch it again, or give another copy by --from FILE."
+
+
+class _Bounded(io.FileIO):
+    """A file of which little is read at a time: zipfile reads a directory at once, as large as the archive says."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most ``size`` bytes; -1, the rest, is asked for the last 64 KiB alone. Raises BadZipFile."""
+        if size is not None and size > MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"its directory has {size} bytes, more than the limit of {MAX_DIRECTORY_BYTES}")
+        return super().read(size) or b""
 
 
 class Archive:
@@ -30,19 +42,19 @@ class Archive:
     def __init__(self, path: Path, pattern: str) -> None:
         self.path = path
         try:
-            self._zip = zipfile.ZipFile(path)
-            infos = self._zip.infolist()
+            with _Bounded(path) as file, zipfile.ZipFile(file):
+                self._zip = zipfile.ZipFile(path)
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
             raise DataError(f"{path}: is no readable zip archive: {error}", remedy=_REMEDY) from None
-        if len(infos) > MAX_MEMBERS:
-            raise self._bad(f"{len(infos)} members, more than the limit of {MAX_MEMBERS}")
         self._members: dict[str, zipfile.ZipInfo] = {}
-        for info in infos:
+        for info in self._zip.infolist():
             self._check(info)
             name = PurePosixPath(info.filename).name
             if not info.is_dir() and re.fullmatch(pattern, name):
                 if name in self._members:
                     raise self._bad(f"{name} is in it twice")
+                if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+                    raise self._bad(f"{name} is packed in another way than deflate")
                 if info.file_size > MAX_MEMBER_BYTES:
                     raise self._bad(f"{name} has {info.file_size} bytes, more than the limit of {MAX_MEMBER_BYTES}")
                 self._members[name] = info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -62,9 +63,27 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(module, "MAX_TOTAL_BYTES", 10)
     with pytest.raises(DataError, match="11 bytes unpacked, more than the limit of 10"):
         Archive(zipped(tmp_path / "b.zip", {"a.txt": b"123456", "b.txt": b"12345"}), PATTERN)
-    monkeypatch.setattr(module, "MAX_MEMBERS", 1)
-    with pytest.raises(DataError, match="2 members, more than the limit of 1"):
-        Archive(tmp_path / "b.zip", PATTERN)
+
+
+def test_a_directory_is_bounded_before_it_is_read(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {f"{number}.png": b"" for number in range(45_000)})
+    tracemalloc.start()
+    with pytest.raises(DataError, match=f"its directory has [0-9]+ bytes, more than the limit of {2 * 2**20}"):
+        Archive(path, PATTERN)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_member_packed_in_a_rare_way_is_refused_where_it_is_wanted(tmp_path: Path, method: int) -> None:
+    for name in ("a.txt", "a.png"):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w", method) as file:
+            file.writestr(name, b"1" * 1000)
+    with pytest.raises(DataError, match=r"a\.txt is packed in another way than deflate"):
+        Archive(tmp_path / "a.txt.zip", PATTERN)
+    with Archive(tmp_path / "a.png.zip", PATTERN) as opened:
+        assert list(opened) == []
 
 
 def test_large_members_that_are_not_read_do_no_harm(tmp_path: Path) -> None:
