@@ -43,13 +43,17 @@ class Wanted(NamedTuple):
 
 
 def download(wanted: Wanted, target: Path, progress: Progress = lambda _done, _all: None) -> str:
-    """Download to ``target`` and return the sha256 (hex). A part that is there already is not downloaded again.
+    """Download to ``target`` and return the sha256 (hex). A part that is there already is not downloaded again, where
+    the hash that shows whether it is of the same file is known.
 
     Proxies are those of the environment (https_proxy, no_proxy). Raises DataError (unsafe address, refused by the
     server, cut off, too large, another hash), StoreError.
     """
     check_address(wanted.url)
     part = target.with_name(f"{target.name}.part")
+    if not wanted.sha256:
+        with store_errors("delete", part):
+            part.unlink(missing_ok=True)
     resumed = part.is_file() and part.stat().st_size > 0
     _complete(wanted, part, progress)
     found = file_sha256(part)

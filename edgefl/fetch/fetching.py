@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
@@ -98,18 +99,20 @@ def _expected(source: Source, options: FetchOptions) -> str:
 def _archive(source: Source, options: FetchOptions, sha256: str, work: Path, progress: Progress) -> Path:
     """The archive on this disk, checked. Raises DataError, StoreError."""
     known = sha256 == source.sha256
-    place = options.place
+    place, limit = options.place, _SLACK * source.bytes
     if place and "://" not in place:
         found = Path(place)
         if not found.is_file():
             raise DataError(f"{place}: there is no such file", remedy="Name the archive as downloaded by hand.")
+        if (size := found.stat().st_size) > limit:
+            text = f"{place}: has {size} bytes, more than the limit of {limit}, twice the known archive's"
+            raise DataError(text, remedy="Name the archive as downloaded by hand.")
         if sha256 and (has := file_sha256(found)) != sha256:
             remedy = "Give that of the file by --sha256 if you trust it."
             raise DataError(f"{place}: has the sha256 {has}, not {sha256}", remedy=remedy)
         return found
-    size = source.bytes if known else None
-    target = work / "archive.zip"
-    wanted = Wanted(place or source.url, _SLACK * source.bytes, size, sha256)
+    wanted = Wanted(place or source.url, limit, source.bytes if known else None, sha256)
+    target = work / f"{hashlib.sha256(wanted.url.encode()).hexdigest()}.zip"  # what another address left is not taken
     if not target.is_file() or (sha256 and file_sha256(target) != sha256):
         download(wanted, target, progress)
     return target

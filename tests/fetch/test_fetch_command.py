@@ -124,6 +124,28 @@ def test_a_hash_that_is_not_known_is_asked_for_or_accepted(tmp_path: Path, zippe
     assert (done.sha256, done.already) == (sha(zipped), False)
 
 
+def test_an_archive_that_another_address_left_is_not_taken(
+    tmp_path: Path, zipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with archive(tmp_path / "bad.zip", {**raw_files(), "labels.txt": "1 1 13 1 200\n"}) as opened:
+        served = {"https://a.example/h.zip": opened.path, "https://b.example/h.zip": zipped}
+    monkeypatch.setattr(
+        fetching, "download", lambda wanted, target, _: target.write_bytes(served[wanted.url].read_bytes())
+    )
+    first, second = (FetchOptions(tmp_path / "d", url, first_seen=True) for url in served)
+    with pytest.raises(DataError, match=r"labels\.txt"):
+        fetch(source("har_hapt"), first, nothing)
+    assert fetch(source("har_hapt"), second, nothing).sha256 == sha(zipped)
+    origin = json.loads((tmp_path / "d" / "har_hapt" / "origin.json").read_text())
+    assert (origin["url"], origin["sha256"]) == (second.place, sha(zipped))
+
+
+def test_a_file_far_larger_than_the_archive_is_refused_unread(tmp_path: Path, zipped: Path) -> None:
+    small = source("har_hapt").model_copy(update={"bytes": 10})
+    with pytest.raises(DataError, match="more than the limit of 20, twice the known archive's"):
+        fetch(small, FetchOptions(tmp_path / "d", str(zipped), sha(zipped)), nothing)
+
+
 def test_a_conversion_that_fails_publishes_nothing(tmp_path: Path) -> None:
     with archive(tmp_path / "bad.zip", {**raw_files(), "labels.txt": "1 1 13 1 200\n"}) as opened:
         path = opened.path
