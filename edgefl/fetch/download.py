@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import re
 import time
 import urllib.error
 import urllib.request
@@ -72,11 +73,16 @@ def download(wanted: Wanted, target: Path, progress: Progress = lambda _done, _a
 
 
 def check_address(url: str) -> None:
-    """Raise DataError unless the address is https, or http on this machine."""
-    parts = urlsplit(url)
+    """Raise DataError unless the address is https, or http on this machine, and of ASCII letters and signs alone."""
+    try:
+        parts = urlsplit(url)
+        fits = re.fullmatch("[!-~]+", url) and parts.port != 0
+    except ValueError:  # brackets without an IPv6 address, or a port that is none
+        parts, fits = urlsplit(""), False
     local = parts.scheme == "http" and parts.hostname in {"127.0.0.1", "::1", "localhost"}
-    if not (parts.scheme == "https" or local) or not parts.hostname:
-        raise DataError(f"{safe_text(url[:200])}: is no https:// address", remedy="Name one, or a file on this disk.")
+    if not fits or not (parts.scheme == "https" or local) or not parts.hostname:
+        remedy = "Name one, with other signs than those of ASCII as %XX, or a file on this disk."
+        raise DataError(f"{safe_text(url[:200])}: is no https:// address", remedy=remedy)
 
 
 def file_sha256(path: Path) -> str:
@@ -90,7 +96,7 @@ def file_sha256(path: Path) -> str:
 
 def _complete(wanted: Wanted, part: Path, progress: Progress) -> None:
     """Make ``part`` complete, in several requests if need be. Raises DataError."""
-    fruitless = 0
+    fruitless, most = 0, 0
     while True:
         before = part.stat().st_size if part.is_file() else 0
         try:
@@ -104,13 +110,16 @@ def _complete(wanted: Wanted, part: Path, progress: Progress) -> None:
             reason = f"the server answers {error.code}"
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
             reason = safe_text(str(getattr(error, "reason", None) or error)[:200]) or type(error).__name__
+        except ValueError as error:  # a host or a proxy whose name cannot be one
+            remedy = "Look at the address, and at https_proxy."
+            raise DataError(f"{wanted.url}: {safe_text(str(error)[:200])}", remedy=remedy) from error
         there = part.stat().st_size if part.is_file() else 0
-        fruitless = 0 if there > before else fruitless + 1
+        most = max(most, before)
+        fruitless = 0 if there > most else fruitless + 1  # without Range each try begins anew
         if fruitless >= TRIES:
-            raise DataError(
-                f"{wanted.url}: {reason}, {there} bytes are here",
-                remedy="Try again later: it goes on from there. Behind a proxy set https_proxy.",
-            )
+            later = "Try again later: it goes on from there." if wanted.sha256 else "Try again later."
+            text = f"{wanted.url}: {reason}, {there} bytes are here"
+            raise DataError(text, remedy=f"{later} Behind a proxy set https_proxy.")
         time.sleep(_PAUSE_S * fruitless)
 
 

@@ -112,6 +112,23 @@ def test_a_part_of_an_earlier_try_is_not_downloaded_again(server: tuple[str, Beh
     assert how.asked == ["bytes=400000-"]
 
 
+def test_a_part_is_not_gone_on_with_where_no_hash_is_known(server: tuple[str, Behaviour], tmp_path: Path) -> None:
+    url, how = server
+    (tmp_path / "f.part").write_bytes(b"x" * 1000)
+    assert download(wanted(url, sha256=""), tmp_path / "f") == HASH
+    assert how.asked == [""]
+
+
+def test_a_server_that_always_begins_anew_and_never_ends_is_given_up(
+    server: tuple[str, Behaviour], tmp_path: Path
+) -> None:
+    url, how = server
+    how.ranges, how.cuts = False, [1, 2] * 30
+    with pytest.raises(DataError, match="the connection ended early"):
+        download(wanted(url), tmp_path / "f")
+    assert len(how.asked) == 2 + module.TRIES
+
+
 @pytest.mark.parametrize("changes", [{"ranges": False}, {"wrong_range": True}])
 def test_a_server_without_ranges_sends_it_anew(
     server: tuple[str, Behaviour], tmp_path: Path, changes: dict[str, bool]
@@ -208,12 +225,29 @@ def test_https_never_becomes_http() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "ftp://h/f", "http://example.org/f", "https://", "HTTP://10.0.0.1/f", "archive.zip"]
+    "url",
+    [
+        *("file:///etc/passwd", "ftp://h/f", "http://example.org/f", "https://", "HTTP://10.0.0.1/f", "archive.zip"),
+        *(
+            "https://[x",
+            "https://example.org/\xe4",
+            "https://example.org/a b",
+            "https://example.org:x/",
+            "https://h:99999/",
+        ),
+    ],
 )
 def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(DataError, match="is no https:// address"):
         check_address(url)
     check_address("https://example.org/f")
+
+
+def test_a_host_that_can_be_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DataError, match=r"https://a\.\.b/f: .*label"):
+        download(wanted("https://a..b/f"), tmp_path / "f")
 
 
 def test_the_proxy_of_the_environment_is_used(
