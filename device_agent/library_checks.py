@@ -87,7 +87,7 @@ class Board(NamedTuple):
         return bool(self.gpu) or self.cards or self.l4t > 0
 
     def source(self, package: str) -> str:
-        """Where a build of ``package`` for this machine is."""
+        """Source of a build of ``package`` for this machine."""
         if not self.l4t:
             return _ANY_TORCH
         jetpack, index = _JETPACKS.get(self.l4t, ("", ""))

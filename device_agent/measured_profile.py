@@ -263,7 +263,7 @@ async def _link(link: Link, notes: list[str]) -> int | None:
 
 
 async def _through(transport: MqttTransport, topic: str, chunk: bytes, every: asyncio.Event) -> None:
-    """As many in flight as in an exchange of parts."""
+    """Publish chunks, as many in flight as in an exchange of parts, and wait until every one is back."""
     waiting: set[asyncio.Task[None]] = set()
     for _ in range(-(-LINK_BYTES // len(chunk))):
         if len(waiting) >= DEFAULT_CREDIT:

@@ -130,7 +130,7 @@ class Fusion(Method):
 
 
 class Signature(NamedTuple):
-    """What each device sends once, so that the server can tell which have alike data; ``name``: how a job asks for it.
+    """Summary of its data that each device sends once, for clustering the devices; ``name``: how a job asks for it.
 
     ``sign``: (dataset, classes, seed of the run) -> its tensors. ``layout``: (samples of each class) -> tensor name ->
     (safetensors' type, shape). ``check`` raises ProtocolError unless tensors are what ``sign`` makes.
@@ -429,7 +429,7 @@ def choose(role: str, recipe: Recipe) -> Choice:
 
 
 def signature(name: str) -> Signature:
-    """What devices send under this name for their clusters. Raises ProtocolError when no method here asks for it."""
+    """The signature of this name, by which devices are clustered. Raises ProtocolError when no method asks for it."""
     found = _signatures()
     if name not in found:
         raise ProtocolError(

@@ -100,7 +100,7 @@ class BundleRow(msgspec.Struct, frozen=True):
 
 
 class EndToEnd(msgspec.Struct, frozen=True):
-    """What training everything at once would cost a device of the run, as predicted: largest step, a mean round.
+    """Predicted cost of training end to end for a device of the run: its largest step, and a mean round.
 
     ``refusal``: the first limit of its budget that this exceeds: the whole model in whole batches, without fallbacks.
     """

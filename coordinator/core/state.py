@@ -187,7 +187,7 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def assignments(self) -> Mapping[str, Assignment]:
-        """Those of the open attempt, by device."""
+        """Assignments of the open attempt, by device."""
         return self.open.assignments if self.open is not None else {}
 
     def deadline(self, opened_at: float) -> float:
@@ -204,7 +204,7 @@ _POSITION = (
 
 
 class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "counted"}):
-    """Where the run stands. ``open``: the open attempt. Times are not kept: they are of one process' clock."""
+    """Position of the run. ``open``: the open attempt. Times are not kept: they are of one process' clock."""
 
     phase: Phase = Phase.STARTING
     stage: int = 0

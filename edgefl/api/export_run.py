@@ -135,7 +135,7 @@ def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
 
 
 def _samples(plan: RunPlan, calibrate: Path | None) -> Samples:
-    """What lower precisions are measured with. Raises ExportError when there is nothing, DataError for bad samples."""
+    """Samples to measure lower precisions with. Raises ExportError when there are none, DataError for bad ones."""
     from edgefl.export.measure import Samples
     from edgefl.training.evaluate import load_test_set
 

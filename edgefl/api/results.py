@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Who fits and whose budget is tightest; or who does not fit, by which numbers, and the way out."""
+        """One sentence: every device fits, and the tightest one; or those that do not, both numbers, and the remedy."""
         from edgefl.report.verdict import verdict
 
         return verdict(self.price)

@@ -178,7 +178,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
 
 
 def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
-    """Of one part what is read, and what is packed of it."""
+    """Bytes of the largest part in hand: as read and, where packing loses something, as packed too."""
     lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
     return (2 if lossy else 1) * max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
 

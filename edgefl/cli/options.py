@@ -59,7 +59,7 @@ def bundle_folder(text: str, runs: Path) -> Path:
 
 
 def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:
-    """What ``draw`` prints; with colours only where it goes to a terminal."""
+    """Text that ``draw`` prints; with colours only where it goes to a terminal."""
     from rich.console import Console
 
     console = Console(force_terminal=None if to_terminal else False)

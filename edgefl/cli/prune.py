@@ -50,7 +50,7 @@ class Pruned(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What goes: beyond the newest ``keep``, and ended longer than ``older_s`` ago. ``bundles``: these stay."""
+    """Runs to delete: beyond the newest ``keep``, and ended longer than ``older_s`` ago. ``bundles``: these stay."""
 
     keep: int | None
     older_s: float | None

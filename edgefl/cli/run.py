@@ -85,7 +85,7 @@ def run_command(
 
 
 def _quietly(event: EventRow) -> None:
-    """Of a run's events what a person must know though stdout is a program's, on stderr."""
+    """Write the events that a person must see to stderr, since stdout holds JSON: the page's address, warnings."""
     if event.kind == "page":
         sys.stderr.write(f"live page: {event.data.get('url', '')}\n")
     elif event.kind == "warning":

@@ -78,7 +78,7 @@ def load_recipe(name: str, slots: dict[str, object] | None = None) -> RecipeConf
 
 
 def source_name(source: RunSource) -> str:
-    """What messages call a run file; one that a program gives as fields by its field ``name``."""
+    """Name of a run file in messages: its path, or the field ``name`` of one that a program gives as fields."""
     return f"the run {source.get('name', '')}".strip() if isinstance(source, Mapping) else str(source)
 
 

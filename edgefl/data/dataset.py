@@ -69,7 +69,7 @@ class Encoded:
     depth: int
 
     def rows(self, rows: Indices) -> Encoded:
-        """Those of some samples."""
+        """The encoded values of some samples."""
         return Encoded(chosen(self.tokens, rows), None if self.mask is None else self.mask[rows], self.depth)
 
 

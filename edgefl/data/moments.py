@@ -15,7 +15,7 @@ LEAST = 2
 
 
 def moments_of(data: Dataset, encoders: Encoders, least: int) -> dict[str, Moments]:
-    """Of each modality that is standardised and of which ``least`` samples are here; means and variances in float64.
+    """Moments of each standardised modality with at least ``least`` samples here; means and variances in float64.
 
     Blocks are joined by their means (Chan, Golub, LeVeque 1983), so that a large mean costs no digits.
     """

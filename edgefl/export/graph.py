@@ -88,7 +88,7 @@ class BundleGraph(nn.Module):
         return (logits, logits.softmax(dim=1), *_matches(filled.made, has))
 
     def at_hand(self, r: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table]) -> AtHand:
-        """What stand-ins are made of."""
+        """Values that stand-ins are made of."""
         return AtHand(r, has, self.model, tables, None, BY_MATCH, self.matcher, self.answers)
 
     def _encode(self, inputs: dict[str, Tensor], has: Mapping[str, Tensor]) -> dict[str, TokenState]:
@@ -114,7 +114,7 @@ def _matches(made: Mapping[str, Made], has: Mapping[str, Tensor]) -> tuple[Tenso
 
 
 def _shown(state: TokenState, has: Tensor) -> Tensor:
-    """Which tokens [B, N] are real and of a modality that the row has."""
+    """Flags [B, N] of the tokens that are real and of a modality that the row has."""
     rows = has.unsqueeze(1).expand(-1, state.tokens.shape[1])
     return rows if state.mask is None else rows & state.mask
 

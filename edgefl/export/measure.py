@@ -98,7 +98,7 @@ def right(before: Prediction, one: Prediction, labels: np.ndarray | None) -> tup
 def losses(
     before: Mapping[tuple[str, ...], Prediction], after: Mapping[tuple[str, ...], Prediction], data: Dataset
 ) -> tuple[SubsetLoss, ...]:
-    """Of each subset, how much is right before and after."""
+    """Loss of accuracy of each subset of the modalities."""
     rows = []
     for given, one in after.items():
         labels = None

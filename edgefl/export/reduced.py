@@ -50,7 +50,7 @@ class _Compared:
     answers: Mapping[tuple[str, ...], Prediction]
 
     def losses(self, data: bytes) -> tuple[SubsetLoss, ...]:
-        """Of the same bundle with another model file."""
+        """Losses of the same bundle with another model file."""
         other = in_memory(self.exact.manifest, data, self.exact.given)
         return losses(self.answers, answers(other, list(self.answers), self.samples.data), self.samples.data)
 

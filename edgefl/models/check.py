@@ -1,4 +1,4 @@
-"""What of a specification takes the kinds of encoder to say: sizes, tokens, and every fault at once. No torch."""
+"""Checks of a model's specification that need the kinds of encoder: sizes, tokens, all faults at once. No torch."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class TokenState(NamedTuple):
     depth: int = 0
 
     def of(self, rows: Tensor | slice) -> TokenState:
-        """Those of some rows: indices [n], flags [B], or a slice."""
+        """The tokens of some rows: indices [n], flags [B], or a slice."""
         return TokenState(self.tokens[rows], None if self.mask is None else self.mask[rows], self.depth)
 
 
@@ -52,7 +52,7 @@ def rows_of(x: Input, rows: Tensor | slice) -> Input:
 
 
 def device_of_input(x: Input) -> torch.device:
-    """Where an input lies."""
+    """The torch device of an input."""
     return x.tokens.device if isinstance(x, TokenState) else x.device
 
 

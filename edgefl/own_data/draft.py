@@ -50,7 +50,7 @@ class Paths(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """Of the samples: how many, labelled, in how many groups and classes."""
+    """Facts of the samples that a run file is drafted by: how many, labelled or not, in how many groups."""
 
     samples: int
     labelled: bool

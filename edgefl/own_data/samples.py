@@ -33,7 +33,7 @@ class Sample:
     group: str = ""
 
     def line(self) -> dict[str, object]:
-        """As it stands in the manifest."""
+        """The fields of its line in the manifest."""
         own = {"id": self.id, "label": self.label or None, "group": self.group or None}
         return {key: value for key, value in own.items() if value is not None} | self.values
 

@@ -74,7 +74,7 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
 
 
 def preparation_of(plan: RunPlan) -> Preparation:
-    """What devices have to know before they say what data they have; with no id where that changes nothing."""
+    """How devices read their data, sent before they report it; without an id where that changes nothing."""
     encoders = plan.model.encoders
     if not any(encoder.step or encoder.standardize == "fleet" for encoder in encoders.values()):
         return Preparation()

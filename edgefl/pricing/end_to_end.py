@@ -30,7 +30,7 @@ class _Whole(NamedTuple):
     price: Pricer
 
     def cost(self, samples: dict[str, int]) -> Cost:
-        """Of a device with these samples."""
+        """Cost for a device with these samples."""
         job = replace(self.job, stage=restrict(self.job.stage, [m for m in self.job.model.encoders if samples.get(m)]))
         return cost_of(job, Candidate(samples=samples), self.price(job, samples), self.traffic)
 

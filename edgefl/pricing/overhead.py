@@ -57,12 +57,12 @@ class Share(NamedTuple):
         return self.total - self.holdout
 
     def having(self, *modalities: str) -> float:
-        """Which part of the samples has all of these."""
+        """Share of the samples that have all of these modalities."""
         return sum(part for pattern, part in self.patterns.items() if set(modalities) <= set(pattern))
 
 
 def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
-    """Which part of the samples has just these modalities, ``shares[m]`` of them m.
+    """Share of the samples that have exactly these modalities, ``shares[m]`` of them m.
 
     Of two modalities this follows, since every sample has one; of more, the rarer are taken to lie within the others.
     """

@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
     @property
     def url(self) -> str:
-        """As a client on this machine opens it."""
+        """The URL by which a client on this machine opens it."""
         anywhere = is_address(self.host) and ipaddress.ip_address(self.host).is_unspecified
         host = "localhost" if anywhere else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"

@@ -33,7 +33,7 @@ class Attendance(NamedTuple):
 
 
 def attendance(report: RunReport) -> Attendance:
-    """Of the finished rounds. What client selection leaves out, or work on another round, is not missed."""
+    """Attendance in the finished rounds. What client selection leaves out, or work on another round, is not missed."""
     held = {(row.stage, row.round) for row in report.rounds if row.status == "done"}
     did: dict[str, set[tuple[int, int]]] = {row.device: set() for row in report.devices}
     whys: dict[str, dict[str, None]] = {row.device: {} for row in report.devices}

@@ -116,7 +116,7 @@ def _budget_note(report: RunReport) -> list[str]:
 
 
 def _time_note(report: RunReport) -> list[str]:
-    """What predicted seconds are of, whose machine's, and what corrects them; nothing where none are predicted."""
+    """Footnote on predicted seconds: what they cover, on which machine, how they are corrected; [] without any."""
     timed = {row.device for row in report.assignments if "compute_s" in row.predicted}
     if not timed:
         return []

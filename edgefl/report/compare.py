@@ -61,7 +61,7 @@ def label(index: int) -> str:
 
 
 def _remarks(runs: Sequence[RunReport], scored: Sequence[Line]) -> Iterator[str]:
-    """What stands between the first run and a fair comparison with the others."""
+    """Reasons why the first run and the others cannot be compared fairly, with the runs that each concerns."""
     found: dict[str, list[str]] = {}
     for index, run in enumerate(runs):
         for text in (*_hindrances(runs[0], run), *_unsteady(scored, index)):
@@ -93,7 +93,7 @@ def _who_missed(work: Attendance) -> str:
 
 
 def _unsteady(scored: Sequence[Line], index: int) -> Iterator[str]:
-    """That the first score, of all modalities, varies so much over the last rounds that its last says little."""
+    """A remark where the score of all modalities varies so much over the last rounds that its last says little."""
     line = next((one for one in scored if one.figures[index].value is not None), None)
     if line is None:
         return

@@ -88,7 +88,7 @@ def refusals(report: RunReport) -> Grid:
 
 
 def sentences(report: RunReport) -> list[str]:
-    """What went wrong: refusals with both numbers, lost or unusable updates, rounds not offered.
+    """Faults of devices as sentences: refusals with both numbers, lost or unusable updates, rounds not offered.
 
     A sentence a device; of more than ``_APART`` devices with one reason, one sentence with the worst.
     """

@@ -145,7 +145,7 @@ class LiveDevice:
 
     @property
     def word(self) -> str:
-        """What it does, in the glossary's words."""
+        """The device's activity, in the glossary's words."""
         return WORDS.get(self.doing, self.doing)
 
     def took(self, figure: str, value: float | None, so_far: float | None = None) -> float | None:

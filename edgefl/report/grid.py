@@ -141,7 +141,7 @@ def table(
 
 
 def with_rows(*grids: Grid) -> list[Grid]:
-    """Those of the grids that have rows."""
+    """The grids that have rows."""
     return [grid for grid in grids if grid.rows]
 
 

@@ -169,7 +169,7 @@ def _trains(placement: Placement) -> str:
 
 
 def _retreat(placement: Placement) -> str:
-    """What makes it fit: micro-batches, activation checkpointing, the low-memory optimiser."""
+    """Fallbacks that make a stage fit: micro-batches, activation checkpointing, the low-memory optimiser."""
     hyper = placement.hyper
     rows = f", {hyper.micro_batch} rows at once" if hyper.micro_batch else ""
     return rows + ", blocks anew" * hyper.checkpoint + f", {hyper.optimizer}" * hyper.low_memory

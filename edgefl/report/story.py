@@ -16,7 +16,7 @@ _NAMED = 2
 
 
 class Saving(NamedTuple):
-    """What devices spent, what was predicted for that, and what the planner predicts for the same rounds end to end."""
+    """Costs of all devices: as spent, as predicted, and as the planner predicts them for the same rounds end to end."""
 
     name: str
     unit: str
@@ -124,7 +124,7 @@ def _score(report: RunReport) -> list[str]:
 
 
 def troubles(report: RunReport) -> list[str]:
-    """What went wrong: how an unfinished run ended, refusals with both numbers, who was away, lasting warnings."""
+    """Faults of a run as sentences: how it ended unfinished, refusals with both numbers, absences, warnings."""
     standing = rounds.standing(report)
     warned = [f"Warning: {text}." for text in rounds.warnings(report)]
     return [*([standing] if standing else []), *decisions.sentences(report), *warned]

@@ -27,7 +27,7 @@ _OF_A_ROUND = {"flops": "FLOPs a round", "payload": "payload a round", "energy":
 
 
 def verdict(price: RunPrice) -> str:
-    """Who fits, and which limit is used most; or who does not, by which numbers, and what would help."""
+    """Devices that fit and the limit used most; or devices that do not fit, both numbers, and the remedy."""
     rows: dict[str, list[DevicePlan]] = {}
     for plan in price.devices:
         rows.setdefault(plan.device, []).append(plan)
@@ -52,7 +52,7 @@ def _who(fitting: list[str], of: int) -> str:
 
 
 def limit_name(limit: Refusal) -> str:
-    """Which budget it is: step memory, process memory, payload a round, …"""
+    """Name of a limit: step memory, process memory, payload a round, …"""
     return _OF_A_ROUND.get(limit.reason) or reason(limit).removesuffix(" over budget")
 
 

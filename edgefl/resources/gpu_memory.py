@@ -165,7 +165,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def memory_refusal(error: BaseException, ceiling: CudaCeiling | None, *, card: bool) -> Refusal:
-    """Of the memory that ran out: the process', a card's own or, of a pool, both together.
+    """Refusal for memory that ran out: the process', a card's own or, of a pool, both together.
 
     ``ceiling``: the round's, None if it could not be made; ``card``: whether the trainer found a GPU's own memory.
     """

@@ -75,7 +75,7 @@ def way_out(path: str | Path, error: OSError) -> str:
 
 
 def _of_permission(path: Path) -> str:
-    """Who may, and how to become that account."""
+    """Remedy for a refused permission: the account that may, and how to become it."""
     if os.geteuid() == 0:
         return "Root is refused, so a sandbox or the file system refuses it: choose another directory."
     seen, owner = path, os.geteuid()

@@ -74,7 +74,7 @@ def to_numpy(values: Tensor) -> np.ndarray:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are."""
+    """The torch device of a model's weights."""
     return next(model.parameters()).device
 
 

@@ -84,7 +84,7 @@ class Forward:
         return self._spread({m: heads[m](h) for m, h in self.encoded.items() if m in heads})
 
     def teacher_projections(self) -> dict[str, Tensor]:
-        """As the first of ``spread``, by the heads as they were received; no gradient."""
+        """Projections as the first of ``spread``, by the heads as they were received; no gradient."""
         heads = self.auxiliary.teachers
         with torch.no_grad():
             return self._spread({m: heads[m](h) for m, h in self.encoded.items() if m in heads})[0]

@@ -14,7 +14,7 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 @dataclass(frozen=True)
 class Address:
-    """Where and as whom to connect. ``legacy``: speak MQTT 3.1.1 at once instead of trying 5 first (``?version=3``).
+    """Address and user of a broker. ``legacy``: speak MQTT 3.1.1 at once instead of trying 5 first (``?version=3``).
 
     amqtt never answers an MQTT 5 greeting, so its URL carries the hint that saves a time-out.
     """

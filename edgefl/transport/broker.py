@@ -77,7 +77,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """What ``MqttTransport`` needs to connect, password included."""
+        """The URL with which ``MqttTransport`` connects, password included."""
         return self.address.secret_url()
 
     @property

@@ -17,7 +17,7 @@ _CONNACK = 0x20
 
 
 def speaks(address: Address) -> Literal["tls", "mqtt", ""]:
-    """Of the two, the one that the URL does not ask for, if it is what the port speaks."""
+    """The protocol that the port speaks, if it is not the one that the URL asks for."""
     with contextlib.suppress(OSError), socket.create_connection((address.host, address.port), _PATIENCE_S) as opened:
         if address.tls:
             opened.sendall(_CONNECT)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def cluster_terms(e_a: Tensor, e_b: Tensor, labels: Tensor, temperature: float, has_a: Tensor, has_b: Tensor) -> Terms:
-    """Of each sample of ``e_a`` [B, d] to those of ``e_b`` [B, d]: intra where both are one modality, else inter.
+    """Contrast of each sample of ``e_a`` [B, d] with those of ``e_b`` [B, d]: intra in one modality, else inter.
 
     ``labels`` [B], below 0: none; ``has_a``, ``has_b`` [B]: which rows are real. Others take no part.
     """

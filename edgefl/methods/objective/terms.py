@@ -78,6 +78,6 @@ def softmax_temperature(default: float) -> Option:
 
 
 def needs_joint(term: str) -> Rule:
-    """Of a term that compares with the joint representation, which only labels train."""
+    """The rule of a term that compares with the joint representation, which only labels train."""
     text = f"{term} needs the joint representation, which is learned with labels; add the term cross_entropy"
     return Rule("objective", "labels", text)

@@ -95,7 +95,7 @@ def rows(model: ModelSpec) -> dict[str, tuple[int, int]]:
 
 
 def local_rows(job: Job, candidate: Candidate, own: Sequence[str], **options: object) -> dict[str, tuple[int, int]]:
-    """Those of the device's modalities; none without labels or, of pairs, without all modalities."""
+    """Tables of the device's modalities; none without labels or, of pairs, without all modalities."""
     unlabelled = bool(candidate.class_counts) and not any(candidate.class_counts)
     if unlabelled or (options["from"] == "pairs" and len(own) < len(job.model.encoders)):
         return {}
