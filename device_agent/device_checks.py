@@ -6,7 +6,6 @@ What may be wrong, with its words, is in ``edgefl.findings``; of torch and onnxr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import resource
@@ -14,6 +13,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -187,16 +187,13 @@ def ceiling() -> Check:
 
 def state(directory: Path) -> Check:
     """Whether the state directory can be written, as it is or once it is made, and how much is free there."""
-    place, tried = directory, secrets.token_hex(4)
+    place = directory
     try:
         while not place.exists():
             place = place.parent
-        probe = place / f".edgefl-doctor-{tried}"
-        try:
-            probe.write_bytes(bytes(_PROBE_BYTES))
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".edgefl-doctor-") as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
     except OSError as error:
         return found(_REFUSALS.get(error.errno or 0, "state-broken"), f"{place}: {error.strerror}")
     free = shutil.disk_usage(place).free

@@ -21,7 +21,8 @@ from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import SIZES, Outline, Paths, Wishes, encoders, recipe_for, run_values
 from edgefl.own_data.facts import Facts, facts_of
 from edgefl.own_data.npz import facts_of_arrays, read_arrays, write_arrays
-from edgefl.own_data.samples import MANIFEST, Understood, halves, understand
+from edgefl.own_data.samples import MANIFEST, halves, understand
+from edgefl.own_data.understood import Understood
 
 SHOWN = 5  # classes, groups and unused files that are named
 

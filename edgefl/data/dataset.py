@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, read_npz, write_npz
+from edgefl.data.encoders import Encoders
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 
@@ -25,36 +25,6 @@ Flags = npt.NDArray[np.bool_]
 MAX_CLASSES = 100_000
 SHOWN = 20  # problems listed in an error
 _RECORDING = "ids.recording"  # in a file; no modality can be called that
-
-
-class Encoder(Protocol):
-    """Properties of a modality's encoder that reading needs; ``edgefl.models.spec.EncoderSpec`` is one.
-
-    ``input_shape`` (): not known, taken from the data.
-    """
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def pretrained(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def source_rate(self) -> float: ...
-    @property
-    def crop(self) -> Literal["stretch", "center"]: ...
-    @property
-    def standardize(self) -> Literal["none", "fleet"]: ...
-
-
-#: Modality -> its encoder.
-Encoders = Mapping[str, Encoder]
 
 
 @dataclass(frozen=True)
@@ -187,18 +157,6 @@ class Dataset:
             return _assemble(arrays, names, kinds or {})
         except DataError as error:
             raise DataError(f"{path}: {error.message}", remedy=error.remedy) from None
-
-
-def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a value's shape is the wanted one; an axis of 0 is open, () takes any shape."""
-    return not wanted or (
-        len(shape) == len(wanted) and all(w in {0, size} for size, w in zip(shape, wanted, strict=True))
-    )
-
-
-def shown(shape: tuple[int, ...]) -> str:
-    """A wanted shape as text, open axes as "any"."""
-    return f"[{', '.join(str(size) if size else 'any' for size in shape)}]"
 
 
 def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> None:

@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
-from edgefl.data.dataset import Dataset, Encoders, decide
+from edgefl.data.dataset import Dataset, decide
+from edgefl.data.encoders import Encoders
 from edgefl.data.labels import named_labels, numbered
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgefl.data.arrays import chosen
-from edgefl.data.dataset import Dataset, Encoders
+from edgefl.data.dataset import Dataset
+from edgefl.data.encoders import Encoders
 from edgefl.records import Moments
 
 #: Samples looked at at a time: bounds what is in memory of data that lies on disk.

@@ -10,7 +10,8 @@ import numpy as np
 
 from edgefl.config.settings import DataConfig
 from edgefl.data.arrays import Indices, generator
-from edgefl.data.dataset import Dataset, Encoders
+from edgefl.data.dataset import Dataset
+from edgefl.data.encoders import Encoders
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import load, load_pair
 from edgefl.errors import DataError

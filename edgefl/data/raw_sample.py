@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.arrays import Array
-from edgefl.data.dataset import Dataset, Encoder, Encoders
+from edgefl.data.dataset import Dataset
+from edgefl.data.encoders import Encoder, Encoders
 from edgefl.data.readers import SampleError, read_samples, read_text, target
 from edgefl.data.recording import GAP, Windows, joined, least
 from edgefl.errors import DataError, Problem

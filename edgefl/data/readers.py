@@ -23,7 +23,8 @@ from typing import Literal
 import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
-from edgefl.data.dataset import Encoder, as_values, fits, shown
+from edgefl.data.dataset import as_values
+from edgefl.data.encoders import Encoder, fits, shown
 from edgefl.data.log_mel import log_mel, read_wav
 from edgefl.data.pictures import read_picture
 from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular

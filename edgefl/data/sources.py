@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.arrays import read_npz
-from edgefl.data.dataset import Dataset, Encoders, decide, fits, shown
+from edgefl.data.dataset import Dataset, decide
+from edgefl.data.encoders import Encoders, fits, shown
 from edgefl.data.folder import read_manifest
 from edgefl.data.named import named, names
 from edgefl.errors import DataError, Problem

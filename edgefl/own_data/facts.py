@@ -14,7 +14,7 @@ from edgefl.data.arrays import read_npy
 from edgefl.data.readers import inside
 from edgefl.data.recording import read_csv
 from edgefl.errors import DataError, MissingDependencyError
-from edgefl.own_data.samples import Understood
+from edgefl.own_data.understood import Understood
 
 #: Files of a modality that are looked into.
 LOOKED_AT = 200

@@ -6,7 +6,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
@@ -14,6 +13,7 @@ from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess
 from edgefl.own_data.tables import LOOKED_AT, SUFFIXES, Table, has_head, read_table
+from edgefl.own_data.understood import Sample, Understood
 from edgefl.records import is_modality
 
 MANIFEST = "manifest.jsonl"
@@ -21,46 +21,6 @@ MANIFEST = "manifest.jsonl"
 MADE = "edgefl-recordings"
 #: Names of folders that are the halves of a data set.
 _TRAIN, _TEST = frozenset({"train", "training"}), frozenset({"test", "testing", "val", "valid", "validation"})
-
-
-@dataclass
-class Sample:
-    """One line of a manifest. ``values``: modality -> path below the data set's folder, text, or list of numbers."""
-
-    id: str
-    values: dict[str, object] = field(default_factory=dict)
-    label: str = ""
-    group: str = ""
-
-    def line(self) -> dict[str, object]:
-        """The fields of its line in the manifest."""
-        own = {"id": self.id, "label": self.label or None, "group": self.group or None}
-        return {key: value for key, value in own.items() if value is not None} | self.values
-
-
-@dataclass
-class Understood:
-    """The samples found below ``root``, where the manifest belongs. ``kinds``: modality -> kind of encoder.
-
-    ``said``: what it was taken for, as sentences; ``unused``: files that are no part of it, with the reason.
-    """
-
-    root: Path
-    samples: list[Sample] = field(default_factory=list)
-    kinds: dict[str, str] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
-    unused: dict[str, str] = field(default_factory=dict)
-    layout: str = ""
-
-    @property
-    def labels(self) -> Counter[str]:
-        """Samples of each label."""
-        return Counter(sample.label for sample in self.samples if sample.label)
-
-    @property
-    def groups(self) -> Counter[str]:
-        """Samples of each group."""
-        return Counter(sample.group for sample in self.samples if sample.group)
 
 
 def understand(source: Path, template: str = "") -> Understood:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.data.dataset import Encoders
+from edgefl.data.encoders import Encoders
 from edgefl.data.readers import Target, target
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import MANIFEST_FILE, Manifest, Port

@@ -89,7 +89,7 @@ def test_a_disk_that_refuses_for_another_reason_is_told(tmp_path: Path, monkeypa
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Path, "write_bytes", broken)
+    monkeypatch.setattr(os, "open", broken)
     assert doctor.state(tmp_path).id == "state-broken"
 
 

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.dataset import Dataset, Encoder
+from edgefl.data.dataset import Dataset
+from edgefl.data.encoders import Encoder
 from edgefl.data.tokens import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import ConfigError, DataError, MissingDependencyError, Problem
 from edgefl.methods.missing.stand_ins import zero
