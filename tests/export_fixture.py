@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
+from edgefl.export.drafts import TrainedState
 from edgefl.models.parts import part_tensors
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.models.staged import StagedModel, build

@@ -30,11 +30,13 @@ from edgefl.config.profiles import load_run
 from edgefl.data.sources import load_pair
 from edgefl.export import precision
 from edgefl.export.bundle_format import Manifest, input_ports, output_ports, read_manifest
+from edgefl.export.drafts import Draft
 from edgefl.export.form import Form
-from edgefl.export.graph import BundleGraph, to_onnx
+from edgefl.export.graph import BundleGraph
 from edgefl.export.measure import BATCHES, machine, processor
 from edgefl.export.precision_record import Reduced
 from edgefl.export.session import open_session
+from edgefl.export.tracing import to_onnx
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
@@ -92,7 +94,7 @@ def measured(kind: str, threads: int) -> Measured:
     graph = BundleGraph(model, encoder.depth, (kind,), method("missing", "zero").make)
     inputs, axes = input_ports(spec, (kind,))
     described = Manifest(name=kind, inputs=inputs, outputs=output_ports(spec, (kind,), 0), axes=axes)
-    f32 = to_onnx(graph, described, {}, Form())
+    f32 = to_onnx(Draft(graph, described, {}), Form())
     proto = precision.loaded(f32)
     values = {kind: inputs_of(encoder, 8)}
     narrow = precision.needs_reduced_range(processor())

@@ -24,7 +24,7 @@ from edgefl.storage.disk import ledger_of
 from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
-    from edgefl.export.bundle import TrainedState
+    from edgefl.export.drafts import TrainedState
     from edgefl.export.measure import Samples
     from edgefl.training.embeddings import Tensors
 
@@ -115,7 +115,7 @@ def export_run(
 def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
     """The state's parts, from the store."""
     from edgefl.aggregation.history import load as load_memory
-    from edgefl.export.bundle import TrainedState
+    from edgefl.export.drafts import TrainedState
     from edgefl.protocol.tensors import decode_part
     from edgefl.training.fill import matcher_of
 

@@ -11,12 +11,10 @@ import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from edgefl import __version__
 from edgefl.errors import ExportError, MissingDependencyError
@@ -30,7 +28,6 @@ from edgefl.export.bundle_format import (
     MODEL_FILE,
     TABLES_FILE,
     WEIGHTS,
-    ZERO,
     Index,
     Manifest,
     Mask,
@@ -41,9 +38,11 @@ from edgefl.export.bundle_format import (
     input_ports,
     output_ports,
     presence_ports,
+    table_name,
     table_names,
     table_ports,
 )
+from edgefl.export.drafts import Draft, TrainedState, drafted
 from edgefl.export.folder import replaced
 from edgefl.export.form import PLAIN, Form, Layout
 from edgefl.export.guide import EXAMPLE, README, example, readme
@@ -51,40 +50,18 @@ from edgefl.export.measure import Samples
 from edgefl.export.precision_record import EXACT, Precision
 from edgefl.export.reduced import Exact, reduced
 from edgefl.export.session import open_session
-from edgefl.export.tables import encode_tables, padded, table_arrays
+from edgefl.export.tables import encode_tables, padded
 from edgefl.models.spec import PROTOTYPES, ModelSpec
-from edgefl.plan.job import Stage
 from edgefl.plan.stages import restrict
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
-from edgefl.records import Manifest as State
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
 from edgefl.storage.disk import write_new
 
 if TYPE_CHECKING:
-    from edgefl.training.matching import Networks, WeightedNetworks
+    pass
 
-Parts = Mapping[str, Mapping[str, np.ndarray]]
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
-
-
-@dataclass(frozen=True)
-class TrainedState:
-    """The state of a run that is exported.
-
-    ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
-    the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
-    trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
-    """
-
-    model: ModelSpec
-    stage: Stage
-    parts: Parts
-    refs: State = field(default_factory=dict)
-    matcher: Matcher = DEFAULT_MATCHER
-    networks: Networks = field(default_factory=dict)
-    untrained: tuple[str, ...] = ()
 
 
 def export_bundles(
@@ -110,15 +87,19 @@ def export_bundles(
     MissingDependencyError.
     """
     masks = _ready(state, mask)
+    from edgefl.export import tracing  # needs torch and onnx, which _ready has seen to
+
     masks = masks[:1] if form.tables == "fixed" else masks
     tables = padded(state.model, state.parts, masks, capacity)
     wanted = _inputs(state.model)
     places = {kind: folder_of(directory, kind) for kind in form.precisions}
     rows: dict[Precision, list[BundleRow]] = {kind: [] for kind in places}
     with replaced(list(places.values())) as building:
-        for i, given in enumerate(wanted):
-            progress(f"bundle {i + 1} of {len(wanted)}: {bundle_name(given)}")
-            exact = _exact(state, _described(state, given, masks, tables, form), tables, tolerance, form)
+        drafts = drafted(state, [_described(state, given, masks, tables, form) for given in wanted], tables)
+        files = tracing.Trace(drafts, form.opset)
+        for i, draft in enumerate(drafts):
+            progress(f"bundle {i + 1} of {len(drafts)}: {draft.manifest.name}")
+            exact = _exact(draft, tables, tolerance, tracing.to_onnx(draft, form, files))
             for root, (kind, own) in zip(building, rows.items(), strict=True):
                 own.append(_write(root, _as(exact, kind, samples, form, progress), form.layout))
         for root, own in zip(building, rows.values(), strict=True):
@@ -216,24 +197,14 @@ def _described(
     )
 
 
-def _exact(
-    state: TrainedState, manifest: Manifest, padded: Mapping[str, ClassMeans], tolerance: float, form: Form
-) -> Exact:
-    """The bundle that ``manifest`` describes, exported and checked."""
+def _exact(draft: Draft, padded: Mapping[str, ClassMeans], tolerance: float, data: bytes) -> Exact:
+    """The bundle of the draft and its model file, checked."""
     import onnx
 
-    from edgefl.export.graph import BundleGraph, to_onnx
     from edgefl.export.parity import check
-    from edgefl.models.parts import loaded
 
-    model, given, matcher = state.model, manifest.modalities, state.matcher
-    tables = {m: padded[m] for m in table_names(model, given, matcher) if manifest.capacity}
-    networks = {m: _networks(state, m) for m in given if tables and matcher.trained}
-    built = loaded(model, restrict(state.stage, given).present, state.parts)
-    make = method("missing", manifest.masks[0] if manifest.masks else ZERO).make
-    graph = BundleGraph(built, manifest.depth, given, make, matcher, networks)
-    arrays = table_arrays(tables)  # in the order the graph takes them
-    data = to_onnx(graph, manifest, arrays, form)
+    graph, manifest = draft.graph, draft.manifest
+    tables = {m: table for m, table in padded.items() if table_name(m) in draft.tables}
     checks = check(open_session(data), graph, manifest, tables, tolerance)
     proto = onnx.load_model_from_string(data)
     manifest = msgspec.structs.replace(
@@ -242,13 +213,12 @@ def _exact(
         size_bytes=len(data),
         opset=int(max(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})),
         ir_version=int(proto.ir_version),
-        networks=tuple(weight for each in networks.values() for weight, _ in each),
         tolerance=tolerance,
         # Of what is answered: the differences of the match are in scores.
         max_difference=max(v for one in checks for k, v in one.differences.items() if k not in {MATCHED, WEIGHTS}),
         parity=checks,
     )
-    return Exact(manifest, data, arrays)
+    return Exact(manifest, data, draft.tables)
 
 
 def _write(root: Path, bundle: Exact, layout: Layout) -> BundleRow:
@@ -278,22 +248,6 @@ def _write(root: Path, bundle: Exact, layout: Layout) -> BundleRow:
     if manifest.reduced is None:
         return row
     return msgspec.structs.replace(row, lost_points=manifest.reduced.worst, max_loss=manifest.reduced.max_loss)
-
-
-def _networks(state: TrainedState, modality: str) -> WeightedNetworks:
-    """The small networks that match ``modality``. Raises ExportError when there is none."""
-    from edgefl.training.matching import matcher_networks
-
-    part = f"match/{modality}"
-    weights = state.networks.get(part, {})
-    missing = [name for name in weights if name not in state.parts]
-    if missing or not weights:
-        raise ExportError(
-            f"the matcher '{state.matcher.metric}' needs a small network of '{modality}', and the state "
-            + (f"lacks {', '.join(missing[:5])}" if missing else "holds none"),
-            remedy="Export the state of a run's last round, or with --mask zero.",
-        )
-    return matcher_networks(state.model, state.parts, part, weights)
 
 
 def _software() -> dict[str, str]:

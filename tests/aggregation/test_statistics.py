@@ -23,7 +23,7 @@ from edgefl.aggregation.history import UpdateInfo
 from edgefl.api.export_run import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
-from edgefl.export.bundle import TrainedState
+from edgefl.export.drafts import TrainedState
 from edgefl.models.check import encoder_of_size
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec

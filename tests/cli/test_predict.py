@@ -18,6 +18,7 @@ from edgefl.cli.predict import accuracy, read_input
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export.bundle_format import MODEL_FILE, Index, Manifest, read_manifest
+from edgefl.export.drafts import Draft
 from edgefl.export.runtime import Answers, Prediction, choose, find_bundles, load_bundle
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.tensors import encode_part
@@ -256,10 +257,10 @@ def runs(tmp_path: Path) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracing takes seconds: the state is that of the fixture, so its files are what the exporter would write."""
 
-    def known(graph: object, *_rest: object) -> bytes:
-        return (exported().directory / "+".join(graph.given) / MODEL_FILE).read_bytes()
+    def known(draft: Draft, *_rest: object) -> bytes:
+        return (exported().directory / draft.manifest.name / MODEL_FILE).read_bytes()
 
-    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", known)
 
 
 @pytest.mark.usefixtures("quick")

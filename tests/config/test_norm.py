@@ -9,7 +9,8 @@ from test_compile import SHAPE, run_config
 from training_fixture import dataset, job, model_spec, parts_of
 
 from edgefl.config.profiles import load_recipe, shipped
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
+from edgefl.export.drafts import TrainedState
 from edgefl.models.spec import HeadSpec, Norm
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan

@@ -20,7 +20,7 @@ from mask_oracle import filled as filled_in
 
 from edgefl.errors import DataError, EdgeFLError, ExportError, StoreError
 from edgefl.export import session
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import (
     INDEX_FILE,
     MANIFEST_FILE,
@@ -30,6 +30,7 @@ from edgefl.export.bundle_format import (
     Index,
     read_manifest,
 )
+from edgefl.export.drafts import TrainedState
 from edgefl.export.folder import check_target, publish, replaced
 from edgefl.export.runtime import ROWS, find_bundles, load_bundle
 from edgefl.models.check import encoder_of_size
@@ -249,14 +250,14 @@ def test_serving_needs_no_torch():
 def test_a_model_that_differs_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     earlier = shutil.copytree(exported().directory, tmp_path / "bundles")
 
-    def wrong(graph: object, *_rest: object) -> bytes:
+    def wrong(*_all: object) -> bytes:
         model = onnx.load(str(exported().directory / "acc" / MODEL_FILE))
         bias = next(i for i in model.graph.initializer if i.name.endswith("task.bias"))
         shifted = np.add(onnx.numpy_helper.to_array(bias), [0, 1e-3, 0, 0], dtype=np.float32)
         bias.CopyFrom(onnx.numpy_helper.from_array(shifted, bias.name))
         return model.SerializeToString()
 
-    monkeypatch.setattr("edgefl.export.graph.to_onnx", wrong)
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", wrong)
     spec = exported().spec
     with pytest.raises(ExportError, match=r"acc: 'logits' differs by 0.001 between torch and onnxruntime \(mask \w+"):
         export_bundles(TrainedState(spec, stage_of(spec), exported().parts), tmp_path / "bundles", capacity=6)
@@ -293,7 +294,7 @@ def test_what_can_not_be_exported_is_refused_at_once(tmp_path: Path, changes: di
 
 def test_a_graph_torch_can_not_export_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = exported()  # kept for every test: made before the exporter is replaced
-    monkeypatch.setattr("edgefl.export.graph._export", lambda *_args: 1 / 0)
+    monkeypatch.setattr("edgefl.export.tracing._export", lambda *_args: 1 / 0)
     with pytest.raises(ExportError, match="the graph of acc can not be exported to ONNX: division by zero"):
         export_bundles(TrainedState(made.spec, stage_of(made.spec), made.parts), tmp_path / "bundles")
     assert list(tmp_path.iterdir()) == []

@@ -18,8 +18,9 @@ from edgefl.aggregation.history import KEY, Memory
 from edgefl.api.export_run import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MATCHED, MODEL_FILE, WEIGHTS, read_manifest
+from edgefl.export.drafts import Draft, TrainedState
 from edgefl.export.runtime import load_bundle
 from edgefl.models.parts import part_tensors
 from edgefl.models.spec import HeadSpec, ModelSpec
@@ -158,10 +159,10 @@ def test_a_matcher_without_its_networks_is_refused(tmp_path: Path):
 def test_a_run_is_exported_with_the_networks_of_its_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     bundles = pmcmfl()  # kept for every test: made before the exporter is replaced
 
-    def known(graph: object, *_rest: object) -> bytes:
-        return (bundles / "+".join(graph.given) / MODEL_FILE).read_bytes()
+    def known(draft: Draft, *_rest: object) -> bytes:
+        return (bundles / draft.manifest.name / MODEL_FILE).read_bytes()
 
-    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", known)
     spec, stage = small(), stage_of(small(), 1)
     store = ObjectStore(tmp_path / "objects")
     manifest = {name: store.put(encode_part(tensors)) for name, tensors in state_of(spec).items()}

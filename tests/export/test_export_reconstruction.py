@@ -21,8 +21,9 @@ from edgefl.cli.main import main
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export import parity
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MODEL_FILE, Manifest, input_ports, read_manifest
+from edgefl.export.drafts import Draft, TrainedState
 from edgefl.export.graph import BundleGraph
 from edgefl.export.runtime import load_bundle
 from edgefl.methods.missing.stand_ins import reconstruction, zero
@@ -148,12 +149,12 @@ def a_run(place: Path, slots: Slots) -> Path:
 
 
 def test_a_run_is_exported_with_what_its_recipe_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def known(graph: BundleGraph, *_rest: object) -> bytes:
-        assert graph.make is reconstruction
-        return (rebuilt().directory / "+".join(graph.given) / MODEL_FILE).read_bytes()
+    def known(draft: Draft, *_rest: object) -> bytes:
+        assert draft.graph.make is reconstruction
+        return (rebuilt().directory / draft.manifest.name / MODEL_FILE).read_bytes()
 
     rebuilt()  # before what writes it is replaced
-    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", known)
     done = export_run(a_run(tmp_path / "one", Slots(missing={"reconstruction": {}})))
     assert done.mask == "reconstruction"
     # The parts alone, for a term of the objective, are not what stands in.

@@ -18,8 +18,9 @@ from test_predict import edgefl
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MANIFEST_FILE, MODEL_FILE, TABLES_FILE, Manifest, read_manifest
+from edgefl.export.drafts import TrainedState
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import subset_list
 from edgefl.export.runtime import apply, choose, find_bundles, load_bundle

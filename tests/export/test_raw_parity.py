@@ -17,8 +17,9 @@ from PIL import Image
 from edgefl.cli.main import main
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import read_manifest
+from edgefl.export.drafts import TrainedState
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.training.evaluate import Criteria, evaluate
 

@@ -13,9 +13,10 @@ import pytest
 from export_fixture import exported, some_tables, stage_of, windows
 
 from edgefl.errors import DataError, ExportError
-from edgefl.export import graph
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export import tracing
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MANIFEST_FILE, MODEL_FILE, TABLES_FILE, encode_json, read_manifest
+from edgefl.export.drafts import Draft, TrainedState
 from edgefl.export.form import Form
 from edgefl.export.runtime import load_bundle
 from edgefl.export.tables import MOST_NUMBERS, encode_tables, read_tables, table_arrays
@@ -68,12 +69,12 @@ def test_tables_inside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The traced file of the fixture, with its tables put in as the exporter would."""
     form, spec = Form(tables=where), exported().spec
 
-    def known(one: graph.BundleGraph, _: object, tables: dict[str, np.ndarray], asked: Form) -> bytes:
-        proto = onnx.load(str(exported().directory / "+".join(one.given) / MODEL_FILE))
-        graph._place_tables(proto, tables, asked.tables)
+    def known(draft: Draft, asked: Form, _: object) -> bytes:
+        proto = onnx.load(str(exported().directory / draft.manifest.name / MODEL_FILE))
+        tracing._place_tables(proto, draft.tables, asked.tables)
         return proto.SerializeToString()
 
-    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", known)
     export_bundles(TrainedState(spec, stage_of(spec), exported().parts), tmp_path / "b", capacity=6, form=form)
     bundle, beside = load_bundle(tmp_path / "b" / "acc"), load_bundle(exported().directory / "acc")
     assert not (bundle.directory / TABLES_FILE).exists()

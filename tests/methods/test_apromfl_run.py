@@ -20,8 +20,9 @@ from coordinator.runtime.validate_update import changes_of
 from edgefl.api.export_run import FinalState, _own_mask, final_state
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
-from edgefl.export.bundle import TrainedState, export_bundles
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MODEL_FILE, read_manifest
+from edgefl.export.drafts import TrainedState
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.compile import random_and_frozen, warnings_of
 from edgefl.plan.job import RunPlan, Stage
@@ -172,7 +173,7 @@ def test_a_bundle_says_what_no_device_trained_and_predict_gives_no_accuracy(tmp_
     spec = made.spec
     files = {name: (made.directory / name / MODEL_FILE).read_bytes() for name in ("acc", "gyro", "acc+gyro")}
     # Tracing takes seconds.
-    monkeypatch.setattr("edgefl.export.graph.to_onnx", lambda graph, *_: files["+".join(graph.given)])
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", lambda draft, *_: files[draft.manifest.name])
     export_bundles(TrainedState(spec, stage_of(spec), made.parts, untrained=("task", "head/gyro")), folder, capacity=6)
     found = {name: read_manifest(folder / name).untrained for name in ("acc", "gyro", "acc+gyro")}
     assert found == {"acc": ("task",), "gyro": ("task", "head/gyro"), "acc+gyro": ("task", "head/gyro")}

@@ -1,0 +1,92 @@
+"""Bundles before they are files: the state they are made of, their graphs and what describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from edgefl.errors import ExportError
+from edgefl.export.bundle_format import ZERO, Manifest, table_names
+from edgefl.export.tables import table_arrays
+from edgefl.models.spec import ModelSpec
+from edgefl.plan.job import Stage
+from edgefl.plan.stages import restrict
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.table import ClassMeans
+from edgefl.records import Manifest as State
+from edgefl.registry import method
+
+if TYPE_CHECKING:
+    from edgefl.export.graph import BundleGraph
+    from edgefl.training.matching import Networks, WeightedNetworks
+
+
+Parts = Mapping[str, Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """The state of a run that is exported.
+
+    ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
+    the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
+    trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
+    """
+
+    model: ModelSpec
+    stage: Stage
+    parts: Parts
+    refs: State = field(default_factory=dict)
+    matcher: Matcher = DEFAULT_MATCHER
+    networks: Networks = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A bundle's graph, the manifest of its ports, and its prototype tables by input, in the graph's order."""
+
+    graph: BundleGraph
+    manifest: Manifest
+    tables: Mapping[str, np.ndarray]
+
+
+def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[str, ClassMeans]) -> list[Draft]:
+    """The bundles that the manifests describe. Raises ExportError when a network that a matcher needs is missing."""
+    from edgefl.export.graph import BundleGraph
+    from edgefl.models.parts import loaded
+
+    model, matcher = state.model, state.matcher
+    every = list(dict.fromkeys(m for one in manifests for m in one.modalities))
+    built = loaded(model, restrict(state.stage, every).present, state.parts)
+    matching = matcher.trained and any(one.capacity for one in manifests)
+    networks = {m: _networks(state, m) for m in every} if matching else {}
+    drafts = []
+    for one in manifests:
+        given, make = one.modalities, method("missing", one.masks[0] if one.masks else ZERO).make
+        tables = {m: padded[m] for m in table_names(model, given, matcher) if one.capacity}
+        own = {m: networks[m] for m in given if tables and matcher.trained}
+        weights = tuple(weight for each in own.values() for weight, _ in each)
+        graph = BundleGraph(built, one.depth, given, make, matcher, own)
+        drafts.append(Draft(graph, msgspec.structs.replace(one, networks=weights), table_arrays(tables)))
+    return drafts
+
+
+def _networks(state: TrainedState, modality: str) -> WeightedNetworks:
+    """The small networks that match ``modality``. Raises ExportError when there is none."""
+    from edgefl.training.matching import matcher_networks
+
+    part = f"match/{modality}"
+    weights = state.networks.get(part, {})
+    missing = [name for name in weights if name not in state.parts]
+    if missing or not weights:
+        raise ExportError(
+            f"the matcher '{state.matcher.metric}' needs a small network of '{modality}', and the state "
+            + (f"lacks {', '.join(missing[:5])}" if missing else "holds none"),
+            remedy="Export the state of a run's last round, or with --mask zero.",
+        )
+    return matcher_networks(state.model, state.parts, part, weights)
