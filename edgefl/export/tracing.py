@@ -23,6 +23,7 @@ from edgefl.export.bundle_format import Axis, Manifest, Port
 from edgefl.export.drafts import Draft
 from edgefl.export.form import Form, Tables
 from edgefl.export.graph import Together
+from edgefl.export.operators import translations
 from edgefl.export.opset import LEAST, lower
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _export(
         program = torch.export.export(graph, (tuple(example),), dynamic_shapes=(tuple(shapes),), strict=False)
         onnx_program = torch.onnx.export(
             program, (), dynamo=True, verbose=False, optimize=True, input_names=names[0], output_names=names[1],
-            opset_version=max(opset, LEAST),
+            opset_version=max(opset, LEAST), custom_translation_table=translations(program, opset),
         )  # fmt: skip
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing", remedy="Use a torch of 2.6 or newer.")
