@@ -159,9 +159,9 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
     """``dataset`` with modalities taken away, as in devices without a sensor and samples without a reading.
 
     Each modality of each sample is dropped with probability ``missing.rate``, independently; a sample that loses all is
-    discarded, or keeps one at random (arXiv 2312.13508, section 5). With ``missing.lose: one``, floor(rate * N) of the N
-    samples lose exactly one of theirs (MMiC, section 5.3); those who have one alone are not among them. The same for the
-    same seed and device, whatever the other devices are. A modality that no sample has any more is left out. Raises
+    discarded, or keeps one at random (arXiv 2312.13508, section 5). With ``missing.lose: one``, floor(rate * N) of the
+    N samples lose exactly one of theirs (MMiC, section 5.3), none of those that have one alone. The same for the same
+    seed and device, whatever the other devices are. A modality that no sample has any more is left out. Raises
     DataError when no sample is left.
     """
     if device in missing.unlabelled:
@@ -198,7 +198,7 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
 
 def _without_one(had: Array, rate: float, rng: Generator) -> Array:
     """``had`` (N, M) less one entry in floor(rate * N) rows, of those that have two or more."""
-    left = had.copy()
+    left: Array = had.copy()
     able = rng.permutation(np.flatnonzero(had.sum(axis=1) >= 2))[: int(rate * len(had))]
     lost = np.where(had[able], rng.random((len(able), had.shape[1])), -1.0).argmax(axis=1)
     left[able, lost] = False
