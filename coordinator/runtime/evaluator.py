@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +52,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Evaluator:
-    """Answers the requests; keeps prices and the test set between them."""
+    """Answers the requests; keeps the test set between them, and the process the prices."""
 
     def __init__(self) -> None:
-        self._pricer: Pricer | None = None
         self._tests: dict[str, Dataset] = {}
 
     def answer(self, method: str, body: object, note: Note | None = None) -> object:
@@ -73,9 +72,8 @@ class Evaluator:
     def plan_stage(self, request: Request) -> list[Placement]:
         """One placement a candidate, in order."""
         from edgefl.budget.fit import place
-        from edgefl.pricing.round_price import Pricer
 
-        self._pricer = pricer = self._pricer or Pricer()
+        pricer = _pricer()
         plan, stage = request.plan, request.plan.stages[request.stage - 1]
         job = Job(plan.model, stage, plan.hypers[request.stage - 1], plan.slots, transfer=plan.transfer)
         sizes = {part: ref.size for part, ref in request.manifest.items()}
@@ -134,6 +132,14 @@ class Evaluator:
         if plan.test not in self._tests:
             self._tests[plan.test] = load_test_set(plan.test, plan.model)
         return self._tests[plan.test]
+
+
+@cache
+def _pricer() -> Pricer:
+    """The prices of this process: runs of one model, such as a study's, are traced once."""
+    from edgefl.pricing.round_price import Pricer
+
+    return Pricer()
 
 
 def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:

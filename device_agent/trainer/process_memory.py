@@ -1,4 +1,4 @@
-"""What a trainer's process does once about its memory: a toy round before the first, no search of what stays."""
+"""Memory of a trainer's process, seen to once: a toy round before the first, no search of what stays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A whole fleet in this process: the real coordinator, agents, trainers and evaluator over the in-memory transport.
 
 What needs torch takes turns in one thread (``edgefl.process.inline_worker``): a run gives, bit for bit, what the same
-fleet gives as processes with a broker. What a process of its own would have told is not measured: a trainer's memory,
+fleet gives as processes with a broker. Figures that take a process of one's own are not measured: a trainer's memory,
 and bytes at a socket.
 """
 
@@ -75,7 +75,7 @@ async def run_fleet(
 ) -> RunReport:
     """Carry out ``plan`` in ``directory`` with an agent for each of ``every``, all of one fleet; its report.
 
-    ``lost`` is told of an agent that ends by itself; an error that it raises ends the run. Raises EdgeFLError.
+    ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. Raises EdgeFLError.
     """
     from coordinator.runtime import evaluator
     from coordinator.runtime.environment import Environment

@@ -16,6 +16,7 @@ _BUNDLES = ("onnx", "onnxscript", "onnxruntime")
 NEEDS: dict[str, tuple[str, ...]] = {
     "init": ("torch", "PIL"),
     "run": ("torch", *_LEDGER, "jinja2", "vl_convert", *_BUNDLES),
+    "study": ("torch", *_LEDGER),
     "plan": ("torch",),
     "runs": _LEDGER,
     "report": _LEDGER,

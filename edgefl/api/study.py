@@ -1,25 +1,26 @@
-"""A study: the same run file under a grid of overrides, one run after the other; finished ones are kept."""
+"""A study: the same run file under a grid of overrides, one run after the other or several at once."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgefl.api.cells import Grid, Planned, carried_out, combinations, done, planned
 from edgefl.api.frames import frame
 from edgefl.api.local_run import LocalOptions
-from edgefl.api.results import Report, Run
-from edgefl.api.running import Made, carried_out
-from edgefl.api.runs import read_run
-from edgefl.config.profiles import RunSource, load_run
-from edgefl.errors import EdgeFLError, MissingDependencyError
+from edgefl.api.results import Run
+from edgefl.api.running import Made, in_thread
+from edgefl.api.running import carried_out as whole_run
+from edgefl.api.study_engine import LocalProcesses, Work
+from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
+from edgefl.config.profiles import RunSource
+from edgefl.config.yaml_files import plain
+from edgefl.errors import ConfigError, Problem
 from edgefl.report import resources
 from edgefl.run_records import EventRow
-from edgefl.storage.disk import ledger_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,6 @@ _COLUMNS = {
     **dict.fromkeys((*COMPARED, "run_s"), "float64"),
     "error": "string",
 }
-Grid = Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,25 @@ class Study:
     directory: Path
 
     def to_pandas(self) -> pd.DataFrame:
+        """The table of ``rows`` as a data frame; a figure that was not measured is NaN.
+
+        Raises MissingDependencyError without pandas.
+        """
+        return frame(
+            {**dict.fromkeys(self._fields(), "object"), **_COLUMNS}, [tuple(row.values()) for row in self.rows()]
+        )
+
+    def rows(self) -> list[dict[str, object]]:
         """A row for each cell: its overrides, the run, its accuracy (0..1) and what training took, in base units.
 
-        A figure that was not measured is NaN. Raises MissingDependencyError without pandas.
+        A figure that was not measured is None.
         """
-        fields = list(dict.fromkeys(name for cell in self.cells for name in cell.overrides))
-        types = {**dict.fromkeys(fields, "object"), **_COLUMNS}
-        return frame(types, [(*(cell.overrides.get(name) for name in fields), *_figures(cell)) for cell in self.cells])
+        names = [*self._fields(), *_COLUMNS]
+        values = ((*(cell.overrides.get(name) for name in self._fields()), *_figures(cell)) for cell in self.cells)
+        return [dict(zip(names, row, strict=True)) for row in values]
+
+    def _fields(self) -> list[str]:
+        return list(dict.fromkeys(name for cell in self.cells for name in cell.overrides))
 
 
 def _figures(cell: Cell) -> tuple[object, ...]:
@@ -70,14 +82,6 @@ def _figures(cell: Cell) -> tuple[object, ...]:
     return (cell.run.id, record.status, cell.run.accuracy, *spent, took, cell.error)
 
 
-class _Planned(NamedTuple):
-    """A cell before its run. ``run``: the run's id, which follows from what the cell trains."""
-
-    overrides: dict[str, object]
-    merged: dict[str, object]
-    run: str
-
-
 def study(
     file: RunSource,
     grid: Grid,
@@ -87,49 +91,71 @@ def study(
     on_event: Callable[[EventRow], None] | None = None,
     trainers: int = 0,
     export: bool = False,
+    in_process: bool = False,
+    workers: int = 0,
+    memory_mib: float = 0.0,
 ) -> Study:
     """Run a grid of overrides, one local fleet after the other; called again, only the cells that are not done yet.
 
     ``grid``: field -> its values (every combination is a cell), or the cells themselves, each field -> value.
     ``overrides``: for all cells. ``directory`` has a folder for each run, named after what it trains: a cell that is
     done there is kept, one that was cut off goes on, and a changed run file or value makes another run.
-    ``on_event``, ``trainers``, ``export``: as of ``edgefl.run``. A cell that fails is in the result with its error, and
-    the others go on. Raises ConfigError, before anything starts, if any cell's settings are wrong.
+    ``on_event``, ``trainers``, ``export``, ``in_process``: as of ``edgefl.run``. ``workers``: so many cells at once,
+    each in a process of its own, as far as they fit ``memory_mib`` (default: a share of what is free). A cell that
+    fails is in the result with its error, and the others go on. Raises ConfigError, before anything starts, if any
+    cell's settings are wrong.
     """
     place = Path(directory)
-    made, feed = Made(export, page=False), on_event or (lambda _: None)
-    cells = []
-    for planned in [_planned(file, dict(overrides or {}), cell) for cell in _combinations(grid)]:
-        options = LocalOptions(file, planned.merged, place, trainers=trainers)
-        cells.append(_carried_out(options, planned, lambda one: carried_out(one, feed, made)))
-    return Study(tuple(cells), place)
+    cells = [planned(file, dict(overrides or {}), cell) for cell in combinations(grid)]
+    asked = LocalOptions(file, (), place, trainers=trainers, in_process=in_process)
+    if not workers:
+        made, feed = Made(export, page=False), on_event or (lambda _: None)
+        found = []
+        for one in cells:
+            options = asked._replace(overrides=one.merged)
+            run, error = carried_out(options, one.run, lambda given: whole_run(given, feed, made))
+            found.append(Cell(one.overrides, run, error))
+        return Study(tuple(found), place)
+    if on_event is not None:
+        problem = Problem("on_event", "is of cells one after the other, in this process")
+        raise ConfigError("the study", [problem], remedy="Leave workers away, or on_event.")
+    return at_once(cells, asked, AtOnce(workers, int(memory_mib * 2**20), export))
 
 
-def _combinations(grid: Grid) -> list[dict[str, object]]:
-    if isinstance(grid, Mapping):
-        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return [dict(cell) for cell in grid]
+class AtOnce(NamedTuple):
+    """Several cells at once. ``memory_bytes``: that all may take, 0: a share of what is free."""
+
+    workers: int
+    memory_bytes: int = 0
+    export: bool = False
+    told: Told = Told()
 
 
-def _planned(file: RunSource, common: dict[str, object], cell: dict[str, object]) -> _Planned:
-    """The cell with its run's id: the run's name, and a hash of its settings and recipe. Raises ConfigError."""
-    merged = common | cell
-    config, recipe = load_run(file, merged)
-    settings = [config.model_dump(mode="json"), recipe.model_dump(mode="json")]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return _Planned(cell, merged, f"{config.name[:40]}-{digest[:12]}")
+def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Study:
+    """A study's cells in worker processes; what is done already is kept. Raises what concerns every cell."""
+    place, file = options.runs, options.file
+    source = plain(file, "") if isinstance(file, Mapping) else str(file)
+    works = [
+        Work(source, plain(cell.merged, ""), cell.run, str(place), options.trainers, options.in_process, how.export)
+        for cell in {cell.run: cell for cell in cells}.values()
+    ]
+    left = [work for work in works if done(options, work.run) is None]
+    for kept in (work for work in works if work not in left):
+        how.told.ended(Ended(kept.run, kept=True))
+    errors = in_thread(lambda begin: asyncio.run(_carry_out(begin, left, place / "logs", how))) if left else {}
+    found = []
+    for cell in cells:
+        run = None if errors.get(cell.run) else done(options, cell.run)
+        lacking = "" if run else "its run is not done; call the study again"
+        found.append(Cell(cell.overrides, run, errors.get(cell.run) or lacking))
+    return Study(tuple(found), place)
 
 
-def _carried_out(options: LocalOptions, planned: _Planned, carry_out: Callable[[LocalOptions], Run]) -> Cell:
-    """The cell's run: as it is if it is done, else begun or gone on with."""
-    directory = options.runs / planned.run
-    begun = (directory / "run.yaml").is_file()
+async def _carry_out(begin: Callable[[], None], works: Sequence[Work], logs: Path, how: AtOnce) -> dict[str, str]:
+    begin()
+    engine = LocalProcesses(how.workers, logs)
     try:
-        if begun and ledger_file(directory) and (record := read_run(directory)).status == "done":
-            return Cell(planned.overrides, Run(directory, Report(record, directory)))
-        given = options._replace(resume=planned.run) if begun else options._replace(run=planned.run)
-        return Cell(planned.overrides, carry_out(given))
-    except MissingDependencyError:  # of every cell
-        raise
-    except EdgeFLError as error:
-        return Cell(planned.overrides, error=f"{error.message} ({error.remedy})")
+        count = await fitting(engine, works, how.workers, how.memory_bytes, how.told)
+        return await carry_out_all(engine, works, count, how.told)
+    finally:
+        await engine.close()

@@ -20,6 +20,10 @@ from edgefl.console import guarded, show_version
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("edgefl.cli.init:command", "Look at data of your own, and write its manifest and a run file."),
     "run": ("edgefl.cli.run:run_command", "Train: start a broker, a coordinator and a local fleet from one run file."),
+    "study": (
+        "edgefl.cli.study:command",
+        "Train a grid of settings and seeds, several cells at once: one table of all.",
+    ),
     "plan": ("edgefl.cli.run:plan_command", "Predict what each stage costs on each device, and who can train it."),
     "recipes": ("edgefl.cli.show:recipes_command", "List the methods there are, or explain one slot by slot."),
     "runs": ("edgefl.cli.show:runs_command", "List the runs in ./runs."),

@@ -17,9 +17,9 @@ from fleet_fixture import share
 from report_fixture import run_report
 
 import edgefl
+from edgefl.api.cells import combinations, planned
 from edgefl.api.results import Plan, Report
 from edgefl.api.running import in_thread
-from edgefl.api.study import _combinations, _planned
 from edgefl.budget.fit import DevicePlan, RunPrice
 from edgefl.errors import ConfigError, ExportError
 from edgefl.plan.job import Placement
@@ -149,13 +149,13 @@ def test_missing_figures_are_missing_and_not_zero() -> None:
 
 def test_a_grid_is_every_combination_and_a_cell_has_the_id_of_what_it_trains(folder: Path) -> None:
     grid = {"training.epochs": [1, 2], "seed": [1, 2]}
-    cells = _combinations(grid)
+    cells = combinations(grid)
     assert cells == [{"training.epochs": e, "seed": s} for e in (1, 2) for s in (1, 2)]
-    assert _combinations([{"seed": 1}, {"recipe": "fedavg"}]) == [{"seed": 1}, {"recipe": "fedavg"}]
-    ids = {_planned(of(folder), {}, cell).run for cell in cells}
+    assert combinations([{"seed": 1}, {"recipe": "fedavg"}]) == [{"seed": 1}, {"recipe": "fedavg"}]
+    ids = {planned(of(folder), {}, cell).run for cell in cells}
     assert len(ids) == 4
-    assert _planned(of(folder), {"seed": 2}, {"training.epochs": 1}).run in ids  # the same settings, said otherwise
-    assert _planned(of(folder, name="other"), {}, cells[0]).run not in ids
+    assert planned(of(folder), {"seed": 2}, {"training.epochs": 1}).run in ids  # the same settings, said otherwise
+    assert planned(of(folder, name="other"), {}, cells[0]).run not in ids
 
 
 def test_no_cell_starts_if_the_settings_of_one_are_wrong(tmp_path: Path, folder: Path) -> None:

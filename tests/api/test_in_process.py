@@ -124,6 +124,8 @@ def test_one_process_gives_what_processes_give_of_other_recipes(source: Path, re
     check_same(source, recipe)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended) -> None:
     """The error of whoever looks on ends it, between the first round and the second; the whole is what it would be."""
 

@@ -18,8 +18,8 @@ from pins.golden import WRITING, check, check_keys, pinned
 
 FILE = "help.json"
 VERBS = {
-    "edgefl": "init, run, plan, recipes, runs, report, compare, devices, logs, export, data, data fetch, predict, "
-    "serve, doctor",
+    "edgefl": "init, run, study, plan, recipes, runs, report, compare, devices, logs, export, data, data fetch, "
+    "predict, serve, doctor",
     "edgefl-agent": "run, enroll, doctor, profile, install, uninstall, status, upgrade",
     "edgefl-coordinator": "run, init, enroll, enrollments, backup, restore",
 }

@@ -1,0 +1,109 @@
+"""Several cells at once: how many fit the memory, who takes which, and again what was lost with its process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from edgefl.api.study_engine import CellLostError, Engine, Estimate, Work
+from edgefl.errors import BudgetError
+from edgefl.storage.disk import is_held
+
+#: Of the memory that is free when a study begins: the rest is for what else the machine does meanwhile.
+MEMORY_SHARE = 0.8
+#: A cell whose process was killed is taken up again so often; one that dies three times will not live the fourth.
+AGAIN = 2
+#: Different cells that are priced for their memory, seeds apart: a second or two each.
+MOST_PRICED = 8
+#: The processes of a cell that was killed end within the coordinator's grace.
+FREE_S = 20.0
+_MIB = 2**20
+
+
+class Ended(NamedTuple):
+    """One cell has ended: its run's id, and the error that it failed by, "": none. ``kept``: it was done before."""
+
+    run: str
+    error: str = ""
+    kept: bool = False
+
+
+class Told(NamedTuple):
+    """Where a study's progress goes: ``say`` takes sentences, ``ended`` each cell that has ended."""
+
+    say: Callable[[str], None] = lambda _: None
+    ended: Callable[[Ended], None] = lambda _: None
+
+
+async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_bytes: int, told: Told) -> int:
+    """How many of ``workers`` may run these cells at once within ``memory_bytes``, 0: a share of what is free.
+
+    Raises BudgetError, with both numbers, where not even one cell fits.
+    """
+    allowed = memory_bytes or int(MEMORY_SHARE * psutil.virtual_memory().available)
+    seedless = {repr({**work.overrides, "seed": None}): work for work in works}
+    priced = list(seedless.values())[:MOST_PRICED]
+    found = [await engine.estimate(work) for work in priced]
+    largest = max(found, key=lambda one: one.total)
+    if largest.total > allowed:
+        text = f"a cell takes about {_mib(largest.total)}, of {_mib(allowed)}: {_words(largest)}"
+        raise BudgetError(text, remedy="Allow more by --memory-mib, or make batches or the model smaller.")
+    count = min(workers, len(works), allowed // largest.total)
+    some = f"the {len(priced)} of {len(seedless)} kinds of cell that were priced" if len(priced) < len(seedless) else ""
+    told.say(
+        f"{count} of {workers} workers: a cell takes about {_mib(largest.total)} ({_words(largest)}"
+        f"{'; the largest of ' + some if some else ''}), of {_mib(allowed)}"
+    )
+    return count
+
+
+def _words(one: Estimate) -> str:
+    others = f", {_mib(one.others)} other idle processes" if one.others else ""
+    return f"{_mib(one.process)} measured when it was priced, {_mib(one.steps)} predicted for a step{others}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:,.0f} MiB"
+
+
+async def carry_out_all(engine: Engine, works: Sequence[Work], workers: int, told: Told) -> dict[str, str]:
+    """Carry every cell out; run -> the error that its cell failed by, "": none. Raises what concerns every cell."""
+    waiting = deque((work, 0) for work in works)
+    errors: dict[str, str] = {}
+
+    async def take(worker: int) -> None:
+        while waiting:
+            work, lost = waiting.popleft()
+            try:
+                error = await engine.carry_out(worker, work)
+            except CellLostError as gone:
+                if lost < AGAIN:
+                    told.say(f"{gone.message}: it is taken up again, {AGAIN - lost} times at most")
+                    await _let_go(Path(work.directory) / work.run)
+                    waiting.append((work, lost + 1))
+                    continue
+                error = f"{gone.message}, {lost + 1} times ({gone.remedy})"
+            errors[work.run] = error
+            told.ended(Ended(work.run, error))
+
+    tasks = [asyncio.ensure_future(take(worker)) for worker in range(workers)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return errors
+
+
+async def _let_go(directory: Path) -> None:
+    """Wait until no process of a lost cell holds its directory, no longer than FREE_S."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + FREE_S
+    while is_held(directory) and loop.time() < until:
+        await asyncio.sleep(0.1)

@@ -1,0 +1,56 @@
+"""A study's worker, ``python -m edgefl.api.study_worker``: answers ``carry_out`` and ``estimate`` over its pipes."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from pathlib import Path
+
+import msgspec
+
+from edgefl.api.cells import carried_out
+from edgefl.api.local_run import LocalOptions
+from edgefl.api.run_inputs import TRAINER_BYTES, PlanOptions, price_of
+from edgefl.api.running import Made, carry_out
+from edgefl.api.study_engine import Estimate, Work
+from edgefl.process.parent_death import die_with_parent
+from edgefl.process.worker import Note, serve
+from edgefl.resources.process_memory import current_rss_bytes, status_bytes
+
+
+def run_cell(body: object, note: Note) -> str:
+    """Carry out a cell where it stands; the error that it failed by, "": none."""
+    work = msgspec.convert(body, Work)
+    options = LocalOptions(
+        work.file, work.overrides, Path(work.directory), trainers=work.trainers, in_process=work.in_process
+    )
+    made = Made(work.export, page=False)
+    _, error = carried_out(options, work.run, lambda one: carry_out(one, lambda _: None, made, lambda: None))
+    return error
+
+
+def estimate(body: object, note: Note) -> Estimate:
+    """Memory of a cell, by what it takes to price it and by its price."""
+    work = msgspec.convert(body, Work)
+    price = price_of(work.file, work.overrides, PlanOptions())
+    steps: dict[str, int] = {}
+    for plan in price.devices:
+        steps[plan.device] = max(steps.get(plan.device, 0), plan.placement.cost.step_peak_bytes)
+    process = status_bytes("VmHWM") or current_rss_bytes()
+    if work.in_process:
+        return Estimate(process, max(steps.values(), default=0))
+    others = (len(steps) if not work.trainers else work.trainers) + 1  # trainers, and the evaluator
+    return Estimate(process, sum(steps.values()), others * TRAINER_BYTES)
+
+
+def main() -> None:
+    """Serve until the study closes the pipe."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, default=0)
+    die_with_parent(parser.parse_args().parent, signal.SIGTERM, "a study's worker")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the study decides
+    serve({"carry_out": run_cell, "estimate": estimate})
+
+
+if __name__ == "__main__":
+    main()
