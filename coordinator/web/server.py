@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import uvicorn
-
 from coordinator.web.access import Access, listening, place_of
 from coordinator.web.app import Act, Board, Site
 from coordinator.web.metrics import metrics
 from coordinator.web.snapshot import Feed
+from edgefl.process.web_server import web_server
 from edgefl.storage.disk import EVENTS
 
 _LOG = logging.getLogger(__name__)
@@ -25,8 +24,6 @@ BEAT_S = 1.0
 #: Seconds for answers on their way when the run is over, and until a thread that hangs is left behind.
 GOODBYE_S = 2
 PATIENCE_S = 5.0
-#: Connections at a time, streams among them; more are turned away.
-MOST_CONNECTIONS = 128
 
 
 class Served(NamedTuple):
@@ -84,21 +81,7 @@ class _Page:
             await asyncio.to_thread(self._feed.replay, self._served.directory / EVENTS, self._before)
         board = Board(self._feed)
         app = Site(board, self._access, self._served.directory, self._served.act).app(metrics(lambda: board.latest))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http="h11",
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_graceful_shutdown=GOODBYE_S,
-            )
-        )
+        server = web_server(app, GOODBYE_S)
         serve = asyncio.create_task(server.serve(sockets=[listener]))
         while not board.is_over and not serve.done():
             board.is_over = await asyncio.to_thread(self.over.wait, BEAT_S)

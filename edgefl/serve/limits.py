@@ -28,11 +28,8 @@ MAX_PARTS = 32
 MAX_ROWS = 256
 #: Windows of a recording: each has an entry of some 300 bytes in the answer, and 64 of them are computed at a time.
 MAX_WINDOWS = 4096
-#: Connections at a time; more are turned away. Each costs some 100 kB.
-MAX_CONNECTIONS = 128
-#: Seconds for a request's body; and for a connection until a request begins or some of an answer is taken, looked at as
-#: often.
-BODY_S, IDLE_S = 30.0, 20
+#: Seconds for a request's body.
+BODY_S = 30.0
 
 
 @dataclass(frozen=True)

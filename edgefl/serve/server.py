@@ -8,17 +8,15 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
-
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from typing import NamedTuple
 
 from edgefl.process.listening import Place, listen, read_token
 from edgefl.process.notify import Notify
+from edgefl.process.web_server import web_server
 from edgefl.serve.app import Site
 from edgefl.serve.catalogue import Catalogue
 from edgefl.serve.engine import Engine
-from edgefl.serve.limits import IDLE_S, LISTENER, MAX_CONNECTIONS, TOKEN, Limits
+from edgefl.serve.limits import LISTENER, TOKEN, Limits
 from edgefl.serve.metrics import Metrics
 
 #: Seconds for answers on their way when it is told to stop.
@@ -31,34 +29,6 @@ class Serving(NamedTuple):
     catalogue: Catalogue
     limits: Limits
     beside: tuple[Callable[[Engine], Awaitable[None]], ...] = ()
-
-
-class _Protocol(H11Protocol):
-    """A connection that is cut when nothing happens on it: no request begins, or nothing of an answer is taken.
-
-    uvicorn closes one between two requests, but neither one whose head never ends nor one whose client does not read.
-    """
-
-    _look: asyncio.TimerHandle
-
-    def connection_made(self, transport: Any) -> None:
-        """A client is there."""
-        super().connection_made(transport)
-        self._watch(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
-        self._look.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self, seen: tuple[object, bool, int] | None) -> None:
-        """Look once in a while; ``seen``: request, whether it is answered, and bytes not sent, at the last look."""
-        cycle, unsent = self.cycle, self.transport.get_write_buffer_size()
-        idle = cycle is None or cycle.response_complete
-        if seen == (cycle, idle, unsent) and (idle or unsent):
-            self.transport.abort()  # to close it would wait until the client has taken what is not sent
-        else:
-            self._look = self.loop.call_later(IDLE_S, self._watch, (cycle, idle, unsent))
 
 
 def serve(serving: Serving, place: Place, announce: Callable[[str], None]) -> None:
@@ -74,7 +44,7 @@ async def _serve(
 ) -> None:
     engine = Engine(serving.catalogue, serving.limits, Metrics())
     site = Site(engine)
-    server = uvicorn.Server(_config(site, place, token))
+    server = web_server(site.app(place, token), GOODBYE_S)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     others = [asyncio.ensure_future(way(engine)) for way in serving.beside]
     try:
@@ -92,23 +62,6 @@ async def _serve(
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await engine.close()
-
-
-def _config(site: Site, place: Place, token: str) -> uvicorn.Config:
-    return uvicorn.Config(
-        site.app(place, token),
-        http=_Protocol,
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=IDLE_S,
-        timeout_graceful_shutdown=GOODBYE_S,
-    )
 
 
 @contextlib.contextmanager

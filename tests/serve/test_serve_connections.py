@@ -8,10 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 
-from edgefl.process.listening import Place
-from edgefl.serve import server
+from edgefl.process import web_server
 
 #: Seconds between two looks at a connection here.
 IDLE_S = 0.4
@@ -19,28 +17,23 @@ LARGE = 2**23
 Client = Callable[[socket.socket], Awaitable[object]]
 
 
-class Site:
-    """Answers at once: with many bytes at /large, with few elsewhere."""
-
-    def app(self, place: Place, token: str) -> Any:
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            body = b"x" * (LARGE if scope["path"] == "/large" else 1000)
-            head = [(b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": head})
-            await send({"type": "http.response.body", "body": body})
-
-        return answer
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """At once: with many bytes at /large, with few elsewhere."""
+    body = b"x" * (LARGE if scope["path"] == "/large" else 1000)
+    head = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
 def served(client: Client, monkeypatch: pytest.MonkeyPatch, count: int = 3) -> list[object]:
     """What so many of these clients return, and the server then holds no connection, though none was closed."""
-    monkeypatch.setattr(server, "IDLE_S", IDLE_S)
+    monkeypatch.setattr(web_server, "IDLE_S", IDLE_S)
 
     async def body() -> list[object]:
         loop = asyncio.get_running_loop()
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
-        running = uvicorn.Server(server._config(Site(), Place("127.0.0.1", 0), ""))  # type: ignore[arg-type]
+        running = web_server.web_server(answer, 10)
         serve = asyncio.ensure_future(running.serve(sockets=[listener]))
         lines = [socket.socket() for _ in range(count)]
         for line in lines:
