@@ -44,8 +44,8 @@ def command(
     """Train every cell of a grid with every seed, several at once, and show them as one table.
 
     Called again, it keeps the cells that are done and goes on with those that were cut off. A cell whose process is
-    killed is taken up again, twice at most; one that fails is in the table with its error, and the others go on. How many run at once is
-    bounded by memory: a cell's need is measured and predicted first, and shown.
+    killed is taken up again, twice at most; one that fails is in the table with its error, and the others go on. How
+    many run at once is bounded by memory: a cell's need is measured and predicted first, and shown.
 
     Example: edgefl study study.yaml --workers 4 --format csv -o cells.csv
     """
