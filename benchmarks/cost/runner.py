@@ -2,7 +2,8 @@
 
 `demo` with four devices without memory budgets, which only processes can be held to, and `har` with six people, one
 round a stage, one epoch, without bundles and page, as a study runs them. Processor seconds are user and system time of
-the command and all that it started (getrusage, RUSAGE_CHILDREN). Both must end in the same state, to the last bit.
+the command and all that it started (getrusage, RUSAGE_CHILDREN). Both must end in the same state, to the last bit. The
+last column is a cell of `edgefl study` with four seeds and one worker, which loads torch and traces prices once.
 
     python -m benchmarks.cost.runner [--times 3] [--write docs/results]
 """
@@ -17,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common.sections import put
 from coordinator.ledger.ledger import Ledger
+from edgefl.config.yaml_files import override, yaml_text
 from edgefl.records import Manifest
 from edgefl.storage.disk import LEDGER
 
@@ -37,6 +39,8 @@ TASKS = {
         "data.missing.devices={person-03: [gyro], person-06: [gyro]}",
     ],
 }
+#: Cells of the study.
+SEEDS = 4
 SHORT = ["training.rounds=[1, 1, 1, 1, 1, 1]", "training.epochs=1", "broker=mosquitto"]
 
 
@@ -62,6 +66,28 @@ def spent(task: str, options: Sequence[str]) -> Spent:
             return Spent(cpu_s, wall_s, ledger.position(run.name).manifest)
 
 
+def cell_s(task: str) -> float:
+    """Processor seconds of a cell in a study of SEEDS cells."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = override({}, [*TASKS[task], *SHORT])
+        grid = [{"seed": seed} for seed in range(1, SEEDS + 1)]
+        file = Path(folder) / "study.yaml"
+        file.write_text(yaml_text({"run": task, "overrides": _dotted(settings), "grid": grid}))
+        command = [sys.executable, "-m", "edgefl.cli.main", "study", str(file), "--workers", "1"]
+        before = processors_s()
+        subprocess.run([*command, "--directory", folder + "/studies"], stdout=subprocess.DEVNULL, check=True)
+        return (processors_s() - before) / SEEDS
+
+
+def _dotted(settings: Mapping[str, object]) -> dict[str, object]:
+    """Fields of sections, each by its whole name, so that the run file keeps the others."""
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        inner = value if isinstance(value, Mapping) else {}
+        found |= {f"{name}.{key}": one for key, one in inner.items()} if inner else {name: value}
+    return found
+
+
 def processors_s() -> float:
     """Processor seconds of all children that have ended, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -80,7 +106,7 @@ def row(task: str, times: int) -> str:
     walls = [statistics.median(run.wall_s for run in runs) for runs in (fleets, inside)]
     return (
         f"| {task} | {fleet:.1f} | {own:.1f} | ÷ {statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f}) "
-        f"| {walls[0]:.0f} | {walls[1]:.0f} |"
+        f"| {walls[0]:.0f} | {walls[1]:.0f} | {(cell := cell_s(task)):.1f} (÷ {fleet / cell:.1f}) |"
     )
 
 
@@ -95,8 +121,8 @@ def main() -> None:
     lines = [
         f"`python -m benchmarks.cost.runner --times {chosen.times}`, {os.cpu_count()} cores. {about}",
         "",
-        "| run | processes, CPU s | one, CPU s | ratio, median (range) | processes, s | one, s |",
-        "|---|---|---|---|---|---|",
+        "| run | processes, CPU s | one, CPU s | ratio, median (range) | processes, s | one, s | study's cell, CPU s |",
+        "|---|---|---|---|---|---|---|",
         *(row(task, chosen.times) for task in chosen.tasks),
         "",
         "The clock's seconds say how busy the machine was with other work.",
