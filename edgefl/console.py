@@ -14,9 +14,11 @@ from typing import NoReturn
 from edgefl import PROTOCOL_VERSION, __version__
 from edgefl.errors import EdgeFLError, MissingDependencyError, missing_dependency
 
-#: C0, DEL and C1, which terminals obey; marks that turn, hide or break what is shown; halves of no character.
+#: C0, DEL and C1, which terminals obey; marks that turn, hide or break what is shown; halves of no character, and the
+#: two values that are none, which YAML does not read.
 _UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
+    "\ud800-\udfff]"
 )
 #: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
 INTERRUPTED = 130
@@ -38,6 +40,11 @@ def show_version(program: str) -> Callable[[bool], None]:
 def safe_text(text: str) -> str:
     """A line of another program or machine that a terminal may be shown: what it would obey is replaced."""
     return _UNSAFE.sub("\ufffd", text)
+
+
+def safe_lines(text: str) -> str:
+    """``safe_text`` of each of several lines."""
+    return "\n".join(map(safe_text, text.split("\n")))
 
 
 @contextmanager
@@ -85,9 +92,9 @@ def _end(message: str, remedy: str, code: int, cause: BaseException, tell: Calla
     colour = sys.stderr.isatty()
     bold, plain = ("\033[1;31m", "\033[0m") if colour else ("", "")
     with contextlib.suppress(OSError):  # a log on a full disk: the exit code still tells
-        sys.stderr.write(f"{bold}error:{plain} {message}\n")
+        sys.stderr.write(f"{bold}error:{plain} {safe_lines(message)}\n")
         if remedy:
             strong = "\033[1m" if colour else ""
-            sys.stderr.write(f"{strong}what to do:{plain} {remedy}\n")
+            sys.stderr.write(f"{strong}what to do:{plain} {safe_lines(remedy)}\n")
         sys.stderr.flush()
     raise SystemExit(code) from cause

@@ -15,6 +15,7 @@ import typer
 from edgefl.api.runs import write_file
 from edgefl.cli.options import Format, show
 from edgefl.config.yaml_files import yaml_text
+from edgefl.console import safe_text
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
 from edgefl.errors import DataError, StoreError
@@ -218,9 +219,9 @@ def _arrays(source: Path) -> Source:
 def _say(source: Path, data: Source) -> None:
     typer.echo(f"{source}:")
     for sentence in data.said:
-        typer.echo(f"  {sentence}")
+        typer.echo(f"  {safe_text(sentence)}")
     for name, why in list(data.unused.items())[:SHOWN]:
-        typer.echo(f"  not used: {name} ({why})")
+        typer.echo(f"  not used: {safe_text(name)} ({safe_text(why)})")
     if (more := len(data.unused) - SHOWN) > 0:
         typer.echo(f"  not used: {more} more")
 
@@ -257,5 +258,5 @@ def _relative(path: Path, base: Path) -> str:
 
 
 def _head(said: Sequence[str]) -> str:
-    lines = "".join(f"#   {sentence}\n" for sentence in said)
+    lines = "".join(f"#   {safe_text(sentence)}\n" for sentence in said)
     return f"# Written by `edgefl init`. What it understood:\n{lines}# Every field: docs/configuration.md\n"

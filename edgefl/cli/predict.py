@@ -13,6 +13,7 @@ import typer
 
 from edgefl.api.runs import RUNS
 from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder, show
+from edgefl.console import safe_text
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.raw_sample import modality_of_file, raw_samples
@@ -92,7 +93,7 @@ def command(
         if is_modality(name) and name not in encoders(bundles):
             sys.stderr.write(f"not used: {name}, which no bundle here takes\n")
     for problem in data.skipped:
-        sys.stderr.write(f"left out: {problem}\n")
+        sys.stderr.write(f"left out: {safe_text(str(problem))}\n")
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
     body = _json(data, answers, left, bundles, limit) if format == "json" else None

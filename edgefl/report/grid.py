@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.console import safe_lines
 from edgefl.records import Figure
 from edgefl.report import units
 
@@ -213,9 +214,9 @@ def print_grids(grids: Iterable[Grid], console: Console) -> None:
 def print_grid(grid: Grid, console: Console, printed: Collection[str] = ()) -> None:
     """One grid with its footnotes and notes, without the notes already ``printed``."""
     console.print()
-    console.print(Text(grid.title, style="bold"))
+    console.print(_safe(grid.title, "bold"))
     if not grid.rows:
-        console.print(Padding(Text(grid.empty, style="dim"), (0, 0, 0, 1)))
+        console.print(Padding(_safe(grid.empty, "dim"), (0, 0, 0, 1)))
         return
     for part in split(grid, console.width):
         groups = group_line(grid, part, console.width)
@@ -235,7 +236,7 @@ def rich_table(grid: Grid, columns: Sequence[int], width: int) -> Table:
     with_unit = any(grid.columns[index].unit for index in columns)
     for index, size in zip(columns, _widths(grid, columns, width), strict=True):
         column = grid.columns[index]
-        heading = Text(column.name)
+        heading = _safe(column.name)
         table.add_column(
             heading.append(f"\n{column.unit}", style="dim not bold") if with_unit else heading,
             justify="left" if column.text else "right",
@@ -258,7 +259,7 @@ def group_line(grid: Grid, columns: Sequence[int], width: int) -> Text:
         if group:
             line.append(" " * (position - len(line.plain)))
             name = f" {group} ".center(space, "─") if space >= len(group) + 4 else group.rjust(space)
-            line.append(name, style="cyan")
+            line.append(safe_lines(name), style="cyan")
         position += space + _GAP
     return line
 
@@ -303,9 +304,14 @@ def _column_width(grid: Grid, index: int) -> int:
 
 
 def _text(grid: Grid, cell: Cell) -> Text:
-    text = Text(cell.text, style=STYLES[cell.tone])
+    text = _safe(cell.text, STYLES[cell.tone])
     return text.append(f" {grid.mark(cell)}", style="cyan") if cell.why else text
 
 
 def _hanging(mark: str, text: str) -> Padding:
-    return Padding(Text(mark, style="cyan").append(text, style="dim"), (0, 0, 0, 1))
+    return Padding(Text(mark, style="cyan").append(_safe(text, "dim")), (0, 0, 0, 1))
+
+
+def _safe(text: str, style: str = "") -> Text:
+    """A text of files, runs or devices without what a terminal would obey."""
+    return Text(safe_lines(text), style=style)

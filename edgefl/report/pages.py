@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgefl import __version__
-from edgefl.console import safe_text
+from edgefl.console import safe_lines
 from edgefl.report import charts
 from edgefl.report.charts import Chart
 from edgefl.report.grid import letters
@@ -45,4 +45,4 @@ def page(template: str, drawn: Sequence[Chart], *, interactive: bool = False, **
 
 def _shown(value: object) -> object:
     """A text of a run or a device without control characters; other values, and markup of ours, as they are."""
-    return "\n".join(map(safe_text, value.split("\n"))) if type(value) is str else value
+    return safe_lines(value) if type(value) is str else value

@@ -247,6 +247,12 @@ def test_the_exit_code_survives_a_log_on_a_full_disk(monkeypatch: pytest.MonkeyP
     assert ended.value.code == StoreError.exit_code
 
 
+def test_an_error_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), guarded():
+        raise DataError("a.jsonl:1: \x1b[2J\nb.jsonl:2", remedy="\x9b2J")
+    assert capsys.readouterr().err == "error: a.jsonl:1: \ufffd[2J\nb.jsonl:2\nwhat to do: \ufffd2J\n"
+
+
 def test_who_reads_events_hears_why_a_run_did_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StoreError), showing(events=True):
         raise StoreError("another coordinator runs here", remedy="End it.")

@@ -117,3 +117,17 @@ def test_what_is_no_data_is_refused(
     (tmp_path / "empty").mkdir()
     assert init(tmp_path, name, monkeypatch=monkeypatch) == 11
     assert said in capsys.readouterr().err
+
+
+def test_texts_of_files_are_neither_fields_of_the_run_file_nor_orders_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    labels = ["cat\nbroker: mqtts://evil.example #", "dog\x1b]0;title\x07\uffff"]
+    rows = [{"class": labels[i % 2], "a": i, "b": 2 * i, "\x1b[2J": ""} for i in range(40)]
+    (tmp_path / "pets.json").write_text(json.dumps(rows))
+    assert init(tmp_path, "pets.json", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "2 labels: cat\ufffdbroker: mqtts" in said
+    assert "columns without use: \ufffd[2J" in said
+    assert "\x1b" not in said
+    assert "broker" not in run_file(tmp_path / "pets.yaml")

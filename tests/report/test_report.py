@@ -355,3 +355,11 @@ def test_a_plan_tells_what_earlier_rounds_have_taught() -> None:
     assert told.endswith("micro-batch 4, blocks computed anew, adafactor")
     placement["factors"] = {}
     assert "corrected" not in LiveState().apply(event)
+
+
+def test_nothing_in_a_table_is_an_order_to_the_terminal() -> None:
+    hostile = "\x1b]0;title\x07\u202e"
+    columns = [Column[str](f"id{hostile}", lambda row: Cell(row, why=row), group=hostile, text=True)]
+    text = shown(table(f"Samples {hostile}", columns, [hostile], [hostile], ""), 120)
+    assert text.count("]0;title") == 6  # title, group, heading, cell, footnote, note
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
