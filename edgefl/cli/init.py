@@ -212,7 +212,7 @@ def _arrays(source: Path) -> Source:
     data = Dataset.load_npz(path)
     said = _told(data) + [f"the array {old} is the {new}" for old, new in arrays.renamed.items()]
     if test is not None:
-        said.append("the array of the split tells the test set apart")
+        said.append(f"the array of the split tells a test set of {len(next(iter(arrays.test.values())))} samples apart")
     return Source(path, facts_of_arrays(data), _outline(data), said, dict(arrays.unused), test, tuple(written))
 
 

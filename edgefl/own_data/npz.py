@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ _ALIASES = {
     "ids": re.compile(r"ids?", re.IGNORECASE),
 }
 _SPLIT = re.compile(r"split|fold|is_?test|test", re.IGNORECASE)
+#: Text of the split that stands for the test set.
+_TEST = re.compile(r"(test|val|eval|dev|hold|held).*", re.IGNORECASE)
 _SOUND = re.compile(r"audio|sound|mel|spec|speech|voice|mfcc", re.IGNORECASE)
 
 
@@ -52,7 +54,7 @@ def read_arrays(path: Path) -> Arrays:
         if role == "label_names" or name in flags or (role in _ALIASES and len(array) == count):
             kept[role] = array
         elif _SPLIT.fullmatch(name) and array.shape == (count,) and len(np.unique(array)) == 2:
-            split = array == np.unique(array)[-1]
+            split = array == _test_value(path, name, np.unique(array).tolist())
         elif array.ndim < 2 or len(array) != count or array.dtype.kind not in "fiub":
             unused[name] = f"has shape {list(array.shape)}, type {array.dtype}; modalities are numbers [{count}, …]"
         elif not is_modality(name):
@@ -60,6 +62,19 @@ def read_arrays(path: Path) -> Arrays:
         else:
             kept[name] = array
     return Arrays(*_cut(kept, split), {old: new for old, new in renamed.items() if old != new}, unused)
+
+
+def _test_value(path: Path, name: str, values: Sequence[object]) -> object:
+    """The one of a split's two values, in order, that stands for the test set. Raises DataError."""
+    if not isinstance(values[0], str):
+        return values[1]
+    tests = [value for value in values if _TEST.fullmatch(str(value))]
+    if len(tests) != 1:
+        raise DataError(
+            f"{path}: the array {name} holds {values[0]!r:.60} and {values[1]!r:.60}: which one is the test set?",
+            remedy="Call one of them test; or store 0 for training and 1 for the test set.",
+        )
+    return tests[0]
 
 
 def _roles(given: Mapping[str, Array]) -> dict[str, str]:

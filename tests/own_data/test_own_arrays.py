@@ -1,0 +1,32 @@
+"""Which arrays of a user's own .npz are what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.errors import DataError
+from edgefl.own_data.npz import Arrays, read_arrays
+
+
+def arrays(folder: Path, split: list[object]) -> Arrays:
+    """Of a file of ten samples, numbered, with this split."""
+    np.savez(folder / "a.npz", acc=np.arange(10.0)[:, None, None], split=np.array(split))
+    return read_arrays(folder / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "test"), ("Training", "Validation"), ("a", "held-out"), (0, 1), (False, True)]
+)
+def test_the_test_set_is_what_is_called_so(tmp_path: Path, train: object, test: object):
+    found = arrays(tmp_path, [train] * 8 + [test] * 2)
+    assert found.train["acc"].ravel().tolist() == list(range(8))
+    assert found.test["acc"].ravel().tolist() == [8, 9]
+
+
+@pytest.mark.parametrize("values", [("test", "val"), ("a", "b")])
+def test_a_split_that_names_no_test_set_or_two_is_refused(tmp_path: Path, values: tuple[str, str]):
+    with pytest.raises(DataError, match=f"holds '{values[0]}' and '{values[1]}'"):
+        arrays(tmp_path, [values[0]] * 8 + [values[1]] * 2)
