@@ -30,7 +30,8 @@ MOST_UPSAMPLING = 16.0
 _BLOCK = 2**16
 #: Seconds of a unit of the time column.
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
+#: The name of a time column, in small letters, with its unit.
+TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
 #: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
 _EPOCH_MS = 1e11
 
@@ -83,7 +84,7 @@ def read_csv(path: Path) -> Recording:
             width = len(row)
             cells.extend(row)
     rows = np.frombuffer(cells, np.float64).reshape(-1, width or 1) if cells else np.empty((0, 1))
-    unit = _TIME.fullmatch(head)
+    unit = TIME.fullmatch(head)
     if unit is None or width < 2:
         return Recording(rows)
     return Recording(rows[:, 1:], _seconds(rows[:, 0], unit.group(1)))

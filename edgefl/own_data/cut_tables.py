@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgefl.errors import DataError
-from edgefl.own_data.tables import Row, Table
+from edgefl.own_data.tables import Row, Table, is_number, time_unit
 from edgefl.storage.disk import store_errors
 
 
@@ -60,26 +60,21 @@ def _write(path: Path, time: str, columns: list[str], rows: Sequence[Row]) -> No
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
         names = [re.sub(r"\W+", "_", column) for column in columns]
-        out.writerow([_time_name(time), *names] if time else names)
+        out.writerow([_time_name(time, rows[0].get(time, "")), *names] if time else names)
         for row in rows:
             cells = [row.get(column, "") for column in columns]
             out.writerow([_stamp(row.get(time, "")), *cells] if time else cells)
 
 
-def _time_name(column: str) -> str:
-    """The name of a time column as the reader of sensors knows it, with its unit."""
-    return {"ms": "time_ms", "seconds": "time_s", "sec": "time_s"}.get(
-        column.lower(), "time_ms" if column.lower().endswith("ms") else "time"
-    )
+def _time_name(column: str, first: str) -> str:
+    """The name of a time column as the reader of sensors knows it, with its unit; dates become seconds."""
+    unit = time_unit(column) if is_number(first) else "s"
+    return f"time_{unit}" if unit else "time"
 
 
 def _stamp(text: str) -> str:
     """A time stamp as a number; a date and time become seconds since 1970. Raises DataError."""
-    try:
-        float(text)
-    except ValueError:
-        pass
-    else:
+    if is_number(text):
         return text
     try:
         moment = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))

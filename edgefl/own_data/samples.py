@@ -140,6 +140,7 @@ def _table_of(root: Path, path: str) -> Table | None:
         return None
     table = _read(root, path, LOOKED_AT)
     alone = table.what == "recording" and not (table.label or table.group or table.part) and len(table.sensors) == 1
+    alone = alone and table.plain_time
     if full.suffix.lower() == ".csv" and (alone or (table.what == "features" and not table.label and not table.texts)):
         return None
     return table

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edgefl.data.recording import TIME
 from edgefl.errors import DataError, MissingDependencyError
 
 #: Suffixes of files that may be tables.
@@ -33,7 +34,8 @@ _GROUP = re.compile(
     r"(group|person|people|subject|user|speaker|participant|patient|client|device|vendor|site)(_?id)?", re.IGNORECASE
 )
 _PART = re.compile(r"(session|recording|record|trial|experiment|segment|sequence|take|run)(_?id)?", re.IGNORECASE)
-_TIME = re.compile(r"(t|time|timestamp|seconds|sec|ms|time_?ms|time_?s|datetime|date)", re.IGNORECASE)
+#: Names of time columns that tables have beside those that the reader of sensors knows, with their unit.
+_TIMES = {"seconds": "s", "sec": "s", "ms": "ms", "datetime": "", "date": ""}
 _AXES = frozenset("xyzw")
 _ID = re.compile(r"(id|index|idx|no|nr|row|number|key|unnamed.*)?", re.IGNORECASE)
 #: The channel at the end of a column's name: acc_x, gyro-3, ax is one name.
@@ -60,6 +62,11 @@ class Table:
     def key(self, row: Row) -> tuple[str, str, str]:
         """Group, recording and label of a row: where one of them changes another recording begins."""
         return tuple(row.get(name, "") if name else "" for name in (self.group, self.part, self.label))  # type: ignore[return-value]
+
+    @property
+    def plain_time(self) -> bool:
+        """Whether the reader of sensors finds the time itself: in the first column, by its name; or there is none."""
+        return not self.time or (self.time == self.columns[0] and TIME.fullmatch(self.time.lower()) is not None)
 
 
 def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False, most: int | None = None) -> Table:
@@ -88,7 +95,7 @@ def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False, mos
 def has_head(path: Path) -> bool:
     """Whether a .csv or .tsv begins with names of columns."""
     first = next(iter(_lines(path)), [])
-    return bool(first) and not all(_is_number(cell) or not cell.strip() for cell in first)
+    return bool(first) and not all(is_number(cell) or not cell.strip() for cell in first)
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
@@ -149,7 +156,8 @@ def _text(value: object) -> str:
     return "" if value is None or value != value else str(value)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell is a number; NaN and infinities are."""
     try:
         float(text)
     except ValueError:
@@ -175,7 +183,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:
 
 def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callable[[str], bool]) -> None:
     """Decide by the name first, then by the values."""
-    numbers = all(map(_is_number, values))
+    numbers = all(map(is_number, values))
     if not values:
         table.unused.append(column)
     elif not numbers and sum(map(is_file, values)) > 0.9 * len(values):
@@ -186,7 +194,7 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
         table.group = column
     elif _PART.fullmatch(column) and not table.part:
         table.part = column
-    elif _TIME.fullmatch(column) and not table.time:
+    elif time_unit(column) is not None and not table.time:
         table.time = column
     elif _ID.fullmatch(column):
         table.unused.append(column)
@@ -199,6 +207,12 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
         table.label = column
     else:
         table.unused.append(column)
+
+
+def time_unit(column: str) -> str | None:
+    """The unit of a time column (s, ms, us, ns), "" where its name has none; None: it is no time column."""
+    match = TIME.fullmatch(column.lower())
+    return (match[1] or "") if match else _TIMES.get(column.lower())
 
 
 def _mean_run(table: Table) -> float:

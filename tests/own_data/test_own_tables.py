@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
+from edgefl.own_data.samples import understand
 from edgefl.own_data.tables import MAX_TABLE_BYTES, has_head, read_table
 
 
@@ -100,10 +102,37 @@ def test_recordings_keep_gaps_and_each_sensor_its_own_rate(tmp_path: Path):
     assert (tmp_path / walk.files["press"]).read_text().split() == ["time_ms,press", "0.0,0", "2.0,2"]
 
 
-def test_dates_become_seconds(tmp_path: Path):
-    text = "datetime,acc_x,acc_y\n2026-05-01 12:00:00.250,1,2\n2026-05-01 12:00:01.250,1,2\n"
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("t_ms", 20), ("time_us", 2e4), ("timestamp [ns]", 2e7), ("Time (s)", 0.02), ("seconds", 0.02), ("ms", 20)],
+)
+def test_a_clock_is_no_sensor_whatever_its_unit(tmp_path: Path, name: str, step: float):
+    """At 50 Hz in every unit; without a column of groups, and not the first one."""
+    rows = "".join(f"walk,{i},{i},{i * step:g}\n" for i in range(12))
+    found = read_table(table(tmp_path, "w.csv", f"class,acc_x,acc_y,{name}\n{rows}"))
+    assert (found.time, found.sensors) == (name, {"acc": ["acc_x", "acc_y"]})
+    (one,) = write_recordings(found, tmp_path, "made")
+    times = read_csv(tmp_path / one.files["acc"]).times
+    assert times is not None
+    assert times[:3].tolist() == pytest.approx([0, 0.02, 0.04])
+
+
+@pytest.mark.parametrize("head", ["x,y,time", "seconds,x,y"])
+def test_a_clock_that_the_reader_of_sensors_would_take_for_a_channel_is_cut_out(tmp_path: Path, head: str):
+    (tmp_path / "walk").mkdir()
+    table(tmp_path / "walk", "1.csv", head + "\n" + "".join(f"{i},{i},{i}\n" for i in range(12)))
+    (sample,) = understand(tmp_path).samples
+    found = read_csv(tmp_path / str(sample.values["sensor"]))
+    assert found.times is not None
+    assert found.rows.shape == (12, 2)
+
+
+@pytest.mark.parametrize("name", ["datetime", "timestamp_ms"])
+def test_dates_become_seconds(tmp_path: Path, name: str):
+    text = f"{name},acc_x,acc_y\n2026-05-01 12:00:00.250,1,2\n2026-05-01 12:00:01.250,1,2\n"
     (one,) = write_recordings(read_table(table(tmp_path, "w.csv", text)), tmp_path, "made")
-    _, first, second = (tmp_path / one.files["acc"]).read_text().split()
+    head, first, second = (tmp_path / one.files["acc"]).read_text().split()
+    assert head.startswith("time_s,")
     assert float(second.split(",")[0]) - float(first.split(",")[0]) == pytest.approx(1.0)
     with pytest.raises(DataError, match="is no time"):
         write_recordings(read_table(table(tmp_path, "x.csv", text.replace("2026-05-01", "1 May"))), tmp_path, "more")
