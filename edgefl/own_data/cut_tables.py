@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import itertools
+import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,23 +32,15 @@ def write_recordings(table: Table, root: Path, folder: str) -> list[Recording]:
     A row in which a sensor has no value at all is none of that sensor's, which so keeps its own rate; single empty
     cells stay empty. Raises StoreError.
     """
-    sensors = {_name(sensor): columns for sensor, columns in table.sensors.items()}
-    made, place = (
-        [],
-        _name(
-            "-".join(table.path.relative_to(root).with_suffix("").parts)
-            if table.path.is_relative_to(root)
-            else table.path.stem,
-            100,
-        ),
-    )
+    place = _place(table.path.relative_to(root) if table.path.is_relative_to(root) else Path(table.path.name))
+    made = []
     with store_errors("write", root / folder):
         (root / folder).mkdir(parents=True, exist_ok=True)
         for number, ((group, _, label), rows) in enumerate(itertools.groupby(table.rows, table.key), start=1):
             whole = list(rows)
             name = f"{place}-{number:04d}"
             files = {}
-            for sensor, columns in sensors.items():
+            for sensor, columns in table.sensors.items():
                 kept = [row for row in whole if any(row.get(column) for column in columns)]
                 if kept:
                     files[sensor] = f"{folder}/{name}_{sensor}.csv"
@@ -85,5 +79,7 @@ def _stamp(text: str) -> str:
     return repr((moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)).timestamp())
 
 
-def _name(text: str, longest: int = 32) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[-longest:] or "sensor"
+def _place(path: Path) -> str:
+    """The beginning of a table's recordings: its name, with a checksum where others could come to the same one."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", "-".join(path.with_suffix("").parts)).strip("_")[-100:] or "table"
+    return name if f"{name}.csv" == path.as_posix() else f"{name}-{zlib.crc32(os.fsencode(path)):08x}"

@@ -12,7 +12,7 @@ from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess
-from edgefl.own_data.tables import LOOKED_AT, SUFFIXES, Table, has_head, read_table
+from edgefl.own_data.tables import LOOKED_AT, SUFFIXES, Table, distinct, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.records import is_modality
 
@@ -187,10 +187,15 @@ def _modality_name(word: str) -> str:
     return name if is_modality(name) else ""
 
 
+def _text_names(table: Table) -> dict[str, str]:
+    """Column of sentences -> the name of its modality."""
+    return distinct({column: _modality_name(column) or NAME_OF["text"] for column in table.texts})
+
+
 def _add_list(found: Understood, table: Table, by_file: Mapping[str, Sample]) -> None:
     """Labels, groups and texts of a table's rows, for samples there are or for new ones."""
     name, above = table.path.relative_to(found.root).as_posix(), table.path.parent
-    texts = {column: _modality_name(column) or NAME_OF["text"] for column in table.texts}
+    texts = _text_names(table)
     for number, row in enumerate(table.rows, start=1):
         paths = [
             (above if _inside(above, row.get(c, "")) else found.root) / row.get(c, "")
@@ -236,7 +241,7 @@ def _add_table(found: Understood, table: Table) -> None:
         found.said.append(f"the rows of {name} are time steps of {sensors}: {len(made)} recordings")
         return
     numbers = [column for columns in table.sensors.values() for column in columns]
-    texts = {column: _modality_name(column) or NAME_OF["text"] for column in table.texts}
+    texts = _text_names(table)
     for number, row in enumerate(table.rows, start=1):
         sample = Sample(f"{table.path.stem}-{number}", {}, row.get(table.label, ""), row.get(table.group, ""))
         if numbers and all(row.get(column) for column in numbers):

@@ -17,6 +17,7 @@ from typing import Literal
 
 from edgefl.data.recording import TIME
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.records import is_modality
 
 #: Suffixes of files that may be tables.
 SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".json", ".jsonl"})
@@ -25,6 +26,7 @@ MAX_TABLE_BYTES = 256 * 2**20
 MAX_COLUMNS = 2000
 #: Rows that decide what a column is.
 LOOKED_AT = 2000
+_LONGEST = 32  # characters of a modality's name
 
 Row = Mapping[str, str]
 What = Literal["list", "recording", "features"]
@@ -56,7 +58,7 @@ class Table:
     time: str = ""
     files: list[str] = field(default_factory=list)  # columns of paths
     texts: list[str] = field(default_factory=list)  # columns of sentences
-    sensors: dict[str, list[str]] = field(default_factory=dict)  # sensor -> its channels' columns
+    sensors: dict[str, list[str]] = field(default_factory=dict)  # modality -> its channels' columns
     unused: list[str] = field(default_factory=list)
 
     def key(self, row: Row) -> tuple[str, str, str]:
@@ -173,6 +175,8 @@ def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:
     for column in (column for column in table.columns if len(axes) < 2 or column not in axes):
         values = [value for row in looked if (value := row.get(column, ""))]
         _give_role(table, column, values, is_file)
+    names = distinct({sensor: _sensor_name(sensor) for sensor in table.sensors})
+    table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
     if table.files:
         table.what = "list"
     elif table.time or (table.sensors and _mean_run(table) >= 8):
@@ -207,6 +211,23 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
         table.label = column
     else:
         table.unused.append(column)
+
+
+def _sensor_name(text: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[-_LONGEST:]
+    return name if is_modality(name) else f"sensor_{name}".strip("_")[:_LONGEST]
+
+
+def distinct(names: Mapping[str, str]) -> dict[str, str]:
+    """Key -> the name of a modality; those that would have one name are numbered."""
+    found: dict[str, str] = {}
+    for key, name in names.items():
+        number, one = 1, name
+        while one in found.values():
+            number += 1
+            one = f"{name[: _LONGEST - 5]}-{number}"  # of up to four digits: MAX_COLUMNS
+        found[key] = one
+    return found
 
 
 def time_unit(column: str) -> str | None:

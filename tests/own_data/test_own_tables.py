@@ -127,6 +127,30 @@ def test_a_clock_that_the_reader_of_sensors_would_take_for_a_channel_is_cut_out(
     assert found.rows.shape == (12, 2)
 
 
+def test_no_column_is_lost_for_its_name(tmp_path: Path):
+    head = "time,subject,class,温度,湿度,a-b,a b,meta,2nd"
+    path = table(tmp_path, "w.csv", head + "\n" + "".join(f"{i},p,walk,1,2,3,4,5,6\n" for i in range(12)))
+    (sample,) = (found := understand(path)).samples
+    names = ["sensor", "sensor-2", "a-b", "a_b", "sensor_meta", "sensor_2nd"]
+    assert list(sample.values) == names
+    assert [read_csv(found.root / str(sample.values[name])).rows[0, 0] for name in names] == [1, 2, 3, 4, 5, 6]
+    assert "sensor-2 (1 channels)" in found.said[0]
+
+
+def test_tables_with_names_alike_are_not_written_over_each_other(tmp_path: Path):
+    for number, name in enumerate(("走.csv", "跑.csv", "a b.csv", "a_b.csv", "a_b.tsv")):
+        table(tmp_path, name, "time,subject,class,x\n" + f"0,p,walk,{number}\n" * 3)
+    found = understand(tmp_path)
+    values = [read_csv(tmp_path / str(sample.values["x"])).rows[0, 0] for sample in found.samples]
+    assert sorted(values) == [0, 1, 2, 3, 4]
+    assert (tmp_path / "edgefl-recordings/a_b-0001_x.csv").is_file()
+
+
+def test_no_sentence_is_lost_for_its_columns_name(tmp_path: Path):
+    path = table(tmp_path, "t.csv", "标题,文本,class\n" + "a red cat,on a mat,cat\n" * 12)
+    assert understand(path).samples[0].values == {"text": "a red cat", "text-2": "on a mat"}
+
+
 @pytest.mark.parametrize("name", ["datetime", "timestamp_ms"])
 def test_dates_become_seconds(tmp_path: Path, name: str):
     text = f"{name},acc_x,acc_y\n2026-05-01 12:00:00.250,1,2\n2026-05-01 12:00:01.250,1,2\n"
