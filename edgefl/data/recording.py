@@ -26,6 +26,10 @@ MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers
 GAP_PERIODS = 3.0  # jitter and one lost row are below, two lost rows are not
 #: Times the recording's own rate to which it may be resampled: beyond, the time column is in another unit.
 MOST_UPSAMPLING = 16.0
+#: Times what its rows take that a recording may last: gaps cost memory, too. Five minutes with a pause of a day: 288.
+MOST_GAPS = 1000
+#: No time stamp in any unit since any day is larger; sums and products of those that are smaller are finite.
+_MOST_STAMP = 1e30
 #: Rows resampled at a time: bounds what that takes beside its result.
 _BLOCK = 2**16
 #: Seconds of a unit of the time column.
@@ -58,10 +62,20 @@ def decoded(data: bytes) -> str:
         raise DataError("is not UTF-8 text") from None
 
 
+def is_number(text: str) -> bool:
+    """Whether a cell is a number; NaN and infinities are."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def read_csv(path: Path) -> Recording:
     """One row a time step, float64. A head line may name the columns; a first one that is time is no channel.
 
-    Raises DataError.
+    A first line with a number and a cell that is none is a bad row, unless its first cell names the time. Raises
+    DataError.
     """
     cells, width, number, head = array("d"), 0, 0, ""
     with path.open("rb") as file:
@@ -72,12 +86,13 @@ def read_csv(path: Path) -> Recording:
             if not line:
                 continue
             number += 1
+            names = line.split(",")
             try:
-                row = [float(cell) if cell.strip() else math.nan for cell in line.split(",")]
+                row = [float(cell) if cell.strip() else math.nan for cell in names]
             except ValueError:
-                if number > 1:  # the first line may be a head line
+                head = names[0].strip().strip("\"'").lower()
+                if number > 1 or (TIME.fullmatch(head) is None and any(map(is_number, names))):  # is no head line
                     raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}") from None
-                head = line.split(",")[0].strip().strip("\"'").lower()
                 continue
             if width and len(row) != width:
                 raise DataError(f"row {number} has {len(row)} values, the rows above {width}")
@@ -92,8 +107,9 @@ def read_csv(path: Path) -> Recording:
 
 def _seconds(stamps: Array, unit: str | None) -> Array:
     """Time stamps as seconds from the first. Raises DataError for stamps that are absent or go back."""
-    if not np.isfinite(stamps).all():
-        raise DataError(f"row {int((~np.isfinite(stamps)).argmax()) + 2} has no time")
+    if (wrong := np.flatnonzero(~(np.abs(stamps) < _MOST_STAMP))).size:
+        row, stamp = int(wrong[0]) + 2, stamps[wrong[0]]
+        raise DataError(f"row {row}: {stamp:g} is no time" if np.isfinite(stamp) else f"row {row} has no time")
     if (back := np.flatnonzero(np.diff(stamps) < 0)).size:
         raise DataError(f"row {int(back[0]) + 3}: its time lies before the row above; sort the rows by time")
     return np.asarray((stamps - stamps[0]) * _UNITS[unit or ("ms" if stamps[0] >= _EPOCH_MS else "s")])
@@ -125,6 +141,9 @@ def _resampled(rows: Array, times: Array, rate: float, gaps: Flags, period: floa
     if rate * period > MOST_UPSAMPLING:
         text = f"its time stamps make it {1 / period:.3g} Hz, and {rate:g} Hz are asked for"
         raise DataError(f"{text}: if they are milliseconds, call the column time_ms")
+    if times[-1] > MOST_GAPS * period * len(rows):
+        text = f"lasts {times[-1]:g} s, and its {len(rows)} rows take {period * len(rows):g} s"
+        raise DataError(f"{text}: its gaps are too long; split it into files")
     count = math.floor(float(times[-1]) * rate + 1e-6) + 1
     if count * rows.shape[1] * 4 > MAX_FILE_BYTES:
         raise DataError(f"at {rate:g} Hz it has {count} rows, more than {MAX_FILE_BYTES} bytes; split it into files")
@@ -150,11 +169,20 @@ def cut(rows: Array, cuts: Flags, window: int, step: int) -> Windows:
     if len(rows) < window:
         raise DataError(f"has {len(rows)} time steps, fewer than one window of {window}")
     values = np.lib.stride_tricks.sliding_window_view(rows, window, axis=0)[::step].transpose(0, 2, 1)
-    starts = np.arange(len(values)) * step
-    absent = np.concatenate(([0], np.cumsum(np.isnan(rows).any(axis=1))))
-    jumps = np.concatenate(([0], np.cumsum(cuts)))
-    touched = (absent[starts + window] > absent[starts]) | (jumps[starts + window] > jumps[starts + 1])
+    last = len(rows) - window + 1  # start of the last window, plus one
+    absent = _running(np.isnan(rows).any(axis=1))
+    touched = absent[window::step] > absent[:last:step]
+    if cuts.any():
+        jumps = _running(cuts)
+        touched |= jumps[window::step] > jumps[1 : last + 1 : step]
     return Windows(values, ~touched)
+
+
+def _running(flags: Flags) -> Array:
+    """[T + 1] how many of the first t flags are set."""
+    counts = np.zeros(len(flags) + 1, np.int32)  # a file of 64 MiB has fewer rows than 2**31
+    np.cumsum(flags, out=counts[1:])
+    return counts
 
 
 def joined(values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -163,10 +191,13 @@ def joined(values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Itera
     As many as the modality with the fewest windows has. A window that touches a gap is absent; a sample of which
     nothing else is left is left out.
     """
-    for k in range(least(windows)):
+    count = least(windows)
+    some = np.full(count, bool(values))
+    for each in windows.values():
+        some |= each.whole[:count]
+    for k in np.flatnonzero(some).tolist():
         whole = {m: each.values[k] for m, each in windows.items() if each.whole[k]}
-        if values or whole:
-            yield k, {**values, **whole}
+        yield k, {**values, **whole}
 
 
 def least(windows: Mapping[str, Windows]) -> int:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edgefl.data.recording import is_number
 from edgefl.errors import DataError
-from edgefl.own_data.tables import Row, Table, is_number, time_unit
+from edgefl.own_data.tables import Row, Table, time_unit
 from edgefl.storage.disk import store_errors
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from edgefl.data.recording import TIME
+from edgefl.data.recording import TIME, is_number
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.records import is_modality
 
@@ -156,15 +156,6 @@ def _flat(path: Path, found: object) -> list[dict[str, str]]:
 
 def _text(value: object) -> str:
     return "" if value is None or value != value else str(value)
-
-
-def is_number(text: str) -> bool:
-    """Whether a cell is a number; NaN and infinities are."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:

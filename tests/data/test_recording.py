@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -57,13 +58,43 @@ def test_any_other_column_is_a_channel(tmp_path: Path, head: str, width: int):
         (["0,1", "nan,1"], "row 3 has no time"),
         (["0,1", "0,1", "0,1"], "more than half of its time stamps are equal"),
         (["0,1", "20,1", "40,1"], "make it 0.05 Hz, and 50 Hz are asked for: if they are milliseconds"),
-        (["0,1", "0.02,1", "0.04,1", "99999999,1"], "more than 67108864 bytes"),
+        (["0,1", "0.02,1", "0.04,1", "85,1"], "lasts 85 s, and its 4 rows take 0.08 s: its gaps are too long"),
+        (["0,1", "1e308,1"], "row 3: 1e\\+308 is no time"),
+        (["-1e308,1", "1e308,1"], "row 2: -1e\\+308 is no time"),
     ],
 )
 def test_a_bad_time_column_is_named(tmp_path: Path, rows: list[str], message: str):
     csv(tmp_path / "a.csv", "t,x", rows)
     with pytest.raises(SampleError, match=rf"a\.csv: .*{message}"):
         read(tmp_path, "a.csv", Target("sensor", rate=50.0))
+
+
+@pytest.mark.parametrize("row", ["1.0,2.0,x", ",2.0,x", "1.0;2.0,2,3"])
+def test_a_first_row_with_a_bad_cell_is_no_head_line(tmp_path: Path, row: str):
+    with pytest.raises(DataError, match=f"row 1 is not a row of numbers: '{row}'"):
+        read_csv(csv(tmp_path / "a.csv", row, ["1,2,3"] * 2))
+
+
+@pytest.mark.parametrize("head", ["time,0,1", "a,b,c", "a,,c"])
+def test_a_head_line_may_have_empty_names_and_beside_the_time_numbers(tmp_path: Path, head: str):
+    assert len(read_csv(csv(tmp_path / "a.csv", head, ["1,2,3", "4,5,6"])).rows) == 2
+
+
+def test_a_recording_whose_rows_would_fill_a_file_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("edgefl.data.recording.MAX_FILE_BYTES", 40)
+    recording = Recording(np.zeros((6, 2)), np.arange(6.0))
+    with pytest.raises(DataError, match="at 1 Hz it has 6 rows, more than 40 bytes"):
+        regular(recording, rate=1.0)
+
+
+def test_cutting_takes_less_memory_than_three_times_the_rows():
+    """A count of 4 bytes a row, made of as much, and flags; the rows of a gap may be many."""
+    rows, none = np.zeros((10**5, 1), np.float32), np.zeros(10**5, bool)
+    tracemalloc.start()
+    cut(rows, none, 16, 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * rows.nbytes
 
 
 def test_resampling_is_linear():
