@@ -170,7 +170,7 @@ def cut(rows: Array, cuts: Flags, window: int, step: int) -> Windows:
         raise DataError(f"has {len(rows)} time steps, fewer than one window of {window}")
     values = np.lib.stride_tricks.sliding_window_view(rows, window, axis=0)[::step].transpose(0, 2, 1)
     last = len(rows) - window + 1  # start of the last window, plus one
-    absent = _running(np.isnan(rows).any(axis=1))
+    absent = _running(np.asarray(np.isnan(rows).any(axis=1)))
     touched = absent[window::step] > absent[:last:step]
     if cuts.any():
         jumps = _running(cuts)

@@ -31,8 +31,9 @@ def write_recordings(table: Table, root: Path, folder: str) -> list[Recording]:
     """Write ``root``/``folder``/<id>_<sensor>.csv for each stretch of rows of one label, group and recording.
 
     A row in which a sensor has no value at all is none of that sensor's, which so keeps its own rate; single empty
-    cells stay empty. Raises StoreError.
+    cells stay empty. Raises DataError (a time that is none), StoreError.
     """
+    time = _with_stamps(table)
     place = _place(table.path.relative_to(root) if table.path.is_relative_to(root) else Path(table.path.name))
     made = []
     with store_errors("write", root / folder):
@@ -45,29 +46,37 @@ def write_recordings(table: Table, root: Path, folder: str) -> list[Recording]:
                 kept = [row for row in whole if any(row.get(column) for column in columns)]
                 if kept:
                     files[sensor] = f"{folder}/{name}_{sensor}.csv"
-                    _write(root / files[sensor], table.time, columns, kept)
+                    _write(
+                        root / files[sensor], time | {column: re.sub(r"\W+", "_", column) for column in columns}, kept
+                    )
             if files:
                 made.append(Recording(name, files, label, group))
     return made
 
 
-def _write(path: Path, time: str, columns: list[str], rows: Sequence[Row]) -> None:
+def _write(path: Path, names: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Some columns of rows, under ``names`` in the file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
-        names = [re.sub(r"\W+", "_", column) for column in columns]
-        out.writerow([_time_name(time, rows[0].get(time, "")), *names] if time else names)
-        for row in rows:
-            cells = [row.get(column, "") for column in columns]
-            out.writerow([_stamp(row.get(time, "")), *cells] if time else cells)
+        out.writerow(names.values())
+        out.writerows([row.get(column, "") for column in names] for row in rows)
 
 
-def _time_name(column: str, first: str) -> str:
-    """The name of a time column as the reader of sensors knows it, with its unit; dates become seconds."""
-    unit = time_unit(column) if is_number(first) else "s"
-    return f"time_{unit}" if unit else "time"
+def _with_stamps(table: Table) -> dict[str, str]:
+    """Make the time stamps of rows with values numbers; time column -> its name in the files. Raises DataError."""
+    if not table.time:
+        return {}
+    columns = list(itertools.chain.from_iterable(table.sensors.values()))
+    numbers = False
+    for number, row in enumerate(table.rows, start=1):
+        if any(row.get(column) for column in columns):
+            numbers |= is_number(row.get(table.time, ""))
+            row[table.time] = _stamp(row.get(table.time, ""), f"{table.path}: row {number}")
+    unit = time_unit(table.time) if numbers else "s"  # dates become seconds
+    return {table.time: f"time_{unit}" if unit else "time"}
 
 
-def _stamp(text: str) -> str:
+def _stamp(text: str, where: str) -> str:
     """A time stamp as a number; a date and time become seconds since 1970. Raises DataError."""
     if is_number(text):
         return text
@@ -75,7 +84,8 @@ def _stamp(text: str) -> str:
         moment = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         raise DataError(
-            f"{text!r:.60} is no time", remedy="Write times as numbers of seconds, or as 2026-05-01 12:00:00.25."
+            f"{where}: {text!r:.60} is no time",
+            remedy="Write times as numbers of seconds, or as 2026-05-01 12:00:00.25.",
         ) from None
     return repr((moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)).timestamp())
 

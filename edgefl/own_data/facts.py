@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl.data.arrays import read_npy
 from edgefl.data.readers import inside
-from edgefl.data.recording import read_csv
+from edgefl.data.recording import Recording, read_csv
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.own_data.understood import Understood
 
@@ -98,17 +98,12 @@ def _sensors(root: Path, values: Sequence[object]) -> Facts:
             channels = 1
             continue
         path = inside(root, value)
-        if path.suffix.lower() == ".npy":
-            rows = read_npy(path)
-            steps.append(len(rows))
-            channels = rows.shape[1] if rows.ndim > 1 else 1
-            continue
         try:
-            recording = read_csv(path)
+            recording = Recording(np.atleast_1d(read_npy(path))) if path.suffix.lower() == ".npy" else read_csv(path)
         except DataError as error:
             raise DataError(f"{path}: {error.message}", remedy="Mend or remove the file.") from None
         steps.append(len(recording.rows))
-        channels = recording.rows.shape[1]
+        channels = recording.rows.shape[1] if recording.rows.ndim > 1 else 1
         if recording.times is not None and len(recording.times) > 2:
             periods.append(float(np.median(np.diff(recording.times))))
     rate = 1 / statistics.median(periods) if periods and min(periods) > 0 else 0.0

@@ -47,6 +47,11 @@ _SEPARATOR = "[_\\- ]"
 _FIELDS = ("label", "group", "modality", "id")
 
 
+def kind_of(suffix: str) -> str:
+    """The kind of encoder for a file of this suffix; other tables than .csv are cut into sensors' files."""
+    return KIND_OF.get(suffix.lower(), "sensor")
+
+
 class Parts(NamedTuple):
     """Parts of a path. ``key``: the same for all files of one sample; texts are "" where not said."""
 
@@ -124,7 +129,7 @@ def _is_modality(files: Sequence[PurePosixPath], level: int) -> bool:
     """Whether the folders of a level name modalities: by their words, or as each holds files of a kind of its own."""
     kinds: dict[str, set[str]] = defaultdict(set)
     for file in files:
-        kinds[file.parts[level].lower()].add(KIND_OF[file.suffix.lower()])
+        kinds[file.parts[level].lower()].add(kind_of(file.suffix))
     if len(kinds) < 2:
         return False
     apart = all(len(of) == 1 for of in kinds.values()) and len(set.union(*kinds.values())) == len(kinds)

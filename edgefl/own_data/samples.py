@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -9,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
+from edgefl.data.recording import is_number
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
-from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess
+from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess, kind_of
 from edgefl.own_data.tables import LOOKED_AT, SUFFIXES, Table, distinct, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.records import is_modality
@@ -65,6 +67,12 @@ def _inside(root: Path, text: str) -> bool:
         )  # fmt: skip
     except (OSError, ValueError):
         return False
+
+
+def _below(root: Path, above: Path, text: str) -> str:
+    """The path below ``root`` of the file that a list in the folder ``above`` names; "": it is no part of the data."""
+    place = next((place for place in (above, root) if _inside(place, text)), None)
+    return "" if place is None else (place / text).resolve().relative_to(root.resolve()).as_posix()
 
 
 def _folder(root: Path, template: str) -> Understood:
@@ -122,7 +130,9 @@ def _files(root: Path, found: Understood) -> tuple[list[str], list[str]]:
             suffix = Path(name).suffix.lower()
             if name.startswith(".") or path in {MANIFEST, "labels.json"}:
                 continue
-            if suffix in SUFFIXES:
+            if (plain := path.encode("utf-8", "replace").decode()) != path:
+                found.unused[plain] = "its name is not UTF-8"
+            elif suffix in SUFFIXES:
                 tables.append(path)
             elif suffix in KIND_OF:
                 files.append(path)
@@ -163,7 +173,7 @@ def _add_files(found: Understood, paths: Sequence[str], template: str) -> dict[s
     samples: dict[str, Sample] = {}
     for path in fitting:
         full = Path(path)
-        kind = KIND_OF[full.suffix.lower()]
+        kind = kind_of(full.suffix)
         parts = layout.parts(path[: -len(full.suffix)])
         if parts is None:
             found.unused[path] = f"its name is not {layout.template}"
@@ -197,22 +207,23 @@ def _add_list(found: Understood, table: Table, by_file: Mapping[str, Sample]) ->
     name, above = table.path.relative_to(found.root).as_posix(), table.path.parent
     texts = _text_names(table)
     for number, row in enumerate(table.rows, start=1):
-        paths = [
-            (above if _inside(above, row.get(c, "")) else found.root) / row.get(c, "")
-            for c in table.files
-            if row.get(c)
-        ]
-        relative = [path.resolve().relative_to(found.root.resolve()).as_posix() for path in paths if path.is_file()]
+        given = [row[column] for column in table.files if row.get(column)]
+        relative = [path for text in given if (path := _below(found.root, above, text))]
+        if len(relative) < max(1, len(given)):
+            found.unused.setdefault(f"{name}:{number}", "names no file that is there, is read and lies in the folder")
         sample = next((by_file[path] for path in relative if path in by_file), None)
         if sample is None:
             if not relative:
-                found.unused.setdefault(f"{name}:{number}", "names no file that is there")
                 continue
             sample = Sample(Path(relative[0]).with_suffix("").as_posix()[-MAX_NAME:])
             found.samples.append(sample)
         for path in relative:
-            if path not in sample.values.values():
-                kind = KIND_OF[Path(path).suffix.lower()]
+            kind = kind_of(Path(path).suffix)
+            if path in sample.values.values():
+                continue
+            if NAME_OF[kind] in sample.values:
+                found.unused[path] = f"is a second {NAME_OF[kind]} of the sample {sample.id}"
+            else:
                 sample.values[NAME_OF[kind]] = path
                 found.kinds.setdefault(NAME_OF[kind], kind)
         for column, modality in texts.items():
@@ -244,7 +255,7 @@ def _add_table(found: Understood, table: Table) -> None:
     texts = _text_names(table)
     for number, row in enumerate(table.rows, start=1):
         sample = Sample(f"{table.path.stem}-{number}", {}, row.get(table.label, ""), row.get(table.group, ""))
-        if numbers and all(row.get(column) for column in numbers):
+        if numbers and all(_is_finite(row.get(column, "")) for column in numbers):
             sample.values["features"] = [float(row[column]) for column in numbers]
         sample.values |= {
             modality: row[column].strip() for column, modality in texts.items() if row.get(column, "").strip()
@@ -252,11 +263,15 @@ def _add_table(found: Understood, table: Table) -> None:
         if sample.values:
             found.samples.append(sample)
         else:
-            found.unused[f"{name}:{number}"] = "has empty cells"
+            found.unused[f"{name}:{number}"] = "has cells that are empty or no finite number"
     found.kinds |= ({"features": "sensor"} if numbers else {}) | dict.fromkeys(texts.values(), "text")
     found.said.append(
         f"each row of {name} is a sample of {len(numbers)} numbers" + (f" and {', '.join(texts)}" if texts else "")
     )
+
+
+def _is_finite(cell: str) -> bool:
+    return is_number(cell) and math.isfinite(float(cell))
 
 
 def _finished(found: Understood, source: Path) -> Understood:

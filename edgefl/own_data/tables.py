@@ -151,11 +151,12 @@ def _jsonl(path: Path) -> list[dict[str, str]]:
 def _flat(path: Path, found: object) -> list[dict[str, str]]:
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise DataError(f"{path}: is no list of objects", remedy='Write [{"file": "a.png", "label": "cat"}, …].')
-    return [{str(name): _text(value) for name, value in row.items()} for row in found]
+    return [{_text(name): _text(value) for name, value in row.items()} for row in found]
 
 
 def _text(value: object) -> str:
-    return "" if value is None or value != value else str(value)
+    """A cell; halves of no character, which JSON may name, become question marks."""
+    return "" if value is None or value != value else str(value).encode("utf-8", "replace").decode()
 
 
 def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:

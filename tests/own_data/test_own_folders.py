@@ -1,0 +1,107 @@
+"""Folders and lists of files as users have them: what is no part of the data is named, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.data.recording import read_csv
+from edgefl.errors import DataError
+from edgefl.own_data.facts import facts_of
+from edgefl.own_data.samples import Understood, understand
+
+NO_FILE = "names no file that is there, is read and lies in the folder"
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def listed(folder: Path, last: str) -> Understood:
+    """A list of twelve texts, and of what ``last`` names."""
+    for i in range(12):
+        written(folder / f"{i}.txt", "hello there")
+    rows = "".join(f"{i}.txt,{'ab'[i % 2]}\n" for i in range(12))
+    return understand(written(folder / "list.csv", f"file,class\n{rows}{last},a\n"))
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".json", ".jsonl", ".parquet"])
+def test_recordings_in_folders_of_their_labels_may_be_tables_of_any_kind(tmp_path: Path, suffix: str):
+    rows = [{"time": k / 50, "x": float(k), "y": 2.0} for k in range(20)]
+    for label in ("sit", "walk"):
+        for number in range(3):
+            path = tmp_path / label / f"{number}{suffix}"
+            if suffix == ".parquet":
+                pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+                path.parent.mkdir(exist_ok=True)
+                pq.write_table(pa.Table.from_pylist(rows), path)
+            elif suffix == ".tsv":
+                written(path, "time\tx\ty\n" + "".join("\t".join(map(str, row.values())) + "\n" for row in rows))
+            else:
+                written(path, json.dumps(rows) if suffix == ".json" else "\n".join(map(json.dumps, rows)))
+    found = understand(tmp_path)
+    assert found.labels == {"sit": 3, "walk": 3}
+    recording = read_csv(tmp_path / str(found.samples[0].values["sensor"]))
+    assert (recording.rows.shape, recording.times is not None) == ((20, 2), True)
+
+
+@pytest.mark.parametrize("last", ["/etc/passwd", "../../../../etc/hostname", "x.pdf", "13.txt", ""])
+def test_a_row_that_names_no_file_of_the_data_is_left_out_and_told(tmp_path: Path, last: str):
+    written(tmp_path / "x.pdf", "p")
+    found = listed(tmp_path, last)
+    assert len(found.samples) == 12
+    assert found.unused == {"list.csv:13": NO_FILE}
+
+
+def test_a_second_file_of_a_kind_is_told(tmp_path: Path):
+    for name in ("left", "right"):
+        written(tmp_path / f"{name}.txt", "hello there")
+    found = understand(written(tmp_path / "list.csv", "one,two,class\n" + "left.txt,right.txt,a\n" * 3))
+    assert [sample.values for sample in found.samples] == [{"text": "left.txt"}] * 3
+    assert found.unused == {"right.txt": "is a second text of the sample left"}
+
+
+def test_numbers_that_are_not_finite_are_empty_cells(tmp_path: Path):
+    """Also what is no number below the rows that were looked at."""
+    rows = ["1,2,x", "1,2,z"] * 1000 + ["1,nan,y", "inf,1,y", "1,,y", "1,none,y", "3,4,y"]
+    found = understand(written(tmp_path / "f.csv", "\n".join(["a,b,class", *rows])))
+    assert len(found.samples) == 2001
+    assert found.samples[-1].values == {"features": [3.0, 4.0]}
+    assert found.unused == {f"f.csv:{row}": "has cells that are empty or no finite number" for row in range(2001, 2005)}
+
+
+def test_a_row_without_its_time_is_named_but_one_without_values_may_lack_it(tmp_path: Path):
+    path = written(tmp_path / "w.csv", "time,class,x\n" + "0,walk,1\n" * 9 + ",walk,\n")
+    assert len(understand(path).samples) == 1
+    with pytest.raises(DataError, match=r"w\.csv: row 10: '' is no time"):
+        understand(written(path, "time,class,x\n" + "0,walk,1\n" * 9 + ",walk,1\n"))
+
+
+def test_arrays_that_are_none_or_damaged_are_named(tmp_path: Path):
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        np.save(tmp_path / label / "1.npy", np.array(1.0))
+    assert facts_of(understand(tmp_path), "sensor").channels == 1
+    (tmp_path / "a/1.npy").write_bytes(b"junk")
+    with pytest.raises(DataError, match=r"a/1\.npy: not a readable \.npy file"):
+        facts_of(understand(tmp_path), "sensor")
+
+
+def test_names_that_a_manifest_can_not_hold_are_no_part_of_it(tmp_path: Path):
+    for label in ("a", "b"):
+        written(tmp_path / label / "1.txt", "hello there")
+    Path(os.fsdecode(os.fsencode(tmp_path / "a") + b"/\xff.txt")).write_text("hello there")
+    found = understand(tmp_path)
+    assert [sample.id for sample in found.samples] == ["a/1", "b/1"]
+    assert found.unused == {"a/?.txt": "its name is not UTF-8"}
+
+
+def test_texts_that_a_manifest_can_not_hold_are_replaced(tmp_path: Path):
+    text = '[{"class": "\\ud800", "a": 1, "b": 2}, {"class": "x", "a": 1, "b": 2}]'
+    assert understand(written(tmp_path / "f.json", text)).labels == {"?": 1, "x": 1}
