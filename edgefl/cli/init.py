@@ -133,12 +133,11 @@ def _files(source: Path, template: str, *, asks: bool, force: bool) -> Source:
     if asks and found.layout and not template:
         told = str(typer.prompt(f"Paths are read as {found.layout}. Enter, or another template", default=found.layout))
         found = understand(train, told) if told != found.layout else found
-    written = [_write_manifest(found)]
+    held = understand(test, found.layout) if test is not None else None
+    written = _write_manifests([found] if held is None else [found, held], force=force)
     said = list(found.said)
-    if test is not None:
-        held = understand(test, found.layout)
-        written.append(_write_manifest(held))
-        said.append(f"{test.name} is the test set, of {len(held.samples)} samples")
+    if held is not None:
+        said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
     facts = {modality: facts_of(found, modality) for modality in sorted(found.kinds)}
     outline = Outline(len(found.samples), bool(found.labels), len(found.groups))
     return Source(
@@ -147,15 +146,19 @@ def _files(source: Path, template: str, *, asks: bool, force: bool) -> Source:
         outline,
         [*_counted(found), *said],
         found.unused,
-        held.root if test is not None else None,
-        tuple(written),
+        held.root if held is not None else None,
+        written,
     )
 
 
-def _write_manifest(found: Understood) -> Path:
-    lines = b"".join(msgspec.json.encode(sample.line()) + b"\n" for sample in found.samples)
-    write_file(found.root / MANIFEST, lines)
-    return found.root / MANIFEST
+def _write_manifests(parts: Sequence[Understood], *, force: bool) -> tuple[Path, ...]:
+    """All or none. Raises StoreError where one is there, unless it may be written over."""
+    paths = tuple(part.root / MANIFEST for part in parts)
+    if not force and (there := [path for path in paths if path.exists()]):
+        raise StoreError(f"{there[0]} is there already", remedy="Move it away, or write over it by --force.")
+    for part, path in zip(parts, paths, strict=True):
+        write_file(path, b"".join(msgspec.json.encode(sample.line()) + b"\n" for sample in part.samples))
+    return paths
 
 
 def _counted(found: Understood) -> list[str]:

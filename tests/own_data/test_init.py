@@ -97,6 +97,32 @@ def test_nothing_that_is_there_is_written_over(
     assert not (tmp_path / "photos/manifest.jsonl").exists()
 
 
+def test_a_manifest_of_ones_own_beside_a_list_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for i in range(24):
+        (tmp_path / f"{i}.txt").write_text("hello there")
+    (tmp_path / "list.csv").write_text("file,class\n" + "".join(f"{i}.txt,{'ab'[i % 2]}\n" for i in range(24)))
+    (tmp_path / "manifest.jsonl").write_text("mine")
+    assert init(tmp_path, "list.csv", monkeypatch=monkeypatch) == 15
+    assert "manifest.jsonl is there already" in capsys.readouterr().err
+    assert (tmp_path / "manifest.jsonl").read_text() == "mine"
+
+
+def test_a_test_halfs_own_manifest_is_not_written_over_nor_the_other_half_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for half in ("train", "test"):
+        for i in range(24):
+            path = tmp_path / f"data/{half}/{'ab'[i % 2]}/{i}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("hello there")
+    (tmp_path / "data/test/manifest.jsonl").write_text("mine")
+    assert init(tmp_path, "data", monkeypatch=monkeypatch) == 15
+    assert (tmp_path / "data/test/manifest.jsonl").read_text() == "mine"
+    assert not (tmp_path / "data/train/manifest.jsonl").exists()
+
+
 def test_one_modality_without_labels_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
