@@ -10,7 +10,7 @@ from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.samples import understand
-from edgefl.own_data.tables import MAX_TABLE_BYTES, has_head, read_table
+from edgefl.own_data.tables import MAX_COLUMNS, MAX_TABLE_BYTES, has_head, read_table
 
 
 def table(folder: Path, name: str, text: str) -> Path:
@@ -67,6 +67,24 @@ def test_a_parquet_file_reads_like_its_csv(tmp_path: Path):
     pq.write_table(pa.table({"time": [0.0, 0.1], "acc_x": [1.0, None], "label": ["a", "a"]}), tmp_path / "t.parquet")
     found = read_table(tmp_path / "t.parquet")
     assert found.rows == [{"time": "0.0", "acc_x": "1.0", "label": "a"}, {"time": "0.1", "acc_x": "", "label": "a"}]
+
+
+def test_a_parquet_of_many_equal_cells_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"x": pa.array([True]).take(pa.array([0] * 4_000_001))}), path)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(DataError, match="has 4000001 rows of 1 columns, more than can be held"):
+        read_table(path)
+    pq.write_table(pa.table({"x": ["word " * 200] * 3000}), path)
+    monkeypatch.setattr("edgefl.own_data.tables.MAX_TABLE_BYTES", 2**20)
+    with pytest.raises(DataError, match="unpacked it has more than 1048576 bytes"):
+        read_table(path)
+    pq.write_table(pa.table({f"c{i}": [1] for i in range(MAX_COLUMNS + 1)}), path)
+    with pytest.raises(DataError, match="1 rows of 2001 columns"):
+        read_table(path)
 
 
 def test_a_table_beyond_the_limit_is_refused_unread(tmp_path: Path):
