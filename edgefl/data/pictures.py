@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.errors import DataError, MissingDependencyError
 
-MAX_PIXELS = 50_000_000  # beyond the largest phone cameras; 150 MB decoded
+if TYPE_CHECKING:
+    from PIL import Image
+
+#: Beyond the largest phone cameras. 4 bytes a pixel decoded, and as much turned or on white: 400 MB; as numbers, where
+#: it is not made smaller, 1.1 GB.
+MAX_PIXELS = 50_000_000
+#: Rows put on white at a time, which takes three copies of them.
+_ROWS = 256
 
 
 def read_picture(path: Path, shape: tuple[int, ...], crop: Literal["stretch", "center"]) -> Array:
@@ -31,18 +38,28 @@ def read_picture(path: Path, shape: tuple[int, ...], crop: Literal["stretch", "c
                     raise DataError(f"{image.width} x {image.height} pixels are too many")
                 if image.mode.startswith(("I", "F")):
                     raise DataError("16-bit pictures are not supported; store .npy in 0..1")
-                picture = ImageOps.exif_transpose(image)
                 grey = shape[2] == 1 if len(shape) == 3 and shape[2] else image.mode in {"1", "L", "LA"}
-                white = Image.new("RGBA", picture.size, "white")
-                white.alpha_composite(picture.convert("RGBA"))
-                picture = white.convert("L" if grey else "RGB")
+                ImageOps.exif_transpose(image, in_place=True)
+                picture = _on_white(image, "L" if grey else "RGB")
                 if len(shape) == 3 and picture.size != (shape[1], shape[0]):
                     box = _middle(picture.size, (shape[1], shape[0])) if crop == "center" else None
                     picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box)
-                pixels = np.asarray(picture, dtype=np.float32) / np.float32(255)
+                pixels = np.array(picture, dtype=np.float32)
+                pixels /= np.float32(255)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"not a readable picture: {error}") from None
     return np.asarray(pixels[:, :, None] if grey else pixels)
+
+
+def _on_white(picture: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
+    from PIL import Image
+
+    found = Image.new(mode, picture.size)
+    for top in range(0, picture.height, _ROWS):
+        part = picture.crop((0, top, picture.width, min(top + _ROWS, picture.height))).convert("RGBA")
+        white = Image.new("RGBA", part.size, "white")
+        found.paste(Image.alpha_composite(white, part).convert(mode), (0, top))
+    return found
 
 
 def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[float, float, float, float]:
