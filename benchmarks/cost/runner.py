@@ -118,8 +118,9 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     chosen = parser.parse_args()
     about = (__doc__ or "").partition("    python")[0].strip()
+    command = f"python -m benchmarks.cost.runner --times {chosen.times} --tasks {' '.join(chosen.tasks)}"
     lines = [
-        f"`python -m benchmarks.cost.runner --times {chosen.times}`, {os.cpu_count()} cores. {about}",
+        f"`{command}`, {os.cpu_count()} cores. {about}",
         "",
         "| run | processes, CPU s | one, CPU s | ratio, median (range) | processes, s | one, s | study's cell, CPU s |",
         "|---|---|---|---|---|---|---|",

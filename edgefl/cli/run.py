@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -65,6 +66,8 @@ def run_command(
     """
     from contextlib import nullcontext
 
+    if in_process:  # before numpy and torch are loaded: a fleet's processes compute with one thread each
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     from edgefl.api.local_run import LocalOptions
     from edgefl.api.running import Made, carry_out
     from edgefl.cli.bundles import told
