@@ -189,7 +189,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool]) -> None:
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
     if table.files:
         table.what = "list"
-    elif table.time or (table.sensors and _mean_run(table) >= 8):
+    elif table.time or (table.sensors and _has_recordings(table)):
         table.what = "recording"
     else:
         table.what = "features"
@@ -246,8 +246,12 @@ def time_unit(column: str) -> str | None:
     return (match[1] or "") if match else _TIMES.get(column.lower())
 
 
-def _mean_run(table: Table) -> float:
-    """Mean number of neighbouring rows of one label, group and recording."""
-    if not (table.label or table.group or table.part):
-        return 0.0
-    return len(table.rows) / sum(1 for _ in itertools.groupby(table.rows, table.key))
+def _has_recordings(table: Table) -> bool:
+    """Whether rows of one label, group and recording stand together, eight or more in the mean.
+
+    A table that is only sorted by its label, each label once, is one of features.
+    """
+    runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
+    if not (table.group or table.part):
+        runs = 0 if runs == len({table.key(row) for row in table.rows}) else runs
+    return bool(runs) and len(table.rows) / runs >= 8

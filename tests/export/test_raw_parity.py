@@ -20,6 +20,7 @@ from edgefl.data.sources import load
 from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import read_manifest
 from edgefl.export.drafts import TrainedState
+from edgefl.export.tables import read_tables
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.training.evaluate import Criteria, evaluate
 
@@ -69,14 +70,16 @@ def predicted(capsys: pytest.CaptureFixture[str], bundle: Path, *files: str) -> 
 
 
 def plainly(bundle: Path, data: Dataset) -> list[str]:
-    """What onnxruntime alone says: nothing but the file, and the arrays as they were read."""
+    """What onnxruntime alone says: nothing but the files of the bundle, and the arrays as they were read."""
     session = onnxruntime.InferenceSession(str(bundle / "model.onnx"), providers=["CPUExecutionProvider"])
     feeds = dict(data.modalities)
     if len(data.modalities) > 1:
         feeds |= {f"{m}.present": has.astype(np.float32) for m, has in data.present.items()}
+    feeds |= read_tables(bundle, read_manifest(bundle))
     return [LABELS[i] for i in session.run(["logits"], feeds)[0].argmax(axis=1)]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "names",
     [("acc",), ("note",), pytest.param(tuple(ENCODERS), marks=pytest.mark.slow)],

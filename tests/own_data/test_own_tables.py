@@ -178,3 +178,11 @@ def test_dates_become_seconds(tmp_path: Path, name: str):
     assert float(second.split(",")[0]) - float(first.split(",")[0]) == pytest.approx(1.0)
     with pytest.raises(DataError, match="is no time"):
         write_recordings(read_table(table(tmp_path, "x.csv", text.replace("2026-05-01", "1 May"))), tmp_path, "more")
+
+
+@pytest.mark.parametrize(("order", "what"), [("aabb", "features"), ("abab", "recording")])
+def test_a_table_of_features_that_is_sorted_by_its_label_is_no_recording(tmp_path: Path, order: str, what: str):
+    rows = [f"{0.1 * i},{0.2 * i},{label}" for label in order for i in range(25)]
+    (tmp_path / "iris.csv").write_text("\n".join(["sepal_length,sepal_width,species", *rows]))
+    table = read_table(tmp_path / "iris.csv", lambda _: False)
+    assert (table.label, table.what) == ("species", what)
