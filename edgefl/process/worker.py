@@ -172,7 +172,10 @@ def serve(handlers: dict[str, Handler]) -> None:
         send(Answer("note", msgspec.to_builtins(body)))
 
     while (request := read_request(frames_in)) is not None:
-        send(answered(handlers, request, note, sys.stderr))
+        try:
+            send(answered(handlers, request, note, sys.stderr))
+        except WorkerError as error:  # a reply that no frame can hold
+            send(Answer("error", error=type(error).__name__, message=error.message, remedy=error.remedy))
 
 
 def answered(handlers: Mapping[str, Handler], request: Request, note: Note, log: TextIO) -> Answer:

@@ -212,6 +212,7 @@ def test_local_mode_trains_on_a_folder_of_every_kind(tmp_path: Path) -> None:
     assert {row["device"]: row["status"] for row in report["assignments"]} == {"one": "done", "two": "done"}
 
 
+@pytest.mark.slow
 def test_agents_train_on_their_own_folders_of_every_kind(tmp_path: Path) -> None:
     """Through coordinator and agents: each has files of its own, photos of a size of its own."""
     with Fleet(tmp_path) as fleet:

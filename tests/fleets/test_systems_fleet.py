@@ -33,14 +33,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-#: Half a minute each: with every change the one that has most that is its own; all of them nightly. That each recipe
-#: trains is in test_recipes.py.
-OFTEN = {"mmic"}
-
-
-@pytest.mark.parametrize(
-    "recipe", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS]
-)
+# Half a minute each, by night: with every change recipes train over a broker in test_fleet.py and tests/api, and each of
+# them in test_recipes.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SYSTEMS)
 def test_a_system_trains_over_mqtt(fleet: Fleet, recipe: str) -> None:
     finish(fleet.coordinator(recipe, {"recipe": recipe, "round.devices": 4, **SYSTEMS[recipe]}))
     report = fleet.report(recipe)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgefl.data.dataset import Dataset
-from edgefl.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, ModelError
 from edgefl.methods.missing.completion import Made, _closest, _features, complete, generator_of, nearest
 from edgefl.models.spec import EncoderSpec
 
@@ -122,5 +122,5 @@ def test_an_unknown_generator_lists_the_known_ones():
 
 
 def test_a_generator_that_can_not_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere' cannot be read"):
+    with pytest.raises(ModelError, match="nowhere': there is no such folder"):
         generator_of("transformers", str(tmp_path / "nowhere"), some([1] * 4, [1] * 4), ENCODERS)

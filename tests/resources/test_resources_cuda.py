@@ -278,7 +278,7 @@ def test_a_trainer_tells_what_it_found(monkeypatch, shared: bool) -> None:
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr("device_agent.trainer.local_trainer.idle_rss_bytes", lambda: GIB)
     data = SimpleNamespace(signature=dict, samples=dict, class_counts=tuple, label_names=(), skipped=())
-    facts = trainer_module._facts(data, "cuda", elastic=False)
+    facts = trainer_module._facts(data, "cuda", elastic=False, alone=True)
     assert (facts.gpu, facts.torch_device, cuda.cached) == ("a GPU", "cuda", 0)
     told = (facts.base_bytes, facts.gpu_memory_bytes, facts.gpu_free_bytes)
     assert told == ((9 * GIB, 0, 0) if shared else (GIB, 24 * GIB, 22 * GIB))
