@@ -33,8 +33,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-# Half a minute each, by night: with every change recipes train over a broker in test_fleet.py and tests/api, and each of
-# them in test_recipes.py.
+# Half a minute each, by night: with every change recipes train over a broker in test_fleet.py and tests/api, and each
+# of them in test_recipes.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SYSTEMS)
 def test_a_system_trains_over_mqtt(fleet: Fleet, recipe: str) -> None:
