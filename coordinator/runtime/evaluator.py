@@ -148,7 +148,7 @@ def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:
 
 
 def handlers() -> dict[str, Handler]:
-    """What answers each of ``METHODS``, by one evaluator."""
+    """Method of ``METHODS`` -> its handler; all of one evaluator."""
     evaluator = Evaluator()
     return {method: partial(evaluator.answer, method) for method in METHODS}
 

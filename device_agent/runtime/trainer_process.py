@@ -59,7 +59,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
 
 
 class TrainerWorker(Protocol):
-    """What answers for trainers: ``edgefl.process.worker.WorkerProcess``, or an ``InlineWorker``."""
+    """A worker that trains: ``edgefl.process.worker.WorkerProcess``, or ``InlineWorker`` in this process."""
 
     @property
     def pid(self) -> int | None:

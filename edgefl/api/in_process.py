@@ -1,8 +1,8 @@
 """A whole fleet in this process: the real coordinator, agents, trainers and evaluator over the in-memory transport.
 
 What needs torch takes turns in one thread (``edgefl.process.inline_worker``): a run gives, bit for bit, what the same
-fleet gives as processes with a broker. Figures that take a process of one's own are not measured: a trainer's memory,
-and bytes at a socket.
+fleet gives as processes with a broker. Figures of a single process are not measured: a trainer's memory, and bytes at a
+socket.
 """
 
 from __future__ import annotations

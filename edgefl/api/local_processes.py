@@ -1,4 +1,4 @@
-"""The programs of a local fleet as processes: started, ended, and read: their events, and their logs' last words."""
+"""The programs of a local fleet as processes: start and end them, read their events and the ends of their logs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def end(process: asyncio.subprocess.Process, grace_s: float) -> None:
 
 
 def event_of(line: bytes) -> EventRow:
-    """An event of the coordinator's; what is none is a library's own output becomes a warning."""
+    """An event that the coordinator wrote; any other line, such as a library's own output, becomes a warning."""
     try:
         return msgspec.json.decode(line, type=EventRow)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -57,7 +57,7 @@ def event_of(line: bytes) -> EventRow:
 
 
 async def lines_of(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
-    """What it writes to its standard output, line by line."""
+    """Lines of a process' standard output, as they come."""
     if process.stdout is not None:
         async for line in process.stdout:
             yield line

@@ -99,7 +99,7 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     if not any(row.status == "done" for row in report.assignments):
         return report
     kept, found = directory / END_TO_END, dict[str, EndToEnd]()
-    with suppress(OSError, msgspec.DecodeError):  # absent, or not whole: it is priced anew
+    with suppress(OSError, msgspec.DecodeError):  # absent, or not whole: it is priced again
         found = msgspec.json.decode(kept.read_bytes(), type=dict[str, EndToEnd])
     if found and found.keys() >= {row.device for row in report.devices}:
         return msgspec.structs.replace(report, end_to_end=found)

@@ -1,4 +1,4 @@
-"""Who carries out a study's cells: an interface, and worker processes of this machine behind it.
+"""Engines that carry out a study's cells: the interface, and worker processes of this machine.
 
 An engine knows nothing of grids, of what is done already or of tries again; ``edgefl.api.study_queue`` does.
 """

@@ -1,4 +1,4 @@
-"""Several cells at once: how many fit the memory, who takes which, and again what was lost with its process."""
+"""The queue of a study's cells: as many at once as fit the memory; a cell whose process died is tried again."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _content(found: Study, form: str, *, to_terminal: bool) -> str:
 
 
 def _grid(rows: Sequence[Row]) -> Grid:
-    """What people look at first of each cell; csv and json have all of it."""
+    """The table of all cells with the columns that a terminal has room for; csv and json have all of them."""
     from edgefl.report import units
     from edgefl.report.grid import Column, table
 

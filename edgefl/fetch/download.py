@@ -115,7 +115,7 @@ def _complete(wanted: Wanted, part: Path, progress: Progress) -> None:
             raise DataError(f"{wanted.url}: {safe_text(str(error)[:200])}", remedy=remedy) from error
         there = part.stat().st_size if part.is_file() else 0
         most = max(most, before)
-        fruitless = 0 if there > most else fruitless + 1  # without Range each try begins anew
+        fruitless = 0 if there > most else fruitless + 1  # without Range each try starts at the first byte
         if fruitless >= TRIES:
             later = "Try again later: it goes on from there." if wanted.sha256 else "Try again later."
             text = f"{wanted.url}: {reason}, {there} bytes are here"
