@@ -51,7 +51,7 @@ def done(options: LocalOptions, run: str) -> Run | None:
     return None
 
 
-def carried_out(options: LocalOptions, run: str, carry_out: Callable[[LocalOptions], Run]) -> tuple[Run | None, str]:
+def run_or_resume(options: LocalOptions, run: str, carry_out: Callable[[LocalOptions], Run]) -> tuple[Run | None, str]:
     """The cell's run, as it is if it is done, else begun or gone on with; or the error that it failed by."""
     try:
         if (found := done(options, run)) is not None:

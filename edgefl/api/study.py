@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgefl.api.cells import Grid, Planned, carried_out, combinations, done, planned
+from edgefl.api.cells import Grid, Planned, combinations, done, planned, run_or_resume
 from edgefl.api.frames import frame
 from edgefl.api.local_run import LocalOptions
 from edgefl.api.results import Run
-from edgefl.api.running import Made, in_thread
-from edgefl.api.running import carried_out as whole_run
+from edgefl.api.running import Made, carried_out, in_thread
 from edgefl.api.study_engine import LocalProcesses, Work
 from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
 from edgefl.config.profiles import RunSource
@@ -113,7 +112,7 @@ def study(
         found = []
         for one in cells:
             options = asked._replace(overrides=one.merged)
-            run, error = carried_out(options, one.run, lambda given: whole_run(given, feed, made))
+            run, error = run_or_resume(options, one.run, lambda given: carried_out(given, feed, made))
             found.append(Cell(one.overrides, run, error))
         return Study(tuple(found), place)
     if on_event is not None:

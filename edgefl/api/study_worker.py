@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.api.cells import carried_out
+from edgefl.api.cells import run_or_resume
 from edgefl.api.local_run import LocalOptions
 from edgefl.api.run_inputs import TRAINER_BYTES, PlanOptions, price_of
 from edgefl.api.running import Made, carry_out
@@ -25,7 +25,7 @@ def run_cell(body: object, note: Note) -> str:
         work.file, work.overrides, Path(work.directory), trainers=work.trainers, in_process=work.in_process
     )
     made = Made(work.export, page=False)
-    _, error = carried_out(options, work.run, lambda one: carry_out(one, lambda _: None, made, lambda: None))
+    _, error = run_or_resume(options, work.run, lambda one: carry_out(one, lambda _: None, made, lambda: None))
     return error
 
 
