@@ -138,13 +138,14 @@ def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Stu
         Work(source, plain(cell.merged, ""), cell.run, str(place), options.trainers, options.in_process, how.export)
         for cell in {cell.run: cell for cell in cells}.values()
     ]
-    left = [work for work in works if done(options, work.run) is None]
-    for kept in (work for work in works if work not in left):
-        how.told.ended(Ended(kept.run, kept=True))
+    kept = {work.run: run for work in works if (run := done(options, work.run)) is not None}
+    for name in kept:
+        how.told.ended(Ended(name, kept=True))
+    left = [work for work in works if work.run not in kept]
     errors = in_thread(lambda begin: asyncio.run(_carry_out(begin, left, place / "logs", how))) if left else {}
     found = []
     for cell in cells:
-        run = None if errors.get(cell.run) else done(options, cell.run)
+        run = kept.get(cell.run) or (None if errors.get(cell.run) else done(options, cell.run))
         lacking = "" if run else "its run is not done; call the study again"
         found.append(Cell(cell.overrides, run, errors.get(cell.run) or lacking))
     return Study(tuple(found), place)
