@@ -12,7 +12,6 @@ import importlib.util
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -57,9 +56,6 @@ from edgefl.prototypes.table import ClassMeans
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
 from edgefl.storage.disk import write_new
-
-if TYPE_CHECKING:
-    pass
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
 
