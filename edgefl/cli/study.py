@@ -134,15 +134,18 @@ def _grid(rows: Sequence[Row]) -> Grid:
     def figure(name: str, unit: str) -> Callable[[Row], str]:
         return lambda row: units.quantity(cast("float | None", row[name]), unit)
 
+    def text(name: str) -> Callable[[Row], str]:
+        return lambda row: str(row[name])
+
     first = list(rows[0])
     fields = first[: first.index("run")]
     columns: list[Column[Row]] = [
-        Column("run", lambda row: str(row["run"]), key=True, text=True, whole=True),
-        *(Column(name, lambda row, name=name: str(row[name]), text=True) for name in fields),  # type: ignore[misc]
-        Column("status", lambda row: str(row["status"]), text=True),
+        Column("run", text("run"), key=True, text=True, whole=True),
+        *(Column(name, text(name), text=True) for name in fields),
+        Column("status", text("status"), text=True),
         Column("accuracy", lambda row: units.percent(a) if isinstance(a := row["accuracy"], float) else units.NOTHING),
         Column("compute", figure("compute_s", "s")),
         Column("sent", figure("payload_up_bytes", "B")),
-        Column("error", lambda row: str(row["error"]), text=True),
+        Column("error", text("error"), text=True),
     ]
     return table("Cells", columns, rows)
