@@ -14,7 +14,7 @@ from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
-from device_agent.trainer.process_memory import first_round, freeze_once
+from device_agent.trainer.first_round import first_round, freeze_once
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load

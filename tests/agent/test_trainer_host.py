@@ -13,7 +13,7 @@ from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 
 from device_agent.core.state import Train
 from device_agent.many_agents import HostedTrainers, trainer_workers
 from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
-from device_agent.trainer import local_trainer, process_memory
+from device_agent.trainer import first_round, local_trainer
 from device_agent.trainer.process import Trainers
 from edgefl.errors import ConfigError
 from edgefl.plan.job import Preparation
@@ -64,7 +64,7 @@ def test_who_leaves_gives_its_data_back(place, monkeypatch):  # noqa: F811 - the
     monkeypatch.setattr(local_trainer, "SMALL_BYTES", 0)  # so that its samples are in a file, and show
     trainers, own = Trainers(), settings(place)
     request = TrainRequest(own, offer_of(ObjectStore(place / "objects")))
-    process_memory.freeze_once.cache_clear()
+    first_round.freeze_once.cache_clear()
     try:
         result = trainers.train(msgspec.to_builtins(request), lambda _: None)
         assert result.refusal is None, result.refusal
