@@ -199,7 +199,8 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
 def _without_one(had: Array, rate: float, rng: Generator) -> Array:
     """``had`` (N, M) less one entry in floor(rate * N) rows, of those that have two or more."""
     left: Array = had.copy()
-    able = rng.permutation(np.flatnonzero(had.sum(axis=1) >= 2))[: int(rate * len(had))]
+    count = int(rate * len(had) + 1e-9)  # 0.29 * 100 is a little below 29
+    able = rng.permutation(np.flatnonzero(had.sum(axis=1) >= 2))[:count]
     lost = np.where(had[able], rng.random((len(able), had.shape[1])), -1.0).argmax(axis=1)
     left[able, lost] = False
     return left

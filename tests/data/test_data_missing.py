@@ -52,6 +52,8 @@ def test_a_fixed_share_of_samples_loses_exactly_one_modality():
     assert min((acc & ~gyro)[20:].sum(), (gyro & ~acc).sum()) > 10  # either
     assert (acc & ~gyro)[:20].all()
     assert (left.modalities["acc"][~acc] == 0).all()
+    some = drop(pairs(100), {"rate": 0.29, "lose": "one"}, 0)
+    assert (some.present["acc"] ^ some.present["gyro"]).sum() == 29  # 0.29 * 100 is a little below that
     every = drop(data, {"rate": 1.0, "lose": "one"}, 0)
     assert (every.present["acc"] ^ every.present["gyro"]).all()
     assert drop(data, {"rate": 1.0, "lose": "one", "complete": ["d"]}, 0).samples() == data.samples()
