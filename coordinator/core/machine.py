@@ -265,7 +265,9 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
     """Whether the model is evaluated after this round."""
-    return bool(state.plan.test) and (state.plan.evaluate_every == "round" or number == state.rounds[stage - 1])
+    every = state.plan.evaluate_every
+    due = number % every == 0 if isinstance(every, int) else every == "round"
+    return bool(state.plan.test) and (due or number == state.rounds[stage - 1])
 
 
 def _evaluated(steps: Steps, event: m.Evaluated) -> None:

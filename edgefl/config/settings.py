@@ -304,7 +304,11 @@ class RunConfig(Values):
         description="lockstep: a round waits for its devices; async: the server steps after `round.buffer` updates, "
         "and who is done goes on with the newest model (FedBuff)",
     )
-    evaluate: Literal["round", "stage"] = Field("round", description="how often the global model is tested")
+    evaluate: Literal["round", "stage"] | pydantic.PositiveInt = Field(
+        "round",
+        description="how often the global model is tested: each round, every so many rounds of a stage (a number), or "
+        "after a stage's last round, which is always tested",
+    )
     transfer: TransferConfig = Field(TransferConfig(), description="how tensors cross the broker")
     broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")
     fleet: list[FleetDevice] = Field([], description="devices of local mode")

@@ -505,9 +505,18 @@ def test_tries_are_counted_over_a_restart_and_begin_again_with_the_next_round() 
 
 
 @pytest.mark.parametrize(
-    ("every", "number", "evaluated"), [("round", 1, True), ("stage", 1, False), ("stage", 2, True)]
+    ("every", "number", "evaluated"),
+    [
+        ("round", 1, True),
+        ("stage", 1, False),
+        ("stage", 2, True),
+        (1, 1, True),
+        (2, 1, False),
+        (2, 2, True),
+        (3, 2, True),
+    ],
 )
-def test_a_round_that_was_not_evaluated_is_when_the_run_goes_on(every: str, number: int, evaluated: bool) -> None:
+def test_a_round_that_was_not_evaluated_is_when_the_run_goes_on(every: str | int, number: int, evaluated: bool) -> None:
     last = Attempt("r1", 2, number, 1)
     plan = a_plan(evaluate_every=every, policy=POLICY)  # stage 2 has two rounds
     state, out = step(v.State(plan, TIMEOUTS), do.Begin(3.0, do.Position(2, number, 1, {}, last, MADE_MS)))
