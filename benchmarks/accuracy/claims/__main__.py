@@ -1,0 +1,96 @@
+"""What each paper claims, on real data: tunes every method alike, runs each cell, writes the page.
+
+python -m benchmarks.accuracy.claims                   # all papers; what has been run is not run again
+python -m benchmarks.accuracy.claims --paper mmic      # one of them
+python -m benchmarks.accuracy.claims --minutes 60      # begin no run after an hour
+python -m benchmarks.accuracy.claims --page            # the page of what there is
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.accuracy.claims.carry import Job, Limits, carry_out
+from benchmarks.accuracy.claims.outcome import Outcome, Results
+from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Trial, digest
+from benchmarks.accuracy.claims.tuning import chosen, tune
+
+RESULTS = Path("docs/results/systems")
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """While this program writes to ``path`` no other one does: it would run the same cells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"{path} is being written by another run of this benchmark: wait for it")
+        yield
+
+
+def jobs_of(study: Study, cells: list[Cell], tried: Results, runs: Results) -> list[Job]:
+    """The cells that are due, each with the settings that won."""
+    found = []
+    for cell in cells:
+        settings = chosen(study, cell, tried)
+        job = Job(Trial(cell, settings, short=False), study.run_file(cell, settings))
+        if runs.of(cell, digest(job.values)) is None:
+            found.append(job)
+    return found
+
+
+def fill(study: Study, folder: Path, only: list[str], limits: Limits) -> bool:
+    """Tune and run what is due; True when nothing is left."""
+    tried, runs = (Results(folder / f"{study.paper}-{name}.jsonl") for name in ("tuning", "runs"))
+    cells = [cell for cell in study.cells() if all(text in cell.key for text in only)]
+    if not tune(study, cells, tried, limits):
+        return False
+    return carry_out(jobs_of(study, cells, tried, runs), runs, limits, "run")
+
+
+def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], int]:
+    """The study, the good runs of its grid as it is now with the settings that won, and how many trials there were."""
+    tried, runs = (Results(folder / f"{study.paper}-{name}.jsonl") for name in ("tuning", "runs"))
+    rows = []
+    for cell in study.cells():
+        row = runs.of(cell, digest(study.run_file(cell, chosen(study, cell, tried))))
+        if row is not None:
+            rows.append(row)
+    return study, rows, len(tried.rows)
+
+
+def main() -> None:
+    """The command line."""
+    papers = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paper", action="append", choices=papers, help="one paper's claims; again: another's as well")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cells whose name has this")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time")
+    parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
+    parser.add_argument("--page", action="store_true", help="only write the page of what there is")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines and plots")
+    options = parser.parse_args()
+    until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    studies = [Study(paper) for paper in options.paper or papers]
+    if not options.page:
+        with claimed(options.results / ".lock"):
+            for study in studies:
+                fill(study, options.results, options.only, Limits(options.workers, until))
+    from benchmarks.accuracy.claims.page import write
+
+    page = options.results.with_suffix(".md")
+    write([standing(Study(paper), options.results) for paper in papers], page)
+    sys.stderr.write(f"{page}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What is kept of a run of the table: one line of JSON each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import msgspec
+
+from benchmarks.accuracy.claims.study import Cell, Trial
+from benchmarks.accuracy.table.collect import own
+from edgefl.report.rounds import repaired
+from edgefl.run_records import AssignmentRow, RunReport
+
+#: Metrics of the test set that are kept, of each condition.
+KEPT = ("accuracy", "macro_f1", "recall_at_1", "rsum")
+
+
+class Point(msgspec.Struct, frozen=True):
+    """An evaluation. ``metrics``: "<modalities at hand>|<mask>|<metric>" -> value; costs: all devices' until then."""
+
+    round: int = 0
+    metrics: dict[str, float] = {}
+    payload_bytes: float = 0.0
+    flops: float = 0.0
+    compute_s: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A finished run. ``file``: digest of the run file; ``acted``: what the method's parts did, by name.
+
+    ``own``: on the devices' own samples, mean over devices; ``error``: why there is nothing else.
+    """
+
+    paper: str
+    task: str
+    condition: str
+    method: str
+    seed: int
+    file: str
+    settings: dict[str, Any] = {}
+    short: bool = False
+    curve: tuple[Point, ...] = ()
+    own: dict[str, float] = {}
+    acted: dict[str, float] = {}
+    step_peak_predicted: float = 0.0
+    cpu_s: float = 0.0
+    error: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        """Which run it was."""
+        return Cell(self.paper, self.task, self.condition, self.method, self.seed)
+
+
+class Results:
+    """The lines of a file, one a run; a line is written when its run has ended, so that nothing is run twice."""
+
+    def __init__(self, path: Path, rows: Iterable[Outcome] | None = None) -> None:
+        self.path = path
+        self.rows = _read(path) if rows is None else list(rows)
+
+    def add(self, row: Outcome) -> None:
+        """Append and keep."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+        self.rows.append(row)
+
+    def of(self, cell: Cell, file: str) -> Outcome | None:
+        """The last good run of exactly this run file."""
+        found = [row for row in self.rows if row.cell == cell and row.file == file and not row.error]
+        return found[-1] if found else None
+
+    def only(self, keep: Callable[[Outcome], bool]) -> Results:
+        """Those that ``keep`` approves of; nothing is written."""
+        return Results(self.path, filter(keep, self.rows))
+
+
+def _read(path: Path) -> list[Outcome]:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()]
+
+
+def outcome_of(trial: Trial, file: str, report: RunReport) -> Outcome:
+    """The figures of a finished run's report."""
+    done = [row for row in report.assignments if row.status == "done"]
+    peaks: dict[int, list[float]] = {}
+    for row in done:
+        figure = row.predicted.get("step_peak_bytes")
+        if figure is not None and figure.value is not None:
+            peaks.setdefault(row.stage, []).append(figure.value)
+    return Outcome(
+        **trial.cell._asdict(),
+        file=file,
+        settings=trial.settings,
+        short=trial.short,
+        curve=curve_of(report, done),
+        own=own(done),
+        acted=acted(report),
+        step_peak_predicted=max((median(values) for values in peaks.values()), default=0.0),
+        cpu_s=_spent(done, "compute_s"),
+    )
+
+
+def curve_of(report: RunReport, done: list[AssignmentRow]) -> tuple[Point, ...]:
+    """A point for each evaluation, rounds counted over the stages."""
+    order = {key: i for i, key in enumerate(sorted({(row.stage, row.round) for row in report.rounds}), start=1)}
+    points: dict[tuple[int, int], dict[str, float]] = {}
+    for row in report.evaluations:
+        if row.metric.startswith(KEPT) or row.metric.endswith(KEPT):
+            key = f"{'+'.join(row.available)}|{row.missing}|{row.metric}"
+            points.setdefault((row.stage, row.round), {})[key] = round(row.value, 5)
+    found = []
+    for key, metrics in sorted(points.items()):
+        until = [row for row in done if (row.stage, row.round) <= key]
+        payload = _spent(until, "payload_up_bytes") + _spent(until, "payload_down_bytes")
+        found.append(
+            Point(order.get(key, 0), metrics, payload, _spent(until, "flops"), round(_spent(until, "compute_s"), 2))
+        )
+    return tuple(found)
+
+
+def acted(report: RunReport) -> dict[str, float]:
+    """How often MMiC's parts did something: updates with a layer lent, updates that asked for one, beta* over beta."""
+    mended = [one for row in report.rounds for one in repaired(row).values()]
+    betas = [row.record["momentum"]["beta"] for row in report.rounds if "momentum" in row.record]
+    found: dict[str, float] = {}
+    if mended:
+        found |= {"substituted": sum("donors" in one for one in mended), "incomplete": len(mended)}
+    if betas:
+        found |= {"beta": round(fmean(betas), 4), "beta above": sum(beta > min(betas) + 1e-9 for beta in betas)}
+    return found
+
+
+def _spent(done: Iterable[AssignmentRow], figure: str) -> float:
+    return sum(v for row in done if (f := row.measured.get(figure)) is not None and (v := f.value) is not None)

@@ -1,0 +1,203 @@
+"""The page of the claims: one table of verdicts, a plot of every difference, then the evidence paper by paper."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
+from benchmarks.accuracy.claims.outcome import Outcome
+from benchmarks.accuracy.claims.plots import differences
+from benchmarks.accuracy.claims.study import Study
+from benchmarks.accuracy.table.measures import over
+
+#: Measures that are no accuracies: columns of every table, and not of the plot.
+COSTS = ("payload, MiB", "GFLOP", "step memory, MiB")
+COMMAND = "python -m benchmarks.accuracy.claims"
+_INTRODUCTION = """# What the papers claim, and what holds here
+
+{sentence}
+
+![Differences of every comparison with their intervals, by paper]({folder}/claims.svg)
+
+Each line is one comparison: the mean difference over paired seeds and its interval of 95 % (Student's t); the tick is
+the bound that is claimed. A comparison is *yes* or *no* where the interval leaves out the bound, else *undecided*; a
+claim is *yes* when all its comparisons are, *no* when one of them is. *The paper* is the paper's own figure.
+
+{table}
+
+`{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
+run is the product's own fleet in one process (`edgefl run --in-process`,
+[decision 52](../decisions/0052-one-process-is-another-transport.md)). Tuning gives every method the same number of
+settings, by successive halving: all for a third of the rounds, the best two for all rounds, on samples of the training
+set that are held out, judged as the claim is judged; the test set is not seen. Accuracies are means over the
+evaluations in the last third of the rounds. A variant has the settings of the method that it varies. Encoders are small
+(three blocks, 32 wide), so that all of it can be run again on a small machine: accuracies are not those of the papers.
+"""
+
+
+def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> None:
+    """The page at ``path`` and its plot beside it. ``found``: a study, its runs that stand, its trials."""
+    folder = path.parent / path.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    papers = [(study, rows, _findings(study, rows)) for study, rows, _ in found]
+    drawn = [
+        (study.values["title"], one)
+        for study, _, claims in papers
+        for _, findings in claims
+        for one in findings
+        if one is not None and one.asked.measure not in COSTS
+    ]
+    differences(drawn, folder / "claims.svg")
+    runs = [row for _, rows, _ in papers for row in rows]
+    lines = [
+        _INTRODUCTION.format(
+            sentence=_sentence(papers),
+            folder=path.stem,
+            table="\n".join(_verdicts(papers)),
+            command=COMMAND,
+            machine=f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})",
+            date=time.strftime("%Y-%m"),
+            runs=len(runs),
+            tried=sum(tried for _, _, tried in found),
+            hours=sum(row.cpu_s for row in runs) / 3600,
+        )
+    ]
+    for study, rows, claims in papers:
+        lines += _paper(study, rows, claims)
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+Judged = list[tuple[Claim, list[Finding | None]]]
+
+
+def _findings(study: Study, rows: Sequence[Outcome]) -> Judged:
+    by_cell: dict[tuple[str, str, str], dict[int, Outcome]] = {}
+    for row in rows:
+        by_cell.setdefault((row.task, row.condition, row.method), {})[row.seed] = row
+    table: Rows = by_cell
+    return [(claim, [judged(one, table) for one in claim.comparisons]) for claim in claims_of(study.values)]
+
+
+def _sentence(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> str:
+    told = [verdict(findings) for _, _, claims in papers for _, findings in claims]
+    counts = [f"{told.count(one)} {words}" for one, words in _WORDS.items() if told.count(one)]
+    return f"Of {len(told)} claims of five papers: {', '.join(counts)}."
+
+
+_WORDS = {
+    "yes": "hold",
+    "yes so far": "hold in what has been run",
+    "no": "do not hold",
+    "undecided": "are undecided",
+    "not run": "are not run yet",
+}
+
+
+def _verdicts(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> list[str]:
+    lines = ["| paper | claim | the paper | here | verdict |", "|---|---|---|---|---|"]
+    for study, _, claims in papers:
+        for claim, findings in claims:
+            here = "; ".join(_short(one) for one in findings if one is not None) or "–"
+            lines.append(
+                f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | **{verdict(findings)}** |"
+            )
+    return lines
+
+
+def _short(one: Finding) -> str:
+    """Such as har mm50-mc50 to fedavg +1.3 [+0.4, +2.2]."""
+    return f"{one.asked.task} {one.asked.condition} to {one.asked.right} {_difference(one)}"
+
+
+def _difference(one: Finding) -> str:
+    mean, low, high = one.difference
+    return f"{mean:+.1f} [{'one seed' if math.isinf(low) else f'{low:+.1f}, {high:+.1f}'}]"
+
+
+def _paper(study: Study, rows: Sequence[Outcome], claims: Judged) -> list[str]:
+    values = study.values
+    lines = [f"## {values['title']}", "", values["says"].strip(), ""]
+    for claim, findings in claims:
+        lines += [
+            f"**{claim.text[0].upper()}{claim.text[1:]}: {verdict(findings)}.** {claim.note.strip()}".rstrip(),
+            "",
+        ]
+        lines += _evidence(findings)
+    for task, asked in study.tasks.items():
+        own = [row for row in rows if row.task == task]
+        lines += [f"### {asked['title']}", "", asked["says"].strip(), ""]
+        lines += [*_rows(study, task, own), ""] if own else ["Not run yet.", ""]
+    return lines
+
+
+def _evidence(findings: Sequence[Finding | None]) -> list[str]:
+    known = [one for one in findings if one is not None]
+    if not known:
+        return []
+    lines = ["| task | condition | measure | | against | difference [95 %] | seeds | verdict |", "|---" * 8 + "|"]
+    for one in known:
+        asked = one.asked
+        measure = asked.measure + (f", lost since {asked.falling}" if asked.falling else "")
+        bound = f" (claimed: more than {asked.margin:+g})" if asked.margin else ""
+        lines.append(
+            f"| {asked.task} | {asked.condition} | {measure}{bound} | {asked.left} {one.left.text()} | "
+            f"{asked.right} {one.right.text()} | {_difference(one)} | {one.gain.seeds} | {one.verdict} |"
+        )
+    return [*lines, ""]
+
+
+def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:
+    shown = [name for name in study.tasks[task].get("shown", ["accuracy"]) if any(MEASURES[name](r) for r in rows)]
+    conditions = list(study.tasks[task]["conditions"])
+    heads = ["method", *(f"{name}, {condition}" for condition in conditions for name in shown), *COSTS]
+    lines = ["| " + " | ".join([*heads, "settings", "seeds"]) + " |", "|---" * (len(heads) + 2) + "|"]
+    for method, values in study.methods.items():
+        own = [row for row in rows if row.method == method]
+        if not own:
+            continue
+        cells = [f"{method} ({values['says']})" if "says" in values else method]
+        for condition in conditions:
+            at = [row for row in own if row.condition == condition]
+            cells += [_text([v for row in at if (v := MEASURES[name](row)) is not None]) for name in shown]
+        cells += [_text([v for row in own if (v := MEASURES[name](row)) is not None], spread=False) for name in COSTS]
+        cells += [_settings(own[-1].settings), str(len({row.seed for row in own}))]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += _baselines(study.tasks[task], len(heads) + 2, len(shown) * len(conditions))
+    lines += _acted(study, rows)
+    return lines
+
+
+def _baselines(task: Mapping[str, object], columns: int, figures: int) -> list[str]:
+    found = task.get("baselines", {})
+    assert isinstance(found, dict)
+    return [
+        f"| {name} | {' | '.join([f'{value:.1f}'] * figures)} |" + " – |" * (columns - 1 - figures)
+        for name, value in found.items()
+    ]
+
+
+def _acted(study: Study, rows: Sequence[Outcome]) -> list[str]:
+    lines = []
+    for method in study.methods:
+        own = [row for row in rows if row.method == method and row.acted]
+        if own:
+            names = list(dict.fromkeys(name for row in own for name in row.acted))
+            told = ", ".join(f"{name} {_text([row.acted[name] for row in own if name in row.acted])}" for name in names)
+            lines.append(f"* {method}, a run: {told}")
+    return ["", *lines] if lines else []
+
+
+def _text(values: Sequence[float], *, spread: bool = True) -> str:
+    found = over(values)
+    if found is None:
+        return "–"
+    return found.text() if spread else f"{found.mean:.1f}"
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{name.removeprefix('slots.')} {value}" for name, value in settings.items()).replace("|", "/")

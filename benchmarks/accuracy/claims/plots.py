@@ -1,0 +1,45 @@
+"""The plot of every comparison: the difference, its interval, and the bound that is claimed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.accuracy.claims.judge import Finding
+from benchmarks.common.plotting import save, style
+
+#: Verdict -> colour and marker, told apart in grey as well.
+MARKS = {"yes": ("#0072b2", "o"), "no": ("#d55e00", "s"), "undecided": ("#8c8c8c", "D")}
+#: Points of accuracy beyond which an interval is cut: a line of costs is not of this plot.
+WIDEST = 30.0
+
+
+def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
+    """Draw the comparisons of accuracies, in points, into ``path`` (SVG). ``findings``: (paper, comparison)."""
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(7.2, 1.2 + 0.22 * max(len(findings), 1)), layout="constrained")
+        axes = figure.subplots()
+        axes.axvline(0, color="#bbbbbb", lw=0.8)
+        for at, (_, one) in enumerate(findings):
+            mean, low, high = one.difference
+            colour, marker = MARKS[one.verdict]
+            if not math.isinf(low):
+                axes.plot([max(low, -WIDEST), min(high, WIDEST)], [at, at], color=colour, lw=1.6)
+            axes.plot(mean, at, marker, color=colour, ms=5)
+            axes.plot(-one.asked.margin if one.asked.lower else one.asked.margin, at, "|", color="black", ms=9)
+        axes.set_yticks(range(len(findings)), [_name(paper, one) for paper, one in findings], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlabel("difference, points; 95 % interval over paired seeds")
+        for name, (colour, marker) in MARKS.items():
+            axes.plot([], [], marker, color=colour, label=name)
+        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+        save(figure, path)
+
+
+def _name(paper: str, one: Finding) -> str:
+    asked = one.asked
+    right = asked.right if asked.right != asked.left else "zeros"
+    return f"{paper}: {asked.left} to {right}, {asked.task} {asked.condition}"

@@ -1,0 +1,64 @@
+"""Fair tuning: the same number of trials for every method, by successive halving, on data that holds no test sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.accuracy.claims.carry import Job, Limits, carry_out
+from benchmarks.accuracy.claims.judge import MEASURES
+from benchmarks.accuracy.claims.outcome import Outcome, Results
+from benchmarks.accuracy.claims.study import Cell, Study, Trial, Values, digest
+from edgefl.data.sources import load
+
+#: Training samples of the tasks, from which tuning runs hold out their own test.
+DATA = Path("build") / "claims" / "data"
+
+
+def tune(study: Study, cells: list[Cell], tried: Results, limits: Limits) -> bool:
+    """Spend the budget on every method and task that ``cells`` need; True when it is spent."""
+    wanted = list(dict.fromkeys(study.tuned_as(cell) for cell in cells))
+    first = [one for cell in wanted for one in study.trials(cell)]
+    if not carry_out(due(study, first, tried), tried, limits, "tuning"):
+        return False
+    finals = [one for cell in wanted for one in study.finals(ranked(study, study.trials(cell), tried))]
+    return carry_out(due(study, finals, tried), tried, limits, "tuning, all rounds")
+
+
+def chosen(study: Study, cell: Cell, tried: Results) -> Values:
+    """The settings that won for a cell: of those tried with all rounds, else of the first turn, else the middle one."""
+    asked = study.trials(study.tuned_as(cell))
+    first = ranked(study, asked, tried)
+    finals = ranked(study, study.finals(first), tried)
+    best = (finals or first or [asked[len(asked) // 2]])[0]
+    return best.settings
+
+
+def ranked(study: Study, trials: list[Trial], tried: Results) -> list[Trial]:
+    """Those that have been run, the best score first."""
+    found = [(score(study, row), one) for one in trials if (row := _row(study, one, tried)) is not None]
+    return [one for _, one in sorted(found, key=lambda pair: -pair[0])]
+
+
+def score(study: Study, row: Outcome) -> float:
+    """A trial's score: the measure that the task's claims are judged by."""
+    value = MEASURES[study.tasks[row.task]["measure"]](row)
+    return float("-inf") if value is None else value
+
+
+def due(study: Study, trials: list[Trial], tried: Results) -> list[Job]:
+    """Trials that have no result yet."""
+    jobs = [Job(one, study.trial_file(one, source(study, one.cell.task))) for one in trials]
+    return [job for job in jobs if tried.of(job.trial.cell, digest(job.values)) is None]
+
+
+def _row(study: Study, trial: Trial, tried: Results) -> Outcome | None:
+    return tried.of(trial.cell, digest(study.trial_file(trial, source(study, trial.cell.task))))
+
+
+def source(study: Study, task: str) -> str:
+    """A file with the task's training samples alone: a run of it holds its own test out."""
+    path = DATA / f"{study.paper}-{task}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        load(study.tasks[task]["run"]["data"]["source"]).save_npz(path)
+    return str(path.resolve())
