@@ -16,6 +16,8 @@ FOLDER = Path(__file__).resolve().parent
 TUNING_SEED = 100
 #: Tuning's first turn has this part of the rounds.
 SHORT = 3
+#: A setting that no field has: the encoders' part of the learning rate in each stage.
+BY_STAGE = "encoder rates by stage"
 Values = dict[str, Any]
 
 
@@ -101,14 +103,16 @@ class Study:
         """
         task, method = self.tasks[cell.task], self.methods[cell.method]
         values: Values = copy.deepcopy(task["run"])
-        for name, value in {**_missing(task["conditions"][cell.condition], self.devices(cell.task))}.items():
+        for name, value in _missing(task["conditions"][cell.condition], self.devices(cell.task)).items():
             set_field(values, f"data.missing.{name}", value)
-        factor = task.get("encoder_lr", 1.0)
-        values["training"]["lr"] = {"encoder": settings["lr"] * factor, "head": settings["lr"]}
+        by_stage = settings.get(BY_STAGE)
+        encoder = [settings["lr"] * part for part in by_stage] if by_stage else settings["lr"]
+        values["training"]["lr"] = {"encoder": encoder, "head": settings["lr"]}
         values |= {"seed": cell.seed, "recipe": method["recipe"], "name": cell.task.replace("_", "-")}
         values["fleet"] = [{"name": name} for name in self.devices(cell.task)]
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
-        given = {**task.get("slots", {}), **method.get("set", {}), **{k: v for k, v in settings.items() if k != "lr"}}
+        tuned = {name: value for name, value in settings.items() if name not in {"lr", BY_STAGE}}
+        given = {**task.get("slots", {}), **method.get("set", {}), **tuned}
         if "tuned_as" in method:  # what the variant changes is not what was tuned for the other
             given |= method.get("set", {})
         for name, value in given.items():
