@@ -105,6 +105,13 @@ def test_a_variant_changes_what_was_tuned_for_the_other():
     assert set(slots["select"]) == {"banzhaf"}
 
 
+def test_one_device_with_all_data_lacks_nothing():
+    values = Study("mmic").run_file(Cell("mmic", "har", "mm50-mc50", "centralised", 1), {"lr": 1e-3})
+    assert values["fleet"] == [{"name": "all"}]
+    assert (values["data"]["missing"], values["data"]["partition"]) == ({}, "uniform")
+    assert values["data"]["source"] == Study("mmic").tasks["har"]["run"]["data"]["source"]
+
+
 def test_fields_are_set_by_dotted_names_and_taken_away():
     values = {"a": 1}
     set_field(values, "b.c", {"d": 2})

@@ -16,6 +16,8 @@ FOLDER = Path(__file__).resolve().parent
 TUNING_SEED = 100
 #: Tuning's first turn has this part of the rounds.
 SHORT = 3
+#: The one device of a method that trains on all data in one place.
+ALONE = "all"
 #: A setting that no field has: the encoders' part of the learning rate in each stage.
 BY_STAGE = "encoder rates by stage"
 Values = dict[str, Any]
@@ -103,19 +105,17 @@ class Study:
         """
         task, method = self.tasks[cell.task], self.methods[cell.method]
         values: Values = copy.deepcopy(task["run"])
-        for name, value in _missing(task["conditions"][cell.condition], self.devices(cell.task)).items():
-            set_field(values, f"data.missing.{name}", value)
+        devices = [ALONE] if method.get("alone") else self.devices(cell.task)
+        values["data"]["missing"] = {} if method.get("alone") else _missing(task["conditions"][cell.condition], devices)
+        if method.get("alone"):
+            values["data"]["partition"] = "uniform"
         by_stage = settings.get(BY_STAGE)
         encoder = [settings["lr"] * part for part in by_stage] if by_stage else settings["lr"]
         values["training"]["lr"] = {"encoder": encoder, "head": settings["lr"]}
         values |= {"seed": cell.seed, "recipe": method["recipe"], "name": cell.task.replace("_", "-")}
-        values["fleet"] = [{"name": name} for name in self.devices(cell.task)]
+        values["fleet"] = [{"name": name} for name in devices]
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
-        tuned = {name: value for name, value in settings.items() if name not in {"lr", BY_STAGE}}
-        given = {**task.get("slots", {}), **method.get("set", {}), **tuned}
-        if "tuned_as" in method:  # what the variant changes is not what was tuned for the other
-            given |= method.get("set", {})
-        for name, value in given.items():
+        for name, value in self._fields(cell, settings).items():
             set_field(values, name, value)
         if short:
             values["training"]["rounds"] = [n // SHORT for n in values["training"]["rounds"]]
@@ -123,6 +123,13 @@ class Study:
             values["data"]["source"] = source
             values["data"].pop("test", None)
         return values
+
+    def _fields(self, cell: Cell, settings: Values) -> Values:
+        """What a method sets, by dotted names; a variant's own in place of what was tuned for another."""
+        task, method = self.tasks[cell.task], self.methods[cell.method]
+        tuned = {name: value for name, value in settings.items() if name not in {"lr", BY_STAGE}}
+        own = method.get("set", {})
+        return {**task.get("slots", {}), **own, **tuned, **(own if "tuned_as" in method else {})}
 
     def trial_file(self, trial: Trial, source: str) -> Values:
         """The run file of a trial, on data that holds nothing of the test set."""
