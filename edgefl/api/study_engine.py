@@ -77,14 +77,17 @@ class _Slot(NamedTuple):
 
 
 class LocalProcesses:
-    """Worker processes of this machine, each with one thread for torch, kept from cell to cell."""
+    """Worker processes of this machine, each with one thread for torch, kept from cell to cell.
 
-    def __init__(self, workers: int, logs: Path) -> None:
+    ``module``: the program of a worker, which answers ``carry_out`` and ``estimate``.
+    """
+
+    def __init__(self, workers: int, logs: Path, module: str = "edgefl.api.study_worker") -> None:
         threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
         arguments = ["--parent", str(os.getpid())]
         self._slots = [
             _Slot(
-                WorkerProcess("edgefl.api.study_worker", arguments, logs / f"worker-{n + 1}.log", threads),
+                WorkerProcess(module, arguments, logs / f"worker-{n + 1}.log", threads),
                 asyncio.Lock(),
             )
             for n in range(workers)

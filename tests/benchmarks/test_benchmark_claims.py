@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from memory_fleet import share
 from report_fixture import run_report
 
 from benchmarks.accuracy.claims import __main__ as program
-from benchmarks.accuracy.claims import carry, tuning
+from benchmarks.accuracy.claims import carry, test_set_worker, tuning
 from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
 from benchmarks.accuracy.claims.page import write
@@ -276,3 +277,38 @@ def test_the_command_writes_the_page_of_what_there_is(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["claims", "--page", "--results", str(tmp_path / "systems")])
     program.main()
     assert "not run" in (tmp_path / "systems.md").read_text()
+
+
+def test_a_device_is_tested_by_what_it_has_on_the_whole_test_set(tmp_path):
+    whole = share(40, {"a": 1.0, "b": 1.0}, seed=1)
+    whole.save_npz(tmp_path / "test.npz")
+    one = test_set_worker.test_set(tmp_path / "test.npz", ("a",), labelled=True)
+    assert (len(one), set(one.modalities)) == (40, {"a"})
+    assert one.labels.tolist() == whole.labels.tolist()
+    pairs = test_set_worker.test_set(tmp_path / "test.npz", ("a", "b"), labelled=False)
+    assert set(pairs.modalities) == {"a", "b"}
+    assert set(pairs.labels.tolist()) == {-1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_devices_own_models_are_judged_on_the_test_set(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parents[2]))
+    apromfl = Study("apromfl")
+    cell = Cell("apromfl", "av", "alpha01", "apromfl", 1)
+    values = apromfl.run_file(cell, {"lr": 2e-3})
+    values["data"] |= {"source": {"basic_motions": {}}, "partition": {"uniform": None}}
+    values["data"]["missing"] = {"devices": {"a": ["gyro"], "b": ["acc"]}, "unlabelled": ["c"]}
+    values["fleet"] = [{"name": name} for name in "abc"]
+    encoder = {"kind": "sensor", "width": 8, "depth": 3, "heads": 2, "patch": 10}
+    values["model"]["encoders"] = {"acc": encoder, "gyro": encoder}
+    values["training"] |= {"rounds": [2, 0, 0], "batch_size": 16, "epochs": 1}
+    results, trial = Results(tmp_path / "runs.jsonl"), Trial(cell, {"lr": 2e-3}, short=False)
+    limits = carry.Limits(1, worker=apromfl.values["worker"])
+    assert carry.carry_out([carry.Job(trial, values)], results, limits, "run")
+    (row,) = results.rows
+    assert row.error == ""
+    assert MEASURES["devices' accuracy"](row) > 0
+    assert MEASURES["devices' recall at 1"](row) > 0
+    assert "received|accuracy" in row.own

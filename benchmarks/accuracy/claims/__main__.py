@@ -84,7 +84,10 @@ def main() -> None:
     if not options.page:
         with claimed(options.results / ".lock"):
             for study in studies:
-                fill(study, options.results, options.only, Limits(options.workers, until))
+                limits = Limits(options.workers, until)
+                if worker := study.values.get("worker"):
+                    limits = limits._replace(worker=worker)
+                fill(study, options.results, options.only, limits)
     from benchmarks.accuracy.claims.page import write
 
     page = options.results.with_suffix(".md")

@@ -35,10 +35,11 @@ class Job(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many runs at once, and the time (monotonic seconds) after which none begins."""
+    """How many runs at once, the time (monotonic seconds) after which none begins, and the workers' program."""
 
     workers: int = 2
     until: float = float("inf")
+    worker: str = "edgefl.api.study_worker"
 
 
 def carry_out(jobs: Sequence[Job], results: Results, limits: Limits, what: str) -> bool:
@@ -65,7 +66,7 @@ def carry_out(jobs: Sequence[Job], results: Results, limits: Limits, what: str) 
 
 
 async def _all(works: Sequence[Work], limits: Limits, told: Told) -> None:
-    engine = LocalProcesses(limits.workers, RUNS / "logs")
+    engine = LocalProcesses(limits.workers, RUNS / "logs", limits.worker)
     try:
         count = await fitting(engine, works, limits.workers, 0, told)
         for start in range(0, len(works), count * BETWEEN):

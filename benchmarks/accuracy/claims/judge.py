@@ -53,6 +53,10 @@ def alone(mask: str = "") -> Callable[[Point], float | None]:
     return number
 
 
+def _own(row: Outcome, name: str) -> float | None:
+    return 100 * row.own[name] if name in row.own else None
+
+
 #: Measures by the names that the files of this folder use.
 MEASURES: Mapping[str, Measure] = {
     "accuracy": lambda row: late(row, complete()),
@@ -61,8 +65,8 @@ MEASURES: Mapping[str, Measure] = {
     "one modality": lambda row: late(row, alone()),
     "one modality, zeros": lambda row: late(row, alone("zero")),
     "one modality, prototypes": lambda row: late(row, alone("prototype")),
-    "own accuracy": lambda row: 100 * row.own["trained|accuracy"] if "trained|accuracy" in row.own else None,
-    "own accuracy, global test": lambda row: late(row, complete("own_accuracy")),
+    "devices' accuracy": lambda row: _own(row, "trained|accuracy"),
+    "devices' recall at 1": lambda row: _own(row, "trained|recall"),
     "payload, MiB": lambda row: row.curve[-1].payload_bytes / 2**20 if row.curve else None,
     "GFLOP": lambda row: row.curve[-1].flops / 1e9 if row.curve else None,
     "step memory, MiB": lambda row: row.step_peak_predicted / 2**20 or None,
