@@ -1,6 +1,6 @@
 """Whether a global model after an adaptive server step evaluates as its own copy with statistics of training data.
 
-The settings of the table (benchmarks/accuracy/systems.yaml): av_digits at 20 % missing, har_hapt at 50 %, 12 rounds,
+The settings of the table (benchmarks/accuracy/one_regime.yaml): av_digits at 20 % missing, har_hapt at 50 %, 12 rounds,
 pretrained encoders, server rate 0.05. Every run is the product's coordinator and agents in one process
 (benchmarks/common/inprocess.py).
 *Evaluated*: the accuracy with all modalities that the run reports. *Recalibrated*: the same weights, with the running
@@ -51,7 +51,7 @@ TASKS = {"av": (0.2, 1e-3, 2.5e-4), "har": (0.5, 4e-3, 4e-3)}
 SERVER_RATE = 0.05
 #: MMiC's clusters unless a variant says otherwise: those of the first runs. The recipe has 3.
 CLUSTERS = 8
-#: method -> (method of systems.yaml, the server's step)
+#: method -> (method of one_regime.yaml, the server's step)
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),
     "fedavgm": ("fedavg", {"momentum": {"lr": 1.0, "beta": 0.9}}),

@@ -1,6 +1,6 @@
 """Mixed depth with a few devices a round, from pretrained encoders.
 
-The tasks of benchmarks/accuracy/systems.yaml without missing modalities: av_digits with 3 of 12 devices a round,
+The tasks of benchmarks/accuracy/one_regime.yaml without missing modalities: av_digits with 3 of 12 devices a round,
 har_hapt with 6 of 30. A third of the devices, drawn by the seed, may train everything; of the others, by turns, one may
 spend 0.8 and one 0.6 of the FLOPs of a round of end-to-end training. 12 rounds. *Everybody whole*: end to end without
 budgets.

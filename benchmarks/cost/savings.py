@@ -1,6 +1,6 @@
 """What each saving costs in accuracy: layer-wise training with none, with each alone, with all; and end to end.
 
-Tasks, encoders and settings are those of ``benchmarks.accuracy.systems`` (pretrained start, missing rate 50 %):
+Tasks, encoders and settings are those of ``benchmarks.accuracy.one_regime`` (pretrained start, missing rate 50 %):
 har_hapt by classification, emoji_pairs by retrieval, its RSum divided by 6; three seeds or more. Rates are those that
 were tuned for plain layer-wise training; Adafactor's, which are relative, are 0.02. Pooled tokens alone and early
 updates are the same training and always on; micro-batches and blocks computed anew are the same to rounding and have no
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.systems import RESULTS, best, claimed, pretrain_for
+from benchmarks.accuracy.one_regime import RESULTS, best, claimed, pretrain_for
 from benchmarks.accuracy.table import measures
 from benchmarks.accuracy.table.collect import Outcome, Results, digest, run_cell
 from benchmarks.accuracy.table.grid import Cell, Grid, Settings

@@ -203,7 +203,8 @@ def test_costs_of_a_curve_are_those_until_the_evaluation():
 
 def test_the_best_setting_of_those_with_all_rounds_is_chosen(monkeypatch, tmp_path):
     mmic, tried = Study("mmic"), Results(tmp_path / "tuning.jsonl")
-    monkeypatch.setattr(tuning, "source", lambda study, task: "train.npz")
+    monkeypatch.setattr(tuning, "load", lambda source: share(8, {"a": 1.0}, seed=1))
+    monkeypatch.chdir(tmp_path)
     cell = next(cell for cell in mmic.cells() if cell.method == "mmic")
     assert tuning.chosen(mmic, cell, tried) == mmic.trials(mmic.tuned_as(cell))[3].settings
     ran: list[Trial] = []
@@ -225,6 +226,7 @@ def test_the_best_setting_of_those_with_all_rounds_is_chosen(monkeypatch, tmp_pa
     assert tuning.chosen(mmic, cell, tried) == ran[5].settings
     assert tuning.tune(mmic, [cell], Results(tmp_path / "tuning.jsonl"), carry.Limits())
     assert len(ran) == 8  # nothing is tried twice
+    assert tuning.training_data(mmic, "har").is_file()
 
 
 def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
@@ -273,7 +275,6 @@ def test_runs_are_carried_out_once_and_a_failed_one_is_told(monkeypatch, tmp_pat
 
 
 def test_the_command_writes_the_page_of_what_there_is(monkeypatch, tmp_path):
-    monkeypatch.setattr(tuning, "source", lambda study, task: "train.npz")
     monkeypatch.setattr(sys, "argv", ["claims", "--page", "--results", str(tmp_path / "systems")])
     program.main()
     assert "not run" in (tmp_path / "systems.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 from training_fixture import model_spec
 
 from benchmarks.accuracy import mixed_depth
-from benchmarks.accuracy.systems import Results
+from benchmarks.accuracy.one_regime import Results
 from benchmarks.accuracy.table.collect import Outcome, digest
 from benchmarks.accuracy.table.grid import Grid
 from benchmarks.cost import budget_run, predictions, resources, savings

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.accuracy.claims.carry import Job, Limits, carry_out
+from benchmarks.accuracy.claims.carry import RUNS, Job, Limits, carry_out
 from benchmarks.accuracy.claims.outcome import Outcome, Results
 from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Trial, digest
 from benchmarks.accuracy.claims.tuning import chosen, tune
@@ -82,7 +82,7 @@ def main() -> None:
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     studies = [Study(paper) for paper in options.paper or papers]
     if not options.page:
-        with claimed(options.results / ".lock"):
+        with claimed(RUNS / "lock"):
             for study in studies:
                 limits = Limits(options.workers, until)
                 if worker := study.values.get("worker"):

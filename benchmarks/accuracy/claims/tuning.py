@@ -46,19 +46,24 @@ def score(study: Study, row: Outcome) -> float:
 
 
 def due(study: Study, trials: list[Trial], tried: Results) -> list[Job]:
-    """Trials that have no result yet."""
-    jobs = [Job(one, study.trial_file(one, source(study, one.cell.task))) for one in trials]
-    return [job for job in jobs if tried.of(job.trial.cell, digest(job.values)) is None]
+    """Trials that have no result yet; their data are there then."""
+    jobs = [Job(one, _values(study, one)) for one in trials if _row(study, one, tried) is None]
+    for task in {job.trial.cell.task for job in jobs}:
+        path = training_data(study, task)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            load(study.tasks[task]["run"]["data"]["source"]).save_npz(path)
+    return jobs
+
+
+def training_data(study: Study, task: str) -> Path:
+    """Where the task's training samples lie by themselves: a run of them holds its own test out."""
+    return (DATA / f"{study.paper}-{task}.npz").resolve()
+
+
+def _values(study: Study, trial: Trial) -> Values:
+    return study.trial_file(trial, str(training_data(study, trial.cell.task)))
 
 
 def _row(study: Study, trial: Trial, tried: Results) -> Outcome | None:
-    return tried.of(trial.cell, digest(study.trial_file(trial, source(study, trial.cell.task))))
-
-
-def source(study: Study, task: str) -> str:
-    """A file with the task's training samples alone: a run of it holds its own test out."""
-    path = DATA / f"{study.paper}-{task}.npz"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        load(study.tasks[task]["run"]["data"]["source"]).save_npz(path)
-    return str(path.resolve())
+    return tried.of(trial.cell, digest(_values(study, trial)))

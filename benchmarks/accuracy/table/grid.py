@@ -1,4 +1,4 @@
-"""The grid of ``benchmarks/accuracy/systems.yaml``: which runs there are, and the run file of each."""
+"""The grid of ``benchmarks/accuracy/one_regime.yaml``: which runs there are, and the run file of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-GRID = Path(__file__).resolve().parents[1] / "systems.yaml"
+GRID = Path(__file__).resolve().parents[1] / "one_regime.yaml"
 #: Where the encoders of the start "pretrained" are kept, from the repository's root.
 PRETRAINED = Path("build") / "pretrained"
 STARTS = ("pretrained", "scratch")
@@ -68,10 +68,6 @@ class Grid:
         self.methods: dict[str, Values] = self.values["methods"]
         self.rates: list[float] = self.values["rates"][-1:] if quick else self.values["rates"]
         self.seeds: list[int] = self.values["seeds"][:1] if quick else self.values["seeds"]
-
-    def struck(self) -> dict[str, str]:
-        """Method -> why its runs no longer stand: they were made before a fault was mended."""
-        return {m: one["why"].strip() for one in self.values.get("struck", {}).values() for m in one["methods"]}
 
     def cells(self) -> Iterator[Cell]:
         """Every run, one seed of everything before the next: a table that is cut short is short of seeds."""

@@ -135,11 +135,6 @@ def interval(differences: Sequence[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half, seeds)
 
 
-def by_seed(rows: Sequence[Outcome], measure: Measure) -> dict[int, float]:
-    """Seed -> the number."""
-    return {row.seed: value for row in rows if (value := measure(row)) is not None}
-
-
 def _accuracies(row: Outcome) -> Mapping[tuple[str, str], float]:
     found = {}
     for name, value in row.metrics.items():

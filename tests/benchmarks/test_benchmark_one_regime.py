@@ -1,4 +1,4 @@
-"""The table of all systems: the grid's run files load, tuning spends the same on everyone, figures and verdicts."""
+"""The table of systems in one regime: run files load, tuning spends the same on everyone, figures and plots."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 import yaml
 from report_fixture import run_report
 
-from benchmarks.accuracy import systems
+from benchmarks.accuracy import one_regime
 from benchmarks.accuracy.table import collect, measures, page
-from benchmarks.accuracy.table.claims import Claim, Comparison, Finding, claims, judge
 from benchmarks.accuracy.table.collect import Outcome, Results, digest, outcome_of, own, patterns
 from benchmarks.accuracy.table.grid import Cell, Grid, Settings
 from edgefl.config.profiles import load_run
@@ -96,16 +95,16 @@ class Recorder:
 def test_tuning_spends_the_same_on_every_method_and_never_twice(grid, tmp_path):
     cells = [cell for cell in grid.cells() if cell.task == "har"]
     runner, tried = Recorder(grid), Results(tmp_path / "tuning.jsonl")
-    assert systems.tune(grid, cells, runner, tried)
+    assert one_regime.tune(grid, cells, runner, tried)
     spent = Counter(cell for cell, _ in runner.ran)
     assert set(spent.values()) == {grid.values["tuning"]["runs"]}
     assert {cell.seed for cell in spent}.isdisjoint(grid.seeds)  # the table's runs are others
     mine, plain = (grid.tuned_as(Cell("har", method, "pretrained", 0.2, 1)) for method in ("mmic", "fedavg"))
-    assert systems.best(grid, tried, mine) == Settings(4e-3, grid.methods["mmic"]["tune"][0])
-    assert systems.best(grid, tried, plain) == Settings(4e-3)
+    assert one_regime.best(grid, tried, mine) == Settings(4e-3, grid.methods["mmic"]["tune"][0])
+    assert one_regime.best(grid, tried, plain) == Settings(4e-3)
     assert [one.lr for cell, one in runner.ran if cell == plain] == [1e-3, 4e-3, 1.6e-2]  # on the better side
     again = Recorder(grid)
-    assert systems.tune(grid, cells, again, Results(tmp_path / "tuning.jsonl"))
+    assert one_regime.tune(grid, cells, again, Results(tmp_path / "tuning.jsonl"))
     assert again.ran == []
 
 
@@ -113,16 +112,16 @@ def test_what_failed_is_tried_once_more_and_another_grid_s_runs_do_not_count(gri
     results, cell, one = Results(tmp_path / "r.jsonl"), Cell("har", "mmic", "pretrained", 0.2, 1), Settings(1e-3)
     values = grid.run_file(cell, one)
     failed = outcome(**{**cell._asdict(), "error": "error: no broker", "file": digest(values)})
-    assert systems.due(grid, results, cell, one)
+    assert one_regime.due(grid, results, cell, one)
     results.add(failed)
-    assert systems.due(grid, results, cell, one)
+    assert one_regime.due(grid, results, cell, one)
     results.add(failed)
-    assert not systems.due(grid, results, cell, one)
-    assert systems.best(grid, results, cell) is None
+    assert not one_regime.due(grid, results, cell, one)
+    assert one_regime.best(grid, results, cell) is None
     other = {**values, "training": {**values["training"], "rounds": [1, 1, 1]}}
     assert digest(other) != digest(values)
     results.add(outcome(**{**cell._asdict(), "method": "fedavg", "file": digest(other)}))
-    assert systems.due(grid, results, cell._replace(method="fedavg"), one)
+    assert one_regime.due(grid, results, cell._replace(method="fedavg"), one)
 
 
 def test_a_variant_takes_another_method_s_settings_and_keeps_its_own_change(grid):
@@ -143,9 +142,9 @@ def test_an_alternative_that_has_left_the_grid_is_not_in_the_budget(grid, tmp_pa
         about = {**cell._asdict(), "lr": one.lr, "slots": one.slots, "score": 0.5 + len(one.slots)}
         tried.add(outcome(**about, file=digest(grid.run_file(cell, one))))
     runner = Recorder(grid)
-    assert systems.tune(grid, cells, runner, tried)
+    assert one_regime.tune(grid, cells, runner, tried)
     assert [one.slots for _, one in runner.ran] == grid.methods["pmcmfl"]["tune"]
-    assert systems.best(grid, tried, cell).slots != slots
+    assert one_regime.best(grid, tried, cell).slots != slots
 
 
 def test_retrieval_is_tuned_by_rsum(grid, tmp_path):
@@ -154,17 +153,17 @@ def test_retrieval_is_tuned_by_rsum(grid, tmp_path):
     for lr, recall, total in ((1e-3, 0.10, 190.0), (4e-3, 0.11, 180.0)):
         about = {**cell._asdict(), "lr": lr, "score": recall, "own": {"received|rsum": total}}
         tried.add(outcome(**about, file=digest(grid.run_file(cell, Settings(lr)))))
-    assert systems.best(grid, tried, cell) == Settings(1e-3)
+    assert one_regime.best(grid, tried, cell) == Settings(1e-3)
 
 
 def test_a_trial_that_failed_once_is_made_again(grid, tmp_path):
     cells = [cell for cell in grid.cells() if cell[:2] == ("har", "fedavg")]
     tried = Results(tmp_path / "tuning.jsonl")
-    assert systems.tune(grid, cells, Recorder(grid), tried)
+    assert one_regime.tune(grid, cells, Recorder(grid), tried)
     last = tried.rows.pop()
     tried.rows.append(msgspec.structs.replace(last, error="error: no broker", score=None))
     again = Recorder(grid)
-    assert systems.tune(grid, cells, again, tried)
+    assert one_regime.tune(grid, cells, again, tried)
     assert [one.lr for _, one in again.ran] == [last.lr]
 
 
@@ -174,7 +173,7 @@ def test_the_page_shows_the_newest_run_of_this_grid(grid, tmp_path):
     for file, rounds in ((digests[0], 1), (digests[0], 2), (digests[1], 3)):
         results.add(outcome(**{**cell._asdict(), "lr": 1e-3, "slots": {}, "file": file, "rounds": rounds}))
     results.add(outcome(**{**cell._asdict(), "lr": 1e-3, "slots": {}, "file": digests[0], "error": "error: no broker"}))
-    shown = results.only(systems.of_grid(grid)).newest()
+    shown = results.only(one_regime.of_grid(grid)).newest()
     assert [row.rounds for row in shown.rows] == [2]
     assert len(results.rows) == 4
 
@@ -185,8 +184,8 @@ def test_the_command_writes_the_page_of_the_newest_runs(grid, tmp_path, monkeypa
     for value in (0.5, 0.9):
         about = {**cell._asdict(), "lr": 1e-3, "slots": {}, "file": file, "metrics": accuracies(value, 0.8, 0.6)}
         results.add(outcome(**about))
-    monkeypatch.setattr(sys, "argv", ["systems", "--page", "--results", str(tmp_path / "table")])
-    systems.main()
+    monkeypatch.setattr(sys, "argv", ["one_regime", "--page", "--results", str(tmp_path / "table")])
+    one_regime.main()
     (line,) = (line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| lw-fedmml |"))
     assert "| 90.0 |" in line
 
@@ -203,9 +202,9 @@ def test_results_survive_and_failures_are_run_again(tmp_path):
 
 def test_two_commands_do_not_write_the_same_results(tmp_path):
     path = tmp_path / "results" / "runs.jsonl"
-    with systems.claimed(path), pytest.raises(SystemExit, match="another run of"), systems.claimed(path):
+    with one_regime.claimed(path), pytest.raises(SystemExit, match="another run of"), one_regime.claimed(path):
         pass
-    with systems.claimed(path):
+    with one_regime.claimed(path):
         assert path.read_bytes() == b""
 
 
@@ -270,68 +269,8 @@ def test_one_modality_is_filled_in_as_the_method_does():
     assert measures.alone(outcome(), "zero") is None
 
 
-def test_a_comparison_is_decided_by_the_interval_of_its_paired_differences():
-    lw, whole = (0.90, 0.89, 0.91), (0.91, 0.90, 0.915)  # one point, one, and a half below: -0.83 ± 0.72
-    rows = [outcome("lw-fedmml", s, metrics=accuracies(v, 0, 0)) for s, v in enumerate(lw)]
-    rows += [outcome("fedavg", s, metrics=accuracies(v, 0, 0)) for s, v in enumerate(whole)]
-
-    def there(task, method, rate):
-        return [row for row in rows if (row.task, row.method, row.rate) == (task, method, rate)]
-
-    for margin, verdict in ((-2.0, "yes"), (-1.0, "undecided"), (0.0, "no")):
-        comparison = Comparison("har", 0.5, "accuracy", "lw-fedmml", "fedavg", measures.complete, margin=margin)
-        (found,) = judge(Claim("k", "x", "y", (comparison,)), there)
-        assert found.verdict == verdict
-        assert found.gain == pytest.approx((-0.833 - margin, -1.550 - margin, -0.116 - margin, 3), abs=1e-3)
-    (absent,) = judge(Claim("k", "x", "y", (Comparison("av", 0.5, "", "a", "b", measures.complete),)), there)
-    assert absent.verdict == ""
-    del rows[1:3]  # one seed alone in common decides nothing
-    (one,) = judge(Claim("k", "x", "y", (comparison,)), there)
-    assert (one.verdict, one.gain.seeds) == ("undecided", 1)
-
-
-def test_a_claim_is_yes_when_all_comparisons_are_and_no_when_one_is():
-    def found(low: float, high: float) -> Finding:
-        asked = Comparison("har", 0.5, "", "a", "b", measures.complete)
-        return Finding(asked, None, None, measures.Interval((low + high) / 2, low, high, 5))
-
-    yes, no, open_ = found(0.1, 2), found(-2, -0.1), found(-1, 1)
-    assert page.verdict([yes, yes]) == "yes"
-    assert page.verdict([yes, open_]) == "undecided: of 2 comparisons 1 yes, 1 undecided"
-    assert page.verdict([yes, no, open_]) == "no: of 3 comparisons 1 yes, 1 no, 1 undecided"
-    assert page.verdict([yes, found(1, 2)._replace(gain=None)]) == "yes (of 2, the others are not run)"
-    assert page.verdict([yes._replace(gain=None)]) == "not run"
-
-
-def test_what_is_lost_with_the_missing_rate():
-    by_rate = {("fedmvp", 0.2): 0.9, ("fedmvp", 0.5): 0.88, ("fedavg", 0.2): 0.95, ("fedavg", 0.5): 0.85}
-    rows = [outcome(m, 1, rate, metrics=accuracies(v, 0, 0)) for (m, rate), v in by_rate.items()]
-
-    def there(task, method, rate):
-        return [row for row in rows if (row.method, row.rate) == (method, rate)]
-
-    asked = Comparison("har", 0.5, "", "fedmvp", "fedavg", measures.complete, lower=True, falling=True)
-    (found,) = judge(Claim("k", "x", "y", (asked,)), there)
-    assert (found.left.mean, found.right.mean) == pytest.approx((2, 10))
-    assert found.gain.mean == pytest.approx(8)
-
-
-def test_notes_are_of_claims(grid):
-    keys = [claim.key for claim in claims()]
-    assert len(set(keys)) == len(keys)
-    assert set(grid.values.get("notes", {})) <= set(keys)
-
-
-def test_every_claim_compares_methods_that_are_run(grid):
-    there = {(cell.task, cell.method, cell.rate) for cell in grid.cells()}
-    for claim in claims():
-        assert claim.comparisons
-        for asked in claim.comparisons:
-            assert {(asked.task, asked.left, asked.rate), (asked.task, asked.right, asked.rate)} <= there
-
-
-def test_the_page_tells_claims_figures_and_failures(grid, tmp_path):
-    runs = Results(tmp_path / "systems" / "runs.jsonl")
+def test_the_page_tells_figures_and_failures(grid, tmp_path):
+    runs = Results(tmp_path / "page" / "runs.jsonl")
     for method, value in (("fedavg", 0.9), ("lw-fedmml", 0.89)):
         for seed in (1, 2):
             for rate in (0.2, 0.5):
@@ -340,32 +279,12 @@ def test_the_page_tells_claims_figures_and_failures(grid, tmp_path):
                 )
     runs.add(outcome("mmic", 1, error="error: the broker went away"))
     page.write(
-        grid, runs, Results(tmp_path / "none.jsonl"), tmp_path / "systems.md", "python -m benchmarks.accuracy.systems"
+        grid, runs, Results(tmp_path / "none.jsonl"), tmp_path / "page.md", "python -m benchmarks.accuracy.one_regime"
     )
-    text = (tmp_path / "systems.md").read_text()
-    assert "layer-wise training stays within 2 points of end-to-end training | yes (of " in text
+    text = (tmp_path / "page.md").read_text()
     assert "| lw-fedmml | pretrained | 89.0 ± 0.0 |" in text
     assert "the broker went away" in text
-    assert (tmp_path / "systems" / "har-bytes.svg").read_text().startswith("<?xml")
-    assert "not run" in text
-
-
-def test_what_a_mended_fault_touches_is_struck_out_with_the_reason(grid, tmp_path):
-    assert grid.struck().keys() <= grid.methods.keys()
-    runs = Results(tmp_path / "systems" / "runs.jsonl")
-    for method in ("fedavg", "mmic", "fedadagrad"):
-        runs.add(outcome(method, metrics=accuracies(0.9, 0.8, 0.6), payload_bytes=2**20, flops=1e9))
-    page.write(
-        grid, runs, Results(tmp_path / "none.jsonl"), tmp_path / "systems.md", "python -m benchmarks.accuracy.systems"
-    )
-    text = (tmp_path / "systems.md").read_text()
-    assert "| ~~mmic~~ | ~~pretrained~~ | ~~90.0~~ |" in text
-    assert "| fedavg (zeros stand in) | pretrained | 90.0 |" in text
-    claimed = text[text.index("**MMiC: on har_hapt") : text.index("## har_hapt")]
-    assert claimed.split("**")[2].strip().startswith("struck out: to be run again")
-    assert "batch statistics of other weights" in claimed
-    assert "| mmic " not in claimed  # no evidence table
-    assert "mmic" not in (tmp_path / "systems" / "har-bytes.svg").read_text()
+    assert (tmp_path / "page" / "har-bytes.svg").read_text().startswith("<?xml")
 
 
 def test_lines_are_one_object_each(tmp_path):

@@ -1,14 +1,14 @@
-"""All systems and baselines on real data: accuracy, rounds, bytes, FLOPs and memory, and what each paper claims.
+"""All systems and baselines on real data, in one regime: accuracy, rounds, bytes, FLOPs and memory.
 
 Every run is a fleet of agents and a coordinator at a broker (``edgefl run --trainers``). First each method is tuned
 with the same number of runs on samples that its devices set apart; then every cell of
-``benchmarks/accuracy/systems.yaml`` is run. What has been run is never run again: stop it whenever you like, the same
-command goes on.
+``benchmarks/accuracy/one_regime.yaml`` is run. What has been run is never run again: stop it whenever you like,
+the same command goes on.
 
-    python -m benchmarks.accuracy.systems                    # tune, run, write the page
-    python -m benchmarks.accuracy.systems --quick            # one seed, few methods and rounds: ten minutes
-    python -m benchmarks.accuracy.systems --only har/mmic    # some of it
-    python -m benchmarks.accuracy.systems --page             # the page of what there is
+    python -m benchmarks.accuracy.one_regime                    # tune, run, write the page
+    python -m benchmarks.accuracy.one_regime --quick            # one seed, few methods and rounds: ten minutes
+    python -m benchmarks.accuracy.one_regime --only har/mmic    # some of it
+    python -m benchmarks.accuracy.one_regime --page             # the page of what there is
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.accuracy.table.collect import Outcome, Results, digest, run_cell
 from benchmarks.accuracy.table.grid import EPOCHS, MULTIWAY, SHARE, Cell, Grid, Settings
 from benchmarks.accuracy.table.page import write
 
-RESULTS = Path("docs/results/systems")
+RESULTS = Path("docs/results/one_regime")
 Job = tuple[Cell, Settings]
 
 
@@ -204,7 +204,7 @@ def main() -> None:
         sys.exit("stopped; the same command goes on")
     page = folder.with_suffix(".md")
     runs, tried = map(Results, files)
-    command, mine = "python -m benchmarks.accuracy.systems" + " --quick" * options.quick, of_grid(grid)
+    command, mine = "python -m benchmarks.accuracy.one_regime" + " --quick" * options.quick, of_grid(grid)
     write(grid, runs.only(mine).newest(), tried.only(mine), page, command)
     sys.stderr.write(f"{page}\n")
 
