@@ -31,8 +31,8 @@ FIGURES: dict[str, str] = {
     "layer_down_bytes": "B",  # of these, the one layer a device was sent in place of its poverty layer
     "resent_up_bytes": "B",  # chunks of the upload that arrived though they had arrived before
     "resent_down_bytes": "B",  # chunks of the download that were sent though they had been sent before
-    "wire_up_bytes": "B",  # everything the device wrote to the broker's socket
-    "wire_down_bytes": "B",  # everything it read from it
+    "wire_up_bytes": "B",  # what the device wrote to the broker's socket, offer to update, and the upload with repeats
+    "wire_down_bytes": "B",  # what it read from it, offer to update
     "wall_s": "s",  # from accepting the offer to handing over the update
     "compute_s": "s",  # inside the training steps
     "energy_j": "J",

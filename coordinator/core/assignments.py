@@ -108,6 +108,8 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
 def offer(steps: Steps, device: str) -> None:
     """Offer a device its part in the open attempt, with the time that is left."""
     opened = steps.opened
+    sent_now = replace(opened.assignments[device], offered_at=steps.at)
+    steps.set(open=replace(opened, assignments={**opened.assignments, device: sent_now}))
     left_s = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - steps.at)  # 0: no deadline
     steps.do(SendOffer(device, opened.attempt, opened.assignments[device].placement, left_s))
 

@@ -143,7 +143,7 @@ def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
     elif not known.online:
         perform(steps, m.Joined(event.at, replace(known.hello, working_on=event.working_on)))
     elif event.reports_work:
-        replies.resync(steps, event.device, event.working_on)
+        replies.resync(steps, event.device, event.working_on, beat=True)
 
 
 def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:

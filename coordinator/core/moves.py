@@ -284,9 +284,13 @@ class SendDrain(msgspec.Struct, frozen=True):
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Get the objects of an update; asked again, it goes on where it stopped."""
+    """Get the objects of an update; asked again, it goes on where it stopped.
+
+    ``again``: the device may have forgotten what it was asked for. Else an upload in progress is left alone.
+    """
 
     update: Update
+    again: bool = True
 
 
 class EndTransfers(msgspec.Struct, frozen=True):

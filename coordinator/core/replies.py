@@ -15,7 +15,7 @@ from coordinator.core.plausibility import bounded, learned, likely, plausible, u
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.budget.fit import decline_of
-from edgefl.records import METHOD, Attempt, Refusal
+from edgefl.records import METHOD, Attempt, Figure, Figures, Refusal
 
 replace = msgspec.structs.replace
 
@@ -27,12 +27,16 @@ F = TypeVar("F", bound=m.UpdateStored | m.UpdateInvalid)
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed", METHOD})
 
 
-def resync(steps: Steps, device: str, working_on: Attempt | None) -> None:
-    """A device is back: go on where both sides stand, without asking for anything twice."""
+def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool = False) -> None:
+    """A device is back: go on where both sides stand, without asking for anything twice.
+
+    ``beat``: it only shows that it lives. It has not forgotten what it was asked for, and a young offer may not have
+    been there when it left: to repeat what is under way would have everything sent twice.
+    """
     state = steps.state
     if working_on is not None and (one := assignment_of(state, device, working_on)) is not None:
         if one.attempt is not None or state.phase is Phase.ROUND:
-            _go_on(steps, device, working_on, one)
+            _go_on(steps, device, working_on, one, beat)
         return
     if (straggler := state.stragglers.get(device)) is not None:
         put(steps, device, replace(straggler, status="lost"))  # it knows nothing of it any more
@@ -43,17 +47,24 @@ def resync(steps: Steps, device: str, working_on: Attempt | None) -> None:
         if (working_on.run, working_on.made_ms) == (state.plan.run, state.made_ms):
             steps.do(m.SendAbort(device, working_on, "this attempt is closed"))
     part = state.assignments.get(device)
-    if part is not None and state.phase is Phase.ROUND and part.status in {"offered", "accepted", "updated"}:
+    if part is None or (beat and _under_way(steps, part)):
+        return
+    if state.phase is Phase.ROUND and part.status in {"offered", "accepted", "updated"}:
         put(steps, device, replace(part, status="offered", update=None))
         offer(steps, device)
 
 
-def _go_on(steps: Steps, device: str, attempt: Attempt, one: Assignment) -> None:
+def _under_way(steps: Steps, part: Assignment) -> bool:
+    """Whether a beat may have left the device before it had this offer."""
+    return part.offered_at is not None and 0 <= steps.at - part.offered_at < steps.state.timeouts.offer_s
+
+
+def _go_on(steps: Steps, device: str, attempt: Attempt, one: Assignment, beat: bool) -> None:
     """The device works on this: repeat what it may not have received, note what it did not say."""
     if one.status == "done":
         steps.do(m.SendAck(device, attempt))
     elif one.status == "updated" and one.update is not None:
-        steps.do(m.Fetch(one.update))
+        steps.do(m.Fetch(one.update, again=not beat))
     elif one.status == "offered":
         put(steps, device, replace(one, status="accepted"))
 
@@ -174,6 +185,16 @@ def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
         steps.do(m.Fetch(update))
 
 
+def _of_upload(own: Figures, counted: Figures) -> Figures:
+    """The figures of an upload that a device announces before its last chunk has left, corrected by what arrived."""
+    found = {name: counted[name] for name in ("payload_up_bytes",) if name in counted}
+    wire, again = own.get("wire_up_bytes", Figure()).value, counted.get("resent_up_bytes", Figure()).value
+    if wire is not None and again:
+        source = f"{own['wire_up_bytes'].source} + the chunks that the coordinator received more than once"
+        found["wire_up_bytes"] = replace(own["wire_up_bytes"], value=wire + again, source=source)
+    return found
+
+
 def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -> None:
     """An update is on disk: count it once."""
     name, state, update = event.device, steps.state, assignment.update
@@ -184,8 +205,7 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     manifest, metrics = event.manifest or update.manifest, likely(update.metrics)
     update = replace(update, manifest=manifest, metrics=metrics, figures=own)
     measured = own | event.figures | {figure: f for figure, f in own.items() if f.value is not None}
-    if "payload_up_bytes" in event.figures:  # the device does not know it before the last chunk has left
-        measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
+    measured |= _of_upload(own, event.figures)
     factors = learned(state.devices[name].factors, assignment.placement, measured)
     steps.set_device(name, factors=factors)
     stored = replace(assignment, status="done", update=update, measured=measured, changes=event.changes)

@@ -128,6 +128,7 @@ class Assignment(msgspec.Struct, frozen=True):
     measured: Figures = {}
     attempt: Attempt | None = None  # where it is not the open one but an earlier, whose update still counts
     changes: Changes = {}  # of the update
+    offered_at: float | None = None  # when this process sent its last offer
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -295,7 +296,8 @@ def resumed(was: State, at: float) -> State:
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
     opened = None
     if was.open is not None and was.open.attempt.stage and not failed:
-        opened = replace(was.open, opened_at=at, deadline_at=was.deadline(at))
+        parts = {name: replace(one, offered_at=None) for name, one in was.open.assignments.items()}
+        opened = replace(was.open, opened_at=at, deadline_at=was.deadline(at), assignments=parts)
     there = {*was.returning, *(name for name, device in was.devices.items() if device.online)}
     return replace(
         was,

@@ -25,6 +25,9 @@ class Timeouts(NamedTuple):
     heartbeat_s: float = 10.0
     #: A device is lost after three silent beats and a half: one lost packet or one long step is no lost device.
     silence_s: float = 35.0
+    #: A beat that does not name an offer younger than this may have left before the offer came: repeated at once, it
+    #: would have everything sent twice. A slow link with a chunk before it takes seconds; a lost offer waits this long.
+    offer_s: float = 10.0
     #: How long a round waits for absent devices once all others are done: a restart or a change of network takes less.
     grace_s: float = 20.0
     #: Pause before a round is tried again, times the tries so far: devices may still be ending a step.

@@ -108,11 +108,12 @@ class Publisher:
             self.uploads.cancel(one.device)
             self._offer(one, manifest, state)
 
-    def fetch(self, update: m.Update, manifest: Manifest, state: State) -> None:
+    def fetch(self, one: do.Fetch, manifest: Manifest, state: State) -> None:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
+        update = one.update
         seen = manifest | visible_parts(manifest, update.device, state)
         own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
-        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own)
+        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own, again=one.again)
 
     def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
         """A device asks for objects of the state that its attempt starts from, which ``base`` gives.

@@ -286,7 +286,7 @@ class Runner:
         if isinstance(one, do.Send):
             self._publisher.send(one, self._models.manifest, self.state)
         elif isinstance(one, do.Fetch):
-            self._publisher.fetch(one.update, self._models.base(one.update.attempt), self.state)
+            self._publisher.fetch(one, self._models.base(one.update.attempt), self.state)
         elif isinstance(one, do.EndTransfers):
             self._publisher.end_transfers()
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):

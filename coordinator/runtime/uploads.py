@@ -78,15 +78,18 @@ class Uploads:
         self._reported: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
         self.dropped = 0  # messages of no upload, and malformed ones
 
-    def fetch(self, update: Update, previous: Manifest, transfer: str, own: Own | None = None) -> None:
+    def fetch(
+        self, update: Update, previous: Manifest, transfer: str, own: Own | None = None, *, again: bool = True
+    ) -> None:
         """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on.
 
-        ``own``: what bounds its prototypes.
+        ``own``: what bounds its prototypes. ``again``: ask at once for what has not come of an upload in progress; else
+        that is left to its receiver, which notices losses by itself.
         """
         device = update.device
         known = self._uploads.get(device)
         if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
-            if known.receiving:
+            if known.receiving and again:
                 known.receiver.ask_again(self._clock())
             return
         self.cancel(device)
@@ -105,7 +108,7 @@ class Uploads:
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
         upload = self._uploads.get(device)
-        if upload is None or not upload.receiving or upload.receiver.transfer != transfer:
+        if upload is None or not upload.receiver.running or upload.receiver.transfer != transfer:
             self.dropped += 1
             return
         try:

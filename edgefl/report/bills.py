@@ -76,7 +76,8 @@ _STEP_NOTE = (
 )
 _SUM_NOTE = (
     "FLOPs count forward and backward as run, 2 per multiply-accumulate, and add up over rounds. Payload is tensors "
-    "only; on the wire is everything that passed the broker's socket. Bytes add up over rounds."
+    "only, each counted once; on the wire is everything that passed the broker's socket from offer to update, with the "
+    "update's own chunks and those sent once more. Bytes add up over rounds."
 )
 _RATIO_NOTE = (
     "× is measured or counted over predicted, of the same rounds: below 1 the device needed less than was planned for, "

@@ -721,6 +721,27 @@ def test_a_device_that_forgot_its_attempt_is_offered_it_again() -> None:
     assert play.status("b") == "offered"
 
 
+def test_a_beat_that_passes_an_offer_on_its_way_does_not_have_it_sent_again() -> None:
+    play = Play().started("a", "b")
+    for earlier in (None, Attempt("r1", 1, 1, 0, MADE_MS)):
+        assert not of(do.SendOffer, play.send(e.HeartbeatSeen(play.now + 0.1, "b", earlier)))
+    play.now += TIMEOUTS.offer_s
+    assert of(do.SendOffer, play.send(e.HeartbeatSeen(play.now, "b", None))), "by now it would have come"
+    assert not of(do.SendOffer, play.send(e.HeartbeatSeen(play.now + 0.1, "b", None))), "nor the repeated one"
+    play.restart()
+    play.hello("a")
+    assert of(do.SendOffer, play.hello("b")), "one that comes back does not wait"
+
+
+def test_a_beat_during_an_upload_does_not_ask_for_it_again() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    (fetch,) = of(do.Fetch, play.send(e.HeartbeatSeen(play.now, "a", play.opened[-1])))
+    assert not fetch.again
+    (fetch,) = of(do.Fetch, play.hello("a", working_on=play.opened[-1]))
+    assert fetch.again, "it may have been started again"
+
+
 def test_a_device_that_works_on_a_closed_attempt_is_told_so() -> None:
     play = Play().started("a", "b")
     play.wait(POLICY.deadline_s)

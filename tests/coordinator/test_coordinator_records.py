@@ -156,6 +156,21 @@ def test_figures_of_an_update_are_told_and_those_that_cannot_be_are_not() -> Non
     assert play.state.devices["a"].factors == {"step_peak_bytes": 1.0}
 
 
+def test_what_was_sent_again_has_passed_the_wire_too() -> None:
+    play = training()
+    own = {"wire_up_bytes": Figure(1100.0, "counted", "socket"), "payload_up_bytes": Figure(1000.0, "counted")}
+    for device, said in (("a", own), ("b", {"wire_up_bytes": Figure(reason="restarted")})):
+        play.send(do.Announced(play.now, Update(device, FIRST, {"task": REF}, {"task": 8}, {"loss": 1.0}, said)))
+        counted = {"payload_up_bytes": Figure(1000.0, "counted"), "resent_up_bytes": Figure(300.0, "counted")}
+        (row,) = of(AssignmentRow, play.send(do.UpdateStored(play.now, device, FIRST, counted)))
+        wire = row.measured["wire_up_bytes"]
+        if device == "a":
+            assert (wire.value, wire.kind) == (1400.0, "counted")
+            assert wire.source == "socket + the chunks that the coordinator received more than once"
+        else:
+            assert (wire.value, wire.reason) == (None, "restarted")
+
+
 def test_a_device_that_ran_into_a_limit_is_offered_less_and_the_record_says_why() -> None:
     play = training()
     out = play.decline("a", Refusal("ceiling", 2.0, 1.0, "B", where="gpu"))
@@ -573,5 +588,6 @@ def test_a_heartbeat_that_reports_work_stands_for_a_lost_acceptance() -> None:
     play = training()
     play.send(do.HeartbeatSeen(0.0, "a", FIRST))
     assert play.status("a") == "accepted"
-    assert of(do.SendOffer, play.send(do.HeartbeatSeen(0.0, "b", None)))[0].device == "b", "it knows of no offer"
+    late = play.now + play.state.timeouts.offer_s
+    assert of(do.SendOffer, play.send(do.HeartbeatSeen(late, "b", None)))[0].device == "b", "it knows of no offer"
     assert play.send(do.HeartbeatSeen(0.0, "z")) == [do.SendWelcome("z")]

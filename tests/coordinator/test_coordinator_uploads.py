@@ -66,14 +66,15 @@ class Devices:
             ]
         self.sizes.setdefault(device, set()).add(grant.chunk_bytes)
 
-    def announce(self, device: str, **seeds: int) -> None:
+    def announce(self, device: str, *, again: bool = True, **seeds: int) -> None:
         manifest = {}
         for name, seed in seeds.items():
             data = part(seed)
             manifest[name] = ObjectRef(object_id(data), len(data))
             self.data[manifest[name].id] = data
         before = dict.fromkeys(manifest, self._before)
-        self.uploads.fetch(Update(device, ATTEMPT, manifest, dict.fromkeys(manifest, 8)), before, f"u-{device}")
+        update = Update(device, ATTEMPT, manifest, dict.fromkeys(manifest, 8))
+        self.uploads.fetch(update, before, f"u-{device}", again=again)
 
     def send(self, device: str, draw: random.Random) -> None:
         """One chunk of what it was asked for."""
@@ -112,6 +113,42 @@ def test_equal_objects_of_two_devices_arrive_in_equal_chunks(tmp_path) -> None:
         await devices.all_received(("slow", "fast"), 0)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_upload_in_progress_is_asked_for_again_only_where_the_device_may_have_forgotten(
+    tmp_path, again: bool
+) -> None:
+    async def scenario() -> None:
+        devices = Devices(tmp_path)
+        devices.announce("a", head=1)
+        first, draw = list(devices.todo["a"]), random.Random(0)
+        devices.announce("a", again=again, head=1)
+        devices.todo["a"] += first if again else []  # what was under way when it was asked again
+        await devices.all_received(("a",), seed=0)
+        (report,) = devices.reports
+        while devices.todo["a"]:
+            devices.send("a", draw)
+        assert report.figures["payload_up_bytes"].value == len(part(1))
+        assert (report.figures["resent_up_bytes"].value > 0) == again
+
+    asyncio.run(scenario())
+
+
+def test_chunks_that_come_again_while_the_update_is_checked_are_counted(tmp_path) -> None:
+    async def scenario() -> None:
+        devices = Devices(tmp_path)
+        devices.announce("a", head=1)
+        first, draw = list(devices.todo["a"]), random.Random(0)
+        while devices.todo["a"]:
+            devices.send("a", draw)
+        devices.todo["a"] = first  # all of it once more: no verdict can come before this coroutine waits
+        while devices.todo["a"]:
+            devices.send("a", draw)
+        await devices.all_received(("a",), seed=0)
+        assert devices.reports[0].figures["resent_up_bytes"].value == len(part(1))
+
+    asyncio.run(scenario())
 
 
 def test_what_arrives_in_chunks_of_two_sizes_goes_on_in_the_smaller(tmp_path) -> None:

@@ -136,6 +136,7 @@ def test_bytes_sent_again_have_a_column_where_there_are_any() -> None:
     again = with_process(resent_down_bytes=Figure(2.0 * MIB, "counted"), resent_up_bytes=Figure(0.0, "counted"))
     assert "payload once more: received" in labels(again)
     assert "payload once more: sent" not in labels(again)
+    assert "and those sent once more" in " ".join(bills.NOTES)
 
 
 def test_counted_figures_are_not_called_measured() -> None:
