@@ -49,11 +49,11 @@ def training_data(source: str | Mapping[str, Any], share: float) -> tuple[Datase
     """(the share of the training part that is trained on, the whole test part)."""
     name, options = (source, None) if isinstance(source, str) else next(iter(source.items()))
     if name == "har_hapt" and not options:
-        train, test, _ = named(name, {"clients": 30})
-        official, _, _ = named(name, {})
+        train, test, _, _ = named(name, {"clients": 30})
+        official, _, _, _ = named(name, {})
         train = train.subset(np.isin(np.asarray(train.ids), official.ids))
     else:
-        train, test, _ = named(name, options)
+        train, test, _, _ = named(name, options)
     return first_share(train, share), test
 
 

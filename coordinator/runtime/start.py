@@ -348,9 +348,9 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
     """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
     data = config.data
     if data.test:
-        encoders = read_as(config, folder=Path(data.test).is_dir())
+        encoders = read_as(config, folder=isinstance(data.test, str) and Path(data.test).is_dir())
         test = load(data.test, bad_samples=data.bad_samples, modalities=encoders)
-        if Path(data.test).suffix == ".npz":
+        if isinstance(data.test, str) and Path(data.test).suffix == ".npz":
             return test, str(Path(data.test).resolve())
     elif data.source is not None:
         test = _held_out(config, data.source, say)

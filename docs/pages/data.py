@@ -69,7 +69,9 @@ Feature vectors [N, d] are signals of d steps and one channel.
 
 ### By name
 
-`source: {{name: {{option: value}}}}`; the option `part: test` takes the official test half.
+`source: {{name: {{option: value}}}}`; the option `part: test` takes the official test half, `part: reserved` what the
+option `reserve` keeps from both. `data.test` takes the same form, with options of its own
+([data.md](data.md#tasks-from-the-named-sets)).
 `basic_motions` comes with the extra `demo`. The others do not come with EdgeFL: they are looked for in the folders
 `$EDGEFL_DATA/<name>/`, by default in `~/.local/share/edgefl/data/<name>/`. `edgefl data fetch har_hapt` brings what the
 shipped run `har` trains on ([data.md](data.md#public-data-sets)).

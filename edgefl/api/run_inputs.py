@@ -50,7 +50,8 @@ def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
         text = "is needed, or data.test, to know the shapes of the samples"
         raise ConfigError(config.name, [Problem("data.source", text)])
     test = load(source, bad_samples=config.data.bad_samples, modalities=read_as(config, folder=_is_folder(source)))
-    shares = [Share(device, source, test.samples(), test.class_counts()) for device in devices]
+    path = source if isinstance(source, str) else ""
+    shares = [Share(device, path, test.samples(), test.class_counts()) for device in devices]
     return test.signature(), test.label_names, shares
 
 

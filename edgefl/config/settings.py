@@ -153,8 +153,10 @@ class DataConfig(Values):
     )
     missing: MissingConfig = Field(MissingConfig(), description="modalities taken away")
     bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
-    test: str = Field(
-        "", description="test set (.npz, or folder with manifest.jsonl) of the coordinator; empty: from the source"
+    test: str | dict[str, dict[str, object]] = Field(
+        "",
+        description="test set of the coordinator: .npz, folder with manifest.jsonl, or {av_digits: {part: test, …}}; "
+        "empty: from the source",
     )
 
     @pydantic.field_validator("partition", mode="before")

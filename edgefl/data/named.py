@@ -1,4 +1,4 @@
-"""Data sets by name: each function returns (training set, test set, groups of the training set).
+"""Data sets by name: each function returns (training set, test set, groups of the training set, reserved share).
 
 ``basic_motions`` lies inside the installed package sktime; the others are folders below EDGEFL_DATA.
 
@@ -6,6 +6,9 @@ Scaling ("fixed"): each sensor is divided by a constant, the spread in the *publ
 har_hapt are centred by constants too. They are the same on every device, keep the direction of gravity, and tell
 nothing of any device's own data.
 "window": each channel of each window to mean 0 and deviation 1 (loses gravity and strength). "none": as recorded.
+
+``reserve``: a share of the training part that neither trains nor tests, for pretraining (``part: reserved``); drawn by
+whole people, recordings or families of concepts, in an order of its own, so that a larger share holds a smaller one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ import numpy as np
 
 from edgefl.data.arrays import Array, Indices, read_npz
 from edgefl.data.dataset import Dataset
+from edgefl.data.reserve import RESERVED, draw, repaired
 from edgefl.data.tokens import DEFAULT_VOCABULARY, tokenizer
+from edgefl.data.ts_files import read_ts
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.storage.checkpoint_paths import is_own
 
@@ -35,16 +40,26 @@ HAR_CENTRE = {"acc": (0.8, 0.03, 0.1), "body_acc": (0.0, 0.0, 0.0), "gyro": (0.0
 HAR_WINDOW = 128  # samples at 50 Hz
 #: Group of the entry points by which other packages bring data sets: name -> a function that returns ``Named``.
 GROUP = "edgefl.datasets"
+SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
+#: Class names of av_digits by its option label.
+DIGIT_LABELS = {
+    "digit": tuple("0123456789"),
+    "sum": tuple(map(str, range(19))),
+    "bits": ("low-low", "low-high", "high-low", "high-high"),
+}
 VENDORS = ("openmoji", "twemoji", "noto", "fxemoji")
-MAX_TS_BYTES = 16 * 2**20  # of a .ts file; BasicMotions has 0.25 MB
 
 
 class Named(NamedTuple):
-    """``groups`` [N]: who or what each training sample came from; the same as ``train.groups``."""
+    """``groups`` [N]: who or what each training sample came from; the same as ``train.groups``.
+
+    ``reserved``: what the option ``reserve`` keeps from both, for pretraining; None: nothing.
+    """
 
     train: Dataset
     test: Dataset
     groups: Array | None
+    reserved: Dataset | None = None
 
 
 def named(name: str, options: Mapping[str, object] | None = None) -> Named:
@@ -80,7 +95,7 @@ ORIGINS = {
     "av_digits": "MNIST and the Free Spoken Digit Dataset in av_digits.npz: image [N, 28, 28], audio_index, label, "
     "split, speaker, mnist_index [N], fsdd_logmel [S, 40, 61], speaker_names",
     "emoji_pairs": "OpenMoji, Noto, Twemoji and FxEmoji in emoji64_<vendor>.npz: image [N, 64, 64, 3], concept, label, "
-    "split [N], label_names; and concepts.jsonl, a name a line",
+    "split [N], label_names; and concepts.jsonl, a concept a line",
 }
 
 
@@ -148,50 +163,13 @@ def _motions(folder: Path, split: str, window: int, step: int, standardise: str)
     )
 
 
-def read_ts(path: Path) -> tuple[Array, Indices, tuple[str, ...]]:
-    """Series [S, time, dimensions], labels [S] and label names of a .ts file (timeseriesclassification.com).
-
-    The series have equal lengths. Raises DataError.
-    """
-    remedy = "Install sktime again."
-    try:
-        if path.stat().st_size > MAX_TS_BYTES:
-            raise DataError(f"{path}: more than {MAX_TS_BYTES} bytes", remedy=remedy)
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can not be read: {error}", remedy=remedy) from None
-    names: tuple[str, ...] = ()
-    series: list[list[list[float]]] = []
-    labels: list[int] = []
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if text.lower().startswith("@classlabel"):
-            if labels:
-                raise DataError(f"{path}:{number}: names labels after the first series", remedy=remedy)
-            names = tuple(text.split()[2:])
-        if not text or text[0] in "#@%":
-            continue
-        *dimensions, label = text.split(":")
-        try:
-            series.append([[float(value) for value in dimension.split(",")] for dimension in dimensions])
-            labels.append(names.index(label))
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: {error}", remedy=remedy) from None
-    try:
-        values = np.array(series, dtype=np.float32)
-    except ValueError:
-        values = np.empty(0, dtype=np.float32)
-    if values.ndim != 3 or not np.isfinite(values).all():
-        raise DataError(f"{path}: series of unequal length, or not finite", remedy=remedy)
-    return values.transpose(0, 2, 1), np.array(labels, dtype=np.int64), names
-
-
 def har_hapt(
     clients: int = 0,
     test_share: float = 0.3,
     classes: str = "basic",
     signal: str = "total",
     standardise: str = "fixed",
+    reserve: float = 0.0,
     mini: bool = False,
 ) -> Named:
     """Smartphone at 50 Hz, 30 people; acc, gyro [128, 3]. Group: the person.
@@ -199,7 +177,8 @@ def har_hapt(
     ``clients`` 0: the authors' split (21 people train, 9 test). ``clients`` n: the first n people are in both; of each
     recording's windows of each activity the last ``test_share`` in time test (each person was recorded twice, wearing
     the phone differently), and training windows that overlap a test window are left out. ``classes``: basic (6) or all
-    (12, with transitions). ``signal``: total or body acceleration. ``mini``: 288 windows of 6 people.
+    (12, with transitions). ``signal``: total or body acceleration. ``reserve``: of the people in the authors' training
+    split; ``clients`` counts those that are left. ``mini``: 288 windows of 6 people.
     """
     _choice("har_hapt", classes=(classes, ("basic", "all")), signal=(signal, ("total", "body")))
     _whole("har_hapt", clients=(clients, 0, 30))
@@ -208,13 +187,14 @@ def har_hapt(
     raw = read_npz(data_folder("har_hapt") / ("har_mini.npz" if mini else "har_hapt.npz"))
     names = tuple(str(name) for name in raw.pop("label_names"))[: 6 if classes == "basic" else 12]
     keep = raw["label"] < len(names)
-    people = np.unique(raw["subject"])
+    held = draw("har_hapt", reserve, raw["subject"], raw["split"] == 0)
+    people = np.unique(raw["subject"][~held])
     if clients > len(people):
         raise DataError(f"har_hapt has {len(people)} people here, not {clients}", remedy="Lower the option clients.")
     if clients:
-        keep &= np.isin(raw["subject"], people[:clients])
-    raw = {key: array[keep] for key, array in raw.items()}
-    test = _last_in_time(raw, test_share) if clients else raw["split"].astype(np.int64)
+        keep &= held | np.isin(raw["subject"], people[:clients])
+    raw, held = {key: array[keep] for key, array in raw.items()}, held[keep]
+    role = np.where(held, RESERVED, _last_in_time(raw, test_share) if clients else raw["split"])
     acc = "body_acc" if signal == "body" else "acc"
     whole = _complete(
         {
@@ -226,7 +206,7 @@ def har_hapt(
         ids=[f"{e:02d}-{start:05d}" for e, start in zip(raw["experiment"], raw["start"], strict=True)],
         groups=[f"person-{s:02d}" for s in raw["subject"]],
     )
-    return _cut(whole, test)
+    return _cut(whole, role)
 
 
 def _last_in_time(raw: Mapping[str, Array], share: float) -> Indices:
@@ -244,24 +224,48 @@ def _last_in_time(raw: Mapping[str, Array], share: float) -> Indices:
     return role
 
 
-def av_digits(mini: bool = False) -> Named:
-    """Handwritten and spoken digits; image [28, 28, 1] in 0..1, audio [61, 40] log-mel in 0..1. Group: the speaker."""
+def av_digits(
+    label: str = "digit", speakers: Sequence[str] = SPEAKERS, reserve: float = 0.0, mini: bool = False
+) -> Named:
+    """Handwritten and spoken digits; image [28, 28, 1] in 0..1, audio [61, 40] log-mel in 0..1. Group: the speaker.
+
+    ``label``: digit, an image and a recording of the same digit (10 classes); sum of the two digits (19) and bits,
+    whether each is 5 or more (4), of images and recordings paired at random: one of them does not give the class
+    away. ``speakers``: these alone. ``reserve``: of each speaker's recordings of each digit, with the images that they
+    are paired with. ``mini``: 640 pairs.
+    """
+    _choice("av_digits", label=(label, tuple(DIGIT_LABELS)))
+    _several("av_digits", "speakers", speakers, SPEAKERS)
     raw = read_npz(data_folder("av_digits") / ("av_mini.npz" if mini else "av_digits.npz"))
-    sound = raw["fsdd_logmel"][raw["audio_index"]].transpose(0, 2, 1)
-    speakers = raw["speaker_names"]
+    sounds, speaker = raw.pop("fsdd_logmel"), raw.pop("speaker_names")[raw["speaker"]]
+    taken = np.isin(speaker, speakers)
+    strata = raw["label"] + 10 * raw["speaker"].astype(np.int64)
+    held = draw("av_digits", reserve, raw["audio_index"], raw["split"] == 0, strata)
+    role = np.where(held, RESERVED, raw["split"])[taken]
+    image, digit, audio, number = (raw[key][taken] for key in ("image", "label", "audio_index", "mnist_index"))
+    labels, speaker = digit.astype(np.int64), speaker[taken]
+    if label != "digit":
+        order = repaired(role, speaker)
+        audio, spoken = audio[order], labels[order]
+        labels = labels + spoken if label == "sum" else 2 * (labels >= 5) + (spoken >= 5)
     whole = _complete(
-        {"image": raw["image"][..., None].astype(np.float32) / 255, "audio": sound.astype(np.float32) / 255},
-        raw["label"].astype(np.int64),
-        tuple("0123456789"),
-        ids=[f"{i}-{a}" for i, a in zip(raw["mnist_index"], raw["audio_index"], strict=True)],
-        groups=[str(speakers[s]) for s in raw["speaker"]],
+        {
+            "image": image[..., None].astype(np.float32) / 255,
+            "audio": sounds[audio].transpose(0, 2, 1).astype(np.float32) / 255,
+        },
+        labels,
+        DIGIT_LABELS[label],
+        ids=[f"{i}-{a}" for i, a in zip(number, audio, strict=True)],
+        groups=[str(s) for s in speaker],
     )
-    return _cut(whole, raw["split"])
+    return _cut(whole, role)
 
 
 class _Concept(msgspec.Struct):
     concept: int
     text: str
+    family: str = ""
+    subgroup: str = ""
 
 
 def emoji_pairs(
@@ -269,17 +273,19 @@ def emoji_pairs(
     length: int = 24,
     vocabulary: int = DEFAULT_VOCABULARY,
     pretrained: str = "",
+    label: str = "group",
+    reserve: float = 0.0,
     mini: bool = False,
 ) -> Named:
-    """Emoji drawings and descriptions, 8 groups; image [64, 64, 3] in 0..1, text [length] ids. Group: the vendor.
+    """Emoji drawings and descriptions; image [64, 64, 3] in 0..1, text [length] ids. Group: the vendor.
 
-    ``pretrained``: a checkpoint whose tokenizer to use instead of hashed words. ``mini``: 448 images [32, 32, 3].
+    ``pretrained``: a checkpoint whose tokenizer to use instead of hashed words. ``label``: group (8 classes) or
+    subgroup (96). ``reserve``: of the families of training concepts of each group, in all vendors' drawings. ``mini``:
+    448 images [32, 32, 3].
     """
-    valid = VENDORS if mini else (*VENDORS, "openmoji_black")
-    _choice("emoji_pairs", **{f"vendors[{i}]": (vendor, valid) for i, vendor in enumerate(vendors)})
+    _several("emoji_pairs", "vendors", vendors, VENDORS if mini else (*VENDORS, "openmoji_black"))
+    _choice("emoji_pairs", label=(label, ("group", "subgroup")))
     _whole("emoji_pairs", length=(length, 2, 512), vocabulary=(vocabulary, 3, 10**6))
-    if not vendors:
-        raise DataError("emoji_pairs: no vendor is named", remedy=f"Valid vendors: {', '.join(valid)}.")
     folder = data_folder("emoji_pairs")
     if mini:
         raw = read_npz(folder / "emoji_mini32.npz")
@@ -295,15 +301,22 @@ def emoji_pairs(
     hashes = not pretrained or is_own(pretrained)
     tokenize = tokenizer(vocabulary if hashes else 0, pretrained)
     lines = (folder / "concepts.jsonl").read_bytes().splitlines()
-    ids = {c.concept: tokenize(c.text, length) for c in (msgspec.json.decode(line, type=_Concept) for line in lines)}
+    concepts = {c.concept: c for c in (msgspec.json.decode(line, type=_Concept) for line in lines)}
+    drawn = [concepts[int(c)] for c in raw["concept"]]
+    held = draw("emoji_pairs", reserve, np.array([c.family for c in drawn]), raw["split"] == 0, raw["label"])
+    labels = raw["label"].astype(np.int64)
+    if label == "subgroup":
+        names = tuple(sorted({c.subgroup for c in concepts.values()}))
+        labels = np.array([names.index(c.subgroup) for c in drawn])
+    ids = {number: tokenize(c.text, length) for number, c in concepts.items()}
     whole = _complete(
-        {"image": raw["image"].astype(np.float32) / 255, "text": np.stack([ids[int(c)] for c in raw["concept"]])},
-        raw["label"].astype(np.int64),
+        {"image": raw["image"].astype(np.float32) / 255, "text": np.stack([ids[c.concept] for c in drawn])},
+        labels,
         names,
         ids=[f"{v}-{c}" for v, c in zip(raw["vendor"], raw["concept"], strict=True)],
         groups=[str(v) for v in raw["vendor"]],
     )
-    return _cut(whole, raw["split"])
+    return _cut(whole, np.where(held, RESERVED, raw["split"]))
 
 
 def _complete(
@@ -318,8 +331,8 @@ def _complete(
 
 
 def _cut(whole: Dataset, split: Array) -> Named:
-    train, test = whole.subset(split == 0), whole.subset(split == 1)
-    return Named(train, test, train.groups)
+    train, test, held = whole.subset(split == 0), whole.subset(split == 1), split == RESERVED
+    return Named(train, test, train.groups, whole.subset(held) if held.any() else None)
 
 
 def _scale(values: Array, scale: float, standardise: str, centre: Sequence[float] = (0.0,)) -> Array:
@@ -338,6 +351,12 @@ def _whole(name: str, **given: tuple[object, int, int]) -> None:
     for option, (value, low, high) in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise DataError(f"{name}: {option} is {value!r}", remedy=f"Give a whole number from {low} to {high}.")
+
+
+def _several(name: str, option: str, given: Sequence[str], valid: Sequence[str]) -> None:
+    _choice(name, **{f"{option}[{i}]": (value, valid) for i, value in enumerate(given)})
+    if not given:
+        raise DataError(f"{name}: no {option.rstrip('s')} is named", remedy=f"Valid {option}: {', '.join(valid)}.")
 
 
 def _choice(name: str, **given: tuple[object, Sequence[str]]) -> None:

@@ -18,16 +18,19 @@ from edgefl.errors import DataError, Problem
 #: A folder or .npz file, the name of a data set, or {name: options}.
 Source = str | Path | Mapping[str, Mapping[str, object] | None]
 
+#: What the option ``part`` of a named data set takes of it.
+_PARTS: dict[object, tuple[str, ...]] = {"train": ("train", "test"), "test": ("test",), "reserved": ("reserved",)}
+
 
 def load(
     source: Source, *, bad_samples: str = "error", modalities: Encoders | None = None, label_names: Sequence[str] = ()
 ) -> Dataset:
     """All samples of ``source``: a folder with manifest.jsonl, an .npz file, or a named data set.
 
-    Of a named data set the option ``part`` says which half: train (default) or test. ``modalities``: read only these,
-    as their encoders take them (kind, shape, vocabulary); None: all, shapes as found. ``label_names``: the model's
-    numbering of labels. ``bad_samples`` "error": one DataError that lists them; "skip": left out, and kept in
-    ``Dataset.skipped``. Raises DataError also when nothing is left, or a shape does not fit.
+    Of a named data set the option ``part`` says which: train (default), test, or reserved (of the option ``reserve``).
+    ``modalities``: read only these, as their encoders take them (kind, shape, vocabulary); None: all, shapes as found.
+    ``label_names``: the model's numbering of labels. ``bad_samples`` "error": one DataError that lists them; "skip":
+    left out, and kept in ``Dataset.skipped``. Raises DataError also when nothing is left, or a shape does not fit.
     """
     return load_pair(source, bad_samples=bad_samples, modalities=modalities, label_names=label_names)[0]
 
@@ -44,10 +47,12 @@ def load_pair(
         ((where, given),) = source.items()
         options = dict(given or {})
         part = options.pop("part", "train")
-        if part not in {"train", "test"}:
-            raise DataError(f"{where}: part is {part!r}", remedy="Valid: train, test.")
-        train, test, _ = named(where, options)
-        halves = [test] if part == "test" else [train, test]
+        if part not in _PARTS:
+            raise DataError(f"{where}: part is {part!r}", remedy=f"Valid: {', '.join(map(str, _PARTS))}.")
+        found = named(where, options)
+        halves = [half for half in (getattr(found, name) for name in _PARTS[part]) if half is not None]
+        if not halves:
+            raise DataError(f"{where}: no share is reserved", remedy="Set the option reserve, such as to 0.33.")
     else:
         path, where = Path(source), str(source)
         if path.is_dir():

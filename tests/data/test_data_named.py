@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from edgefl.data import named as named_module
-from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named, read_ts
+from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named
 from edgefl.data.sources import fit, load, load_pair
+from edgefl.data.ts_files import read_ts
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.models.spec import EncoderSpec
 
@@ -32,7 +33,7 @@ def sets(request):
 
 def test_basic_motions_windows_by_hand():
     """(100 - 50) / 10 + 1 = 6 windows of each of 40 series, four classes of ten series each."""
-    train, test, groups = named("basic_motions")
+    train, test, groups, _ = named("basic_motions")
     assert len(train) == len(test) == 240
     assert train.signature() == {"acc": (50, 3), "gyro": (50, 3)}
     assert train.label_names == ("Standing", "Running", "Walking", "Badminton")
@@ -44,20 +45,20 @@ def test_basic_motions_windows_by_hand():
 
 def test_basic_motions_values_are_the_files():
     """First value of the file is 0.079106, the sixth dimension's first step comes last."""
-    raw, _, _ = named("basic_motions", {"standardise": "none", "window": 100, "step": 100})
+    raw, _, _, _ = named("basic_motions", {"standardise": "none", "window": 100, "step": 100})
     assert raw.modalities["acc"][0, 0, 0] == np.float32(0.079106)
     assert raw.modalities["acc"][0, :3, 1] == pytest.approx([0.394032, 0.394032, -3.666397])
-    fixed, _, _ = named("basic_motions", {"window": 100, "step": 100})
+    fixed, _, _, _ = named("basic_motions", {"window": 100, "step": 100})
     assert fixed.modalities["acc"] == pytest.approx(raw.modalities["acc"] / 6, abs=1e-6)
-    second, _, _ = named("basic_motions", {"standardise": "none", "window": 60, "step": 40})
+    second, _, _, _ = named("basic_motions", {"standardise": "none", "window": 60, "step": 40})
     assert (second.modalities["gyro"][1] == raw.modalities["gyro"][0, 40:]).all()
-    window, _, _ = named("basic_motions", {"standardise": "window"})
+    window, _, _, _ = named("basic_motions", {"standardise": "window"})
     assert np.abs(window.modalities["gyro"].mean(axis=1)).max() < 1e-4
 
 
 def test_the_set_can_be_told_apart():
     """Mean and deviation of each channel, nearest class centroid: simple statistics are nearly enough."""
-    train, test, _ = named("basic_motions")
+    train, test, _, _ = named("basic_motions")
 
     def features(data):
         both = [data.modalities[m] for m in ("acc", "gyro")]
@@ -164,21 +165,21 @@ def test_last_in_time_by_hand():
 @pytest.mark.data(name="har_hapt")
 @pytest.mark.usefixtures("sets")
 def test_har_official_split_and_clients():
-    train, test, groups = named("har_hapt", {"mini": True})
+    train, test, groups, _ = named("har_hapt", {"mini": True})
     assert (len(train), len(test)) == (144, 144)
     assert train.signature() == {"acc": (128, 3), "gyro": (128, 3)}
     assert not set(groups) & set(test.groups)
     raw, *_ = named("har_hapt", {"mini": True, "standardise": "none"})
     assert np.allclose(raw.modalities["acc"], 0.4 * train.modalities["acc"] + (0.8, 0.03, 0.1), atol=1e-6)
     assert np.allclose(raw.modalities["gyro"], 0.35 * train.modalities["gyro"], atol=1e-6)
-    own, held, groups = named("har_hapt", {"mini": True, "clients": 6})
+    own, held, groups, _ = named("har_hapt", {"mini": True, "clients": 6})
     assert len(set(groups)) == 6
     assert set(groups) == set(held.groups)
     all_of = Counter((i[:2], int(y)) for part in (train, test) for i, y in zip(part.ids, part.labels, strict=True))
     held_of = Counter((i[:2], int(y)) for i, y in zip(held.ids, held.labels, strict=True))
     assert held_of == {key: round(0.3 * n) for key, n in all_of.items() if n > 1 and round(0.3 * n)}  # per recording
     assert len(own) + len(held) <= 288
-    few, _, groups = named("har_hapt", {"mini": True, "clients": 2, "signal": "body", "classes": "all"})
+    few, _, groups, _ = named("har_hapt", {"mini": True, "clients": 2, "signal": "body", "classes": "all"})
     assert len(set(groups)) == 2
     assert abs(few.modalities["acc"].mean()) < 0.1  # gravity is gone
     with pytest.raises(DataError, match="has 6 people here, not 7"):
@@ -188,17 +189,17 @@ def test_har_official_split_and_clients():
 @pytest.mark.data(name="har_hapt")
 @pytest.mark.usefixtures("sets")
 def test_har_in_full():
-    train, test, groups = named("har_hapt")
+    train, test, groups, _ = named("har_hapt")
     assert (len(train), len(test), len(set(groups))) == (7415, 2996, 21)
     assert train.class_counts() == (1226, 1073, 987, 1293, 1423, 1413)
-    _, held, groups = named("har_hapt", {"clients": 30})
+    _, held, groups, _ = named("har_hapt", {"clients": 30})
     assert len(set(groups)) == len(set(held.groups)) == 30
 
 
 @pytest.mark.data(name="av_digits")
 @pytest.mark.usefixtures("sets")
 def test_av_digits():
-    train, test, groups = named("av_digits", {"mini": True})
+    train, test, groups, _ = named("av_digits", {"mini": True})
     assert (len(train), len(test)) == (480, 160)
     assert train.signature() == {"image": (28, 28, 1), "audio": (61, 40)}
     assert len(set(groups)) == 6
@@ -230,13 +231,13 @@ def test_the_files_of_pictures_are_let_go_before_the_pictures_become_floats(monk
 @pytest.mark.data(name="emoji_pairs")
 @pytest.mark.usefixtures("sets")
 def test_emoji_pairs():
-    train, test, groups = named("emoji_pairs", {"mini": True, "length": 10, "vocabulary": 500})
+    train, test, groups, _ = named("emoji_pairs", {"mini": True, "length": 10, "vocabulary": 500})
     assert (len(train), len(test)) == (320, 128)
     assert train.signature() == {"image": (32, 32, 3), "text": (10,)}
     assert train.modalities["text"].max() < 500
     assert set(groups) == {"openmoji", "twemoji", "noto", "fxemoji"}
     assert not {i.split("-")[1] for i in train.ids} & {i.split("-")[1] for i in test.ids}  # new concepts
-    one, _, groups = named("emoji_pairs", {"vendors": ["fxemoji"]})
+    one, _, groups, _ = named("emoji_pairs", {"vendors": ["fxemoji"]})
     assert one.signature()["image"] == (64, 64, 3)
     assert set(groups) == {"fxemoji"}
 

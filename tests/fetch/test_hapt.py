@@ -80,7 +80,7 @@ def test_filters_keep_the_swing_and_take_off_spike_and_gravity(tmp_path: Path) -
 def test_a_training_run_reads_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_npz(tmp_path / "har_hapt" / "har_hapt.npz", converted(tmp_path))
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
-    train, test, groups = named("har_hapt", {"classes": "all"})
+    train, test, groups, _ = named("har_hapt", {"classes": "all"})
     assert (len(train), len(test)) == (3, 3)
     assert list(groups if groups is not None else []) == ["person-01"] * 3
     assert train.label_names[4] == "STANDING"

@@ -12,9 +12,9 @@ from edgefl.config.profiles import load_device, load_recipe, load_run
 from edgefl.config.yaml_files import override
 from edgefl.data import folder as samples_folder
 from edgefl.data.dataset import Dataset
-from edgefl.data.named import read_ts
 from edgefl.data.readers import SampleError, read, read_samples, target
 from edgefl.data.sources import load
+from edgefl.data.ts_files import read_ts
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.fetch.archive import Archive
 from edgefl.fetch.hapt import MEMBERS, convert
