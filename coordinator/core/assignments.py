@@ -13,6 +13,7 @@ from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.aggregation.weights import signed, wanted
 from edgefl.models.spec import PROTOTYPES
+from edgefl.plan.falling_rates import fallen
 from edgefl.plan.job import Job, Placement, RunPlan, Transfer
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Offer
@@ -126,7 +127,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
         job=Job(
             model=plan.model,
             stage=stage,
-            hyper=one.placement.hyper,
+            hyper=fallen(plan, one.placement.hyper, attempt),
             slots=plan.slots,
             signature=wanted(plan.server) if unsigned else "",
             transfer=transfer_of(plan, attempt),

@@ -190,6 +190,10 @@ class LeanConfig(Values):
     lr: RatesConfig = Field(description="its learning rates; those of adafactor are relative, such as 0.02")
 
 
+#: Options of a way in which rates fall, all of them required.
+_FALL_OPTIONS = {"step": {"rounds", "factor"}}
+
+
 class TrainingConfig(Values):
     """Local training. Lists hold one value a stage."""
 
@@ -201,6 +205,11 @@ class TrainingConfig(Values):
         description="local optimiser, fresh each round; adafactor keeps little, its rates are relative",
     )
     lr: RatesConfig = Field(RatesConfig(), description="learning rates")
+    lr_fall: dict[Literal["none", "cosine", "step"], dict[str, float]] = Field(
+        {"none": {}},
+        description="how all rates fall over the rounds of the run, whatever its stages: none, cosine (to 0), or "
+        "{step: {rounds: 12, factor: 0.25}}: times the factor after every so many rounds",
+    )
     weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
@@ -224,6 +233,22 @@ class TrainingConfig(Values):
     def _one_a_stage(cls, value: object) -> object:
         if isinstance(value, int):
             raise ValueError("takes one number a stage, such as [1, 1, 1, 1, 1, 1] for six stages")
+        return value
+
+    @pydantic.field_validator("lr_fall", mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        return {value: {}} if isinstance(value, str) else value
+
+    @pydantic.field_validator("lr_fall")
+    @classmethod
+    def _one_fall(cls, value: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        names, step = set(value), value.get("step", {})
+        valid = len(value) == 1 and all(set(options) == _FALL_OPTIONS.get(n, set()) for n, options in value.items())
+        if not valid or ("step" in names and not (step["rounds"] >= 1 and step["rounds"].is_integer())):
+            raise ValueError("takes one choice: none, cosine or {step: {rounds: 12, factor: 0.25}}")
+        if "step" in names and not 0 < step["factor"] < 1:
+            raise ValueError(f"step.factor is {step['factor']:g}: give a number between 0 and 1, such as 0.25")
         return value
 
 

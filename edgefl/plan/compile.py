@@ -29,7 +29,7 @@ from edgefl.models.spec import (
     modality_of,
     shares_projection,
 )
-from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
 from edgefl.plan.stages import OWN_HOLDOUT, exchange_of, is_closing, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
@@ -65,6 +65,7 @@ def compile_run(
         model=model,
         stages=stages,
         hypers=tuple(_hyper(config.training, recipe, stage, config.seed) for stage in stages),
+        lr_fall=_fall(config.training),
         slots=Slots(
             objective=recipe.slots["objective"],
             missing=recipe.slots["missing"],
@@ -220,6 +221,11 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: i
         "seed": seed,
     }
     return msgspec.convert({**training.model_dump(include=same), **changed}, Hyper)
+
+
+def _fall(training: TrainingConfig) -> RateFall:
+    ((kind, options),) = training.lr_fall.items()
+    return RateFall(kind, int(options.get("rounds", 0)), options.get("factor", 1.0))
 
 
 def _rates(rates: RatesConfig, stage: Stage) -> dict[str, float]:

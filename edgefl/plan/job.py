@@ -68,6 +68,14 @@ class Hyper(msgspec.Struct, frozen=True):
     low_memory: bool = msgspec.field(default=False, name="leaned")
 
 
+class RateFall(msgspec.Struct, frozen=True):
+    """How learning rates fall over a run's rounds. "step": times ``factor`` after every ``rounds`` of them."""
+
+    kind: Literal["none", "cosine", "step"] = "none"
+    rounds: int = 0
+    factor: float = 1.0
+
+
 class Transfer(msgspec.Struct, frozen=True):
     """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.packing``), first fit.
 
@@ -192,6 +200,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     model: ModelSpec = ModelSpec()
     stages: tuple[Stage, ...] = ()
     hypers: tuple[Hyper, ...] = ()
+    lr_fall: RateFall = RateFall()
     slots: Slots = Slots()
     server: dict[str, Slot] = {}  # role -> slot: cluster, select, repair, weight, combine, optimise
     policy: RoundPolicy = RoundPolicy()
