@@ -4,6 +4,8 @@ end_to_end:  one stage, everything exists and is trained.
 progressive: stage s has encoder stages 1..s; everything present is trained.
 layerwise:   stage s has encoder stages 1..s; stage s, the heads and the final norms are trained (and the embeddings, in
              the first stage that has rounds, when nothing pretrained them).
+freeze:      in every stage everything exists; stage s trains encoder stages s to the last, and what follows them
+             (FreezeOut, arXiv 1706.04983, in whole stages). Rounds [9, 0, 27]: 9 end-to-end, then 27 of the last stage.
 heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained.
 mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
              progressive, or as much of that as they can, down to layerwise.
@@ -51,6 +53,19 @@ def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> 
             present=_present(spec, through=s),
             trained=tuple(_layerwise_trained(spec, s, s == first, embed)),
         )
+        for s in range(1, spec.stages + 1)
+    )
+
+
+def freeze(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
+    """Stage s trains all but the embeddings and encoder stages before s; the first, all. ``embed`` has no effect."""
+    (whole,) = end_to_end(spec, rounds)
+
+    def trained(s: int) -> tuple[str, ...]:
+        return tuple(part for part in whole.trained if s == 1 or (n := encoder_stage(part)) is None or n >= s)
+
+    return tuple(
+        msgspec.structs.replace(whole, index=s, rounds=rounds[s - 1], trained=trained(s))
         for s in range(1, spec.stages + 1)
     )
 
@@ -107,6 +122,12 @@ register(
         "stage s adds encoder stage s; only it, the heads and the final norms are trained",
         {"embed": _EMBED},
         stages=layerwise,
+    ),
+    Schedule(
+        "freeze",
+        "the whole model exists; stage s trains encoder stages s to the last: rounds [9, 0, 27] are 9 end-to-end, then "
+        "27 of the last stage over its stored prefix",
+        stages=freeze,
     ),
     Schedule("heads", "whole, frozen encoders; only heads, fusion and task are trained", stages=heads, encoders=False),
     Schedule(

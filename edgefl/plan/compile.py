@@ -64,7 +64,7 @@ def compile_run(
         seed=config.seed,
         model=model,
         stages=stages,
-        hypers=tuple(_hyper(config.training, recipe, stage, config.seed) for stage in stages),
+        hypers=tuple(_hyper(config.training, recipe, stage, _place(stage, stages), config.seed) for stage in stages),
         lr_fall=_fall(config.training),
         slots=Slots(
             objective=recipe.slots["objective"],
@@ -204,11 +204,14 @@ def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(chosen.items()) if isinstance(chosen, Mapping) else (("*", chosen),)
 
 
-def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: int) -> Hyper:
-    """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value.
+def _place(stage: Stage, stages: Sequence[Stage]) -> int:
+    """Which value of a list with one a stage is the stage's: the last is a schedule's only stage's, and the closing."""
+    alone = sum(not is_closing(one) for one in stages) == 1
+    return stage.depth if alone or is_closing(stage) else stage.index
 
-    A stage of mixed takes the value of its fallback depth, for whole models as well.
-    """
+
+def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, place: int, seed: int) -> Hyper:
+    """The stage's hyper-parameters; ``place``: of its value in a list, from 1."""
     same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
     smaller = training.lean
     default = 0.0 if exchange_of(recipe.slots["weight"]) == "all" else OWN_HOLDOUT
@@ -216,8 +219,8 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: i
         # What the closing round reads of a frozen prefix, it reads once.
         "cache": "" if training.cache == "none" or is_closing(stage) else training.cache,
         "holdout": default if training.holdout is None else training.holdout,
-        "lr": _rates(training.lr, stage),
-        "lean": smaller and LowMemoryOptimizer(smaller.optimizer, _rates(smaller.lr, stage)),
+        "lr": _rates(training.lr, place),
+        "lean": smaller and LowMemoryOptimizer(smaller.optimizer, _rates(smaller.lr, place)),
         "seed": seed,
     }
     return msgspec.convert({**training.model_dump(include=same), **changed}, Hyper)
@@ -228,9 +231,9 @@ def _fall(training: TrainingConfig) -> RateFall:
     return RateFall(kind, int(options.get("rounds", 0)), options.get("factor", 1.0))
 
 
-def _rates(rates: RatesConfig, stage: Stage) -> dict[str, float]:
-    given, last = rates.model_dump().items(), stage.fallback_depth or stage.depth
-    return {group: (value[last - 1] if isinstance(value, list) else value) for group, value in given}
+def _rates(rates: RatesConfig, place: int) -> dict[str, float]:
+    given = rates.model_dump().items()
+    return {group: (value[place - 1] if isinstance(value, list) else value) for group, value in given}
 
 
 def moving_slot(server: Recipe) -> str:

@@ -48,6 +48,13 @@ def test_a_stage_of_mixed_takes_its_own_rate():
     ]  # fmt: skip
 
 
+def test_a_stage_of_freeze_takes_its_own_rate_though_all_have_the_whole_depth():
+    plan = compiled({"schedule": "freeze"})
+    assert [(stage.depth, h.lr["encoder"]) for stage, h in zip(plan.stages, plan.hypers, strict=True)] == [
+        (3, 0.1), (3, 0.2), (3, 0.3),
+    ]  # fmt: skip
+
+
 def test_end_to_end_takes_the_last_of_the_rates():
     plan = compiled()
     assert [h.lr["encoder"] for h in plan.hypers] == [0.3]

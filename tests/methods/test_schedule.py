@@ -42,6 +42,30 @@ def test_layerwise_by_hand():
     assert "a/embed" not in stages[0].trained
 
 
+def test_freeze_by_hand():
+    stages = method("schedule", "freeze").stages(MODEL, [9, 0, 27], "auto")
+    (whole,) = method("schedule", "end_to_end").stages(MODEL, [9, 0, 27], "auto")
+    assert [(s.index, s.depth, s.rounds) for s in stages] == [(1, 3, 9), (2, 3, 0), (3, 3, 27)]
+    assert all(s.present == whole.present for s in stages)
+    assert stages[0].trained == whole.trained
+    assert set(stages[1].trained) == {"a/stage2", "a/stage3", "b/stage2", "b/stage3", *HEADS}
+    assert set(stages[2].trained) == {"a/stage3", "b/stage3", *HEADS}
+
+
+def test_the_last_stage_of_freeze_is_that_of_layerwise_with_frozen_embeddings():
+    last = method("schedule", "freeze").stages(MODEL, [1, 1, 1])[-1]
+    layerwise = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "frozen")[-1]
+    assert (last.present, set(last.trained)) == (layerwise.present, set(layerwise.trained))
+
+
+def test_freeze_of_shared_attention_freezes_the_shared_stage_too():
+    spec = msgspec.structs.replace(MODEL, encoder_sharing="multiway")
+    trained = [set(s.trained) for s in method("schedule", "freeze").stages(spec, [1, 1, 1])]
+    assert [{p for p in t if p.startswith("shared/")} for t in trained] == [
+        {"shared/stage1", "shared/stage2", "shared/stage3"}, {"shared/stage2", "shared/stage3"}, {"shared/stage3"},
+    ]  # fmt: skip
+
+
 def test_layerwise_embeddings_by_option_and_by_pretraining():
     pretrained = msgspec.structs.replace(SENSOR, pretrained="some/checkpoint")
     mixed = ModelSpec({"a": pretrained, "b": SENSOR}, stages=3, classes=2)

@@ -153,6 +153,12 @@ PACKED: dict[str, tuple[str, ...]] = {
     "end_to_end": ("transfer.up=delta+top", "transfer.down=f16", "transfer.top=0.05"),
     "progressive": ("transfer.up=delta+int4", "transfer.down=delta+int8", THREE),
     "layerwise": ("transfer.up=delta+bf16", "transfer.down=int8", "training.cache=f16", "training.rounds=[1, 2]"),
+    "freeze": (
+        "transfer.up=delta+int8",
+        "transfer.down=delta+bf16",
+        "training.lr_fall=cosine",
+        "training.rounds=[2, 2]",
+    ),
     "heads": ("transfer.up={head/*: int8, '*': delta+f16}", "transfer.down=bf16", "training.cache=f32", THREE),
     "mixed": ("transfer.up=delta+int8", "transfer.down=delta+f16", "training.rounds=[1, 2]"),
 }
