@@ -129,10 +129,15 @@ def _memory_of_devices(price: RunPrice) -> Grid:
 
 
 def _placements(price: RunPrice) -> Grid:
+    begins = {plan.device: plan for plan in reversed(price.devices) if plan.placement.refusal is None}
 
     def cost(name: str, unit: str, get: Callable[[Cost], float], group: str = "") -> Column[DevicePlan]:
         def cell(row: DevicePlan) -> str:
-            return "" if row.placement.refusal else units.number(units.scaled(get(row.placement.cost), unit))
+            if row.placement.refusal:
+                return ""
+            joins = row is begins[row.device]
+            spent = row.placement.cost if group == "a step" else stage_total(row.placement, joins=joins)
+            return units.number(units.scaled(get(spent), unit))
 
         return Column(name, cell, units.printed_unit(unit), group)
 
@@ -142,16 +147,33 @@ def _placements(price: RunPrice) -> Grid:
         Column("trains, with heads", lambda row: _trains(row.placement) + _retreat(row.placement), text=True),
         Column("budget", _verdict, text=True),
         cost("memory", "B", lambda cost: cost.step_peak_bytes, "a step"),
-        cost("FLOPs", "FLOP", lambda cost: cost.flops, "a round"),
-        cost("down", "B", lambda cost: cost.payload_down_bytes, "a round"),
-        cost("up", "B", lambda cost: cost.payload_up_bytes, "a round"),
+        cost("FLOPs", "FLOP", lambda cost: cost.flops, "a stage"),
+        cost("down", "B", lambda cost: cost.payload_down_bytes, "a stage"),
+        cost("up", "B", lambda cost: cost.payload_up_bytes, "a stage"),
     ]
     note = (
         f"Recipe {price.recipe}. Budget: the limit of which most is needed. Whole-process limits are checked with an "
         f"idle trainer of {units.mib(price.trainer_base_bytes)}; every agent measures its own, and --trainer-base sets "
-        "it here."
+        "it here. A stage: all its rounds, with the larger first download and the pass that stores what is frozen, so "
+        "that the stages add up to the device's bill."
     )
     return table("Devices", columns, price.devices, [note])
+
+
+def stage_total(placement: Placement, *, joins: bool) -> Cost:
+    """FLOPs and bytes of all rounds of a stage at a device that misses none; ``joins``: it is the device's first stage.
+
+    As the rounds' own predictions add up: the first brings whole parts and stores a frozen prefix, the last sends whole
+    parts, and the run's first has no prototypes to bring.
+    """
+    cost, later = placement.cost, placement.stage.rounds - 1
+    first = placement.predicted_first.get("flops")
+    brought = cost.joining_down_bytes - cost.prototypes_down_bytes if joins else cost.entering_down_bytes
+    return Cost(
+        flops=later * cost.flops + (first.value or 0.0 if first is not None else cost.flops),
+        payload_down_bytes=brought + later * cost.payload_down_bytes,
+        payload_up_bytes=later * cost.payload_up_bytes + cost.whole_up_bytes + joins * cost.signature_bytes,
+    )
 
 
 def _trains(placement: Placement) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from edgefl.budget.fit import DevicePlan, RunPrice, StagePrice, limits
 from edgefl.budget.fit import verdict as first_refusal
 from edgefl.plan.job import Candidate, Hyper, Placement, Stage
-from edgefl.records import GPU, Budget, Capabilities, Cost, Refusal
+from edgefl.records import GPU, Budget, Capabilities, Cost, Figure, Refusal
 from edgefl.report.folding import fold
 from edgefl.report.grid import Column, print_grids, table
 from edgefl.report.price_tables import price_grids
@@ -111,6 +111,23 @@ def test_the_totals_say_which_schedule_is_cheapest_and_what_it_trains() -> None:
     assert "--set slots.schedule=heads" in note
     cheapest = msgspec.structs.replace(found, schedule="heads")
     assert price_grids(cheapest)[1].notes[-1] == "Of these heads, as this run is, takes the fewest FLOPs."
+
+
+def test_a_stages_figures_add_up_to_what_its_rounds_are_predicted_to_take() -> None:
+    cost = Cost(
+        flops=1e9, payload_down_bytes=2 * MIB, payload_up_bytes=MIB, whole_up_bytes=3 * MIB, signature_bytes=MIB,
+        joining_down_bytes=9 * MIB, entering_down_bytes=5 * MIB, prototypes_down_bytes=MIB,
+    )  # fmt: skip
+    first = {"flops": Figure(1.5e9, "predicted")}
+    one, two = (
+        Placement("alpha", Stage(stage, stage, 3, trained=("acc/stage1",)), Hyper(), cost, predicted_first=figures)
+        for stage, figures in ((1, {}), (2, first))
+    )
+    grid = price_grids(price(DevicePlan("alpha", "some", one), DevicePlan("alpha", "some", two)))[0]
+    columns = [column.label for column in grid.columns]
+    shown = [columns.index(f"a stage: {name}") for name in ("FLOPs", "down", "up")]
+    # 3 x 1; (9 - 1) + 2 x 2: no prototypes yet; 2 x 1 + 3 + 1. Then 2 x 1 + 1.5; 5 + 2 x 2; 2 x 1 + 3.
+    assert [[row[at].text for at in shown] for row in grid.rows] == [["3.00", "12.0", "6.00"], ["3.50", "9.00", "5.00"]]
 
 
 def test_rows_that_differ_in_a_stage_or_a_device_alone_are_one() -> None:
