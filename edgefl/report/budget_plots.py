@@ -215,5 +215,5 @@ def _unaffordable(report: RunReport) -> str:
     more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     return (
         f" In whole batches, without the planner's fallbacks to smaller steps or fewer parts, {of} could not train the "
-        f"whole model: {'; '.join(refused[:_NAMED])}{more}."
+        f"whole model, each by the first of its limits that is short: {'; '.join(refused[:_NAMED])}{more}."
     )

@@ -98,7 +98,7 @@ def headline(report: RunReport) -> str:
             f"{ratio(one)} of {'end-to-end' + chr(8217) + 's' if not n else 'its'} {one.name}"
             for n, one in enumerate(found)
         ]
-        parts.append(f"{', '.join(shares)} (end to end as predicted)")
+        parts.append(f"{', '.join(shares)} (this run as measured, end to end as predicted)")
     text = "; ".join(parts) or "No device has joined yet"
     return text[0].upper() + text[1:] + "."
 

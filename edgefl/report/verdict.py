@@ -8,6 +8,7 @@ from edgefl.budget.fit import DevicePlan, RunPrice, StagePrice
 from edgefl.records import GPU, Refusal
 from edgefl.report import units
 from edgefl.report.events import reason
+from edgefl.report.folding import listed
 
 #: Devices that do not fit and are named in the sentence; the table has the others.
 _NAMED = 3
@@ -33,11 +34,13 @@ def verdict(price: RunPrice) -> str:
         rows.setdefault(plan.device, []).append(plan)
     refused = {name: plans for name, plans in rows.items() if any(plan.placement.refusal for plan in plans)}
     if not refused:
-        return f"{_who(list(rows), len(rows))} every stage; {_tightest(price.devices)}{_less(price.devices)}."
+        fit = f"{_who(list(rows), len(rows))} every stage{_pieces(price.devices)}"
+        return f"{fit}; {_tightest(price.devices)}{_less(price.devices)}."
     named = [_unfit(name, plans) for name, plans in list(refused.items())[:_NAMED]]
     more = [f"{len(refused) - _NAMED} more in the table"] if len(refused) > _NAMED else []
     fitting = [name for name in rows if name not in refused]
-    head = f"{_who(fitting, len(rows))} every stage; " if len(rows) > 1 else ""
+    pieces = _pieces(plan for plan in price.devices if plan.device in fitting)
+    head = f"{_who(fitting, len(rows))} every stage{pieces}; " if len(rows) > 1 else ""
     first = next(refusal for plan in next(iter(refused.values())) if (refusal := plan.placement.refusal))
     way = remedy(price, first)
     return f"{head}{'; '.join([*named, *more])}{_less(price.devices)}.{f' {way}.' if way else ''}"
@@ -82,6 +85,13 @@ def _tightest(plans: Iterable[DevicePlan]) -> str:
     stage = plan.placement.stage.index
     numbers = f"{needed} of {allowed}, stage {stage}"
     return f"the tightest is {plan.device}, at {percent(share)} of its {limit_name(limit)} ({numbers})"
+
+
+def _pieces(plans: Iterable[DevicePlan]) -> str:
+    """The devices that fit because their steps are done otherwise than whole: fewer of them fit in whole batches."""
+    hypers = [(plan.device, plan.placement.hyper) for plan in plans]
+    names = list(dict.fromkeys(name for name, h in hypers if h.micro_batch or h.checkpoint or h.low_memory))
+    return f", {listed(names)} in smaller steps" if names else ""
 
 
 def _less(plans: Iterable[DevicePlan]) -> str:

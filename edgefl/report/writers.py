@@ -24,6 +24,7 @@ from edgefl.report import (
     resources,
     rounds,
     story,
+    time_table,
     units,
 )
 from edgefl.report.grid import print_grids, with_rows
@@ -133,6 +134,7 @@ def print_report(report: RunReport, console: Console) -> None:
         *with_rows(*quality.grids(report)),
         bills.device_bill(report),
         bills.stage_bill(report),
+        time_table.seconds_of_devices(report),
         decisions.refusals(report),
         *with_rows(decisions.not_offered(report), decisions.requests(report)),
         *with_rows(rounds.late_updates(report), rounds.repairs(report)),
@@ -166,6 +168,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         bills=bills.bills(report),
         unbilled=len(resources.by_device(report)) - len(bills.billed(report)),
         stage_totals=bills.stage_totals(report).filled(),
+        seconds=time_table.seconds_of_devices(report),
         refusals=decisions.refusals(report),
         absences=with_rows(decisions.not_offered(report), decisions.requests(report)),
         rounds=rounds.rounds(report).filled(),

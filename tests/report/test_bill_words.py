@@ -24,6 +24,9 @@ from edgefl.report import (
     prediction_plot,
     price_tables,
     story,
+    time_table,
+    timeline,
+    units,
 )
 from edgefl.report.charts import NARROW, WIDE, Chart
 from edgefl.report.compare import compare
@@ -155,6 +158,20 @@ def test_the_timeline_tells_seconds_in_rounds_from_those_between() -> None:
     assert f"{inside:.1f} s in rounds" in chart.caption.replace("1 min 29 s", "88.8 s")
     assert "depend on the machine" in chart.caption
     assert "labelOverlap" in str(chart.spec(NARROW))
+
+
+def test_each_devices_seconds_are_a_table_that_adds_up_to_the_timeline() -> None:
+    report = run_report()
+    grid = time_table.seconds_of_devices(report)
+    columns = [column.name for column in grid.columns]
+    assert columns[:5] == ["device", "trains", "fetches, prepares", "sends", "waits"]
+    spans = timeline.spans(report)
+    assert [row[0].text for row in grid.rows] == list(dict.fromkeys(span.device for span in spans))
+    for row in grid.rows:
+        for activity, cell in zip(columns[1:], row[1:], strict=True):
+            held = sum(s.end - s.start for s in spans if (s.device, s.activity) == (row[0].text, activity))
+            assert cell.text == units.number(held)
+    assert "Where each device" in to_html(report, interactive=False)
 
 
 def test_backticks_are_code_on_a_page_and_not_in_what_a_device_names_itself() -> None:

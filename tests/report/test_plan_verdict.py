@@ -90,6 +90,16 @@ def test_a_device_that_fits_by_training_less_is_named() -> None:
     )
 
 
+def test_devices_that_fit_in_pieces_only_are_named() -> None:
+    whole, small = plan("alpha", 1), plan("nano", 1)
+    placement = msgspec.structs.replace(small.placement, hyper=Hyper(micro_batch=4))
+    both = price(whole, msgspec.structs.replace(small, placement=placement))
+    assert verdict(both).startswith("All 2 devices fit every stage, nano in smaller steps; the tightest is")
+    short = plan("tiny", 1, refusal=SHORT)
+    both = price(*both.devices, short)
+    assert verdict(both).startswith("2 of 3 devices fit every stage, nano in smaller steps; tiny fits no stage")
+
+
 def test_every_limit_is_told_and_the_first_that_is_too_small_refuses() -> None:
     budget = Budget(step_memory_bytes=100, payload_bytes=30, flops=5.0)
     device = Candidate(capabilities=Capabilities(trainer_base_bytes=1000), budget=budget)

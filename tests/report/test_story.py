@@ -41,7 +41,7 @@ def test_the_sentence_of_a_run_worked_out_by_hand() -> None:
     # memory 12 of 60 MiB: a fifth; FLOPs 2e9 of a mean 24e9: 1/12; bytes 2.5 of a mean 22.5 MiB: a ninth.
     assert story.headline(RUN) == (
         "2 of 2 devices trained; test accuracy 99.2 %; the tightest, wrist, used 50 % of its memory budget; a fifth of "
-        "end-to-end’s memory, 1/12 of its FLOPs, a ninth of its bytes (end to end as predicted)."
+        "end-to-end’s memory, 1/12 of its FLOPs, a ninth of its bytes (this run as measured, end to end as predicted)."
     )
 
 
@@ -255,8 +255,8 @@ def test_whom_end_to_end_would_not_fit_is_said_with_both_numbers() -> None:
     assert chart is not None
     assert chart.caption.endswith(
         "In whole batches, without the planner's fallbacks to smaller steps or fewer parts, 2 of 2 devices could not "
-        "train the whole model: box (bytes over budget: needs 25.0 MiB, allowed 16.0 MiB); wrist (step memory over "
-        "budget: needs 50.0 MiB, allowed 20.0 MiB)."
+        "train the whole model, each by the first of its limits that is short: box (bytes over budget: needs 25.0 MiB, "
+        "allowed 16.0 MiB); wrist (step memory over budget: needs 50.0 MiB, allowed 20.0 MiB)."
     )
     plain = budget_plots.against_end_to_end(RUN)
     assert plain is not None
