@@ -101,7 +101,7 @@ def device_bill(report: RunReport) -> Grid:
         _Spent(device_row(report, name), 0, assignments, len(report.rounds))
         for name, assignments in by_device(report).items()
     ]
-    notes = [*_budget_note(report), *NOTES, *_time_note(report)]
+    notes = [*_time_note(report), *_budget_note(report), *NOTES]
     return table("What each device spent", columns, rows, notes, "No device has joined yet.")
 
 

@@ -153,9 +153,9 @@ def _placements(price: RunPrice) -> Grid:
     ]
     note = (
         f"Recipe {price.recipe}. Budget: the limit of which most is needed. Whole-process limits are checked with an "
-        f"idle trainer of {units.mib(price.trainer_base_bytes)}; every agent measures its own, and --trainer-base sets "
-        "it here. A stage: all its rounds, with the larger first download and the pass that stores what is frozen, so "
-        "that the stages add up to the device's bill."
+        f"idle trainer of {units.mib(price.trainer_base_bytes)}; every agent measures its own (a report's note on "
+        "budgets has it), and --trainer-base sets it here. A stage: all its rounds, with the larger first download and "
+        "the pass that stores what is frozen, so that the stages add up to the device's bill."
     )
     return table("Devices", columns, price.devices, [note])
 

@@ -129,6 +129,7 @@ def test_predicted_seconds_say_of_what_and_of_whose_machine_they_are() -> None:
     (note,) = [note for note in grid.notes if note.startswith("Predicted seconds")]
     assert "nano on a real jetson-nano, which is another machine" in note
     assert "corrected by the device's earlier rounds, at most fourfold" in note
+    assert grid.notes[0] == note, "next to the seconds it explains: they differ a hundredfold from those measured"
     assert not [note for note in bills.device_bill(report).notes if "Predicted seconds" in note]
 
 
