@@ -1,4 +1,4 @@
-"""Tasks made of the named data sets: reserved shares, digits paired at random, finer classes, tests of what devices lack."""
+"""Tasks made of named data sets: reserved shares, digits paired anew, finer classes, tests of what no device has."""
 
 from __future__ import annotations
 
