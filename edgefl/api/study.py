@@ -13,7 +13,7 @@ from edgefl.api.frames import frame
 from edgefl.api.local_run import LocalOptions
 from edgefl.api.results import Run
 from edgefl.api.running import Made, carried_out, in_thread
-from edgefl.api.study_engine import LocalProcesses, Work
+from edgefl.api.study_engine import Work, local_processes
 from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
 from edgefl.config.profiles import RunSource
 from edgefl.config.yaml_files import plain
@@ -153,7 +153,7 @@ def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Stu
 
 async def _carry_out(begin: Callable[[], None], works: Sequence[Work], logs: Path, how: AtOnce) -> dict[str, str]:
     begin()
-    engine = LocalProcesses(how.workers, logs)
+    engine = local_processes(logs)
     try:
         count = await fitting(engine, works, how.workers, how.memory_bytes, how.told)
         return await carry_out_all(engine, works, count, how.told)

@@ -8,14 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from edgefl.api.study_engine import CellLostError, Engine, Estimate, Work
 from edgefl.errors import BudgetError
 from edgefl.storage.disk import is_held
 
-#: Of the memory that is free when a study begins: the rest is for what else the machine does meanwhile.
-MEMORY_SHARE = 0.8
 #: A cell whose process was killed is taken up again so often; one that dies three times will not live the fourth.
 AGAIN = 2
 #: Different cells that are priced for their memory, seeds apart: a second or two each.
@@ -41,15 +37,14 @@ class Told(NamedTuple):
 
 
 async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_bytes: int, told: Told) -> int:
-    """How many of ``workers`` may run these cells at once within ``memory_bytes``, 0: a share of what is free.
+    """How many of ``workers`` may run these cells at once within ``memory_bytes``; 0: of what the engine has room for.
 
     Raises BudgetError, with both numbers, where not even one cell fits.
     """
-    allowed = memory_bytes or int(MEMORY_SHARE * psutil.virtual_memory().available)
+    workers, allowed = workers or engine.room.cores, memory_bytes or engine.room.memory_bytes
     seedless = {repr({**work.overrides, "seed": None}): work for work in works}
     priced = list(seedless.values())[:MOST_PRICED]
-    found = [await engine.estimate(work) for work in priced]
-    largest = max(found, key=lambda one: one.total)
+    largest = max(await engine.estimate(priced), key=lambda one: one.total)
     if largest.total > allowed:
         text = f"a cell takes about {_mib(largest.total)}, of {_mib(allowed)}: {_words(largest)}"
         raise BudgetError(text, remedy="Allow more by --memory-mib, or make batches or the model smaller.")
@@ -76,11 +71,11 @@ async def carry_out_all(engine: Engine, works: Sequence[Work], workers: int, tol
     waiting = deque((work, 0) for work in works)
     errors: dict[str, str] = {}
 
-    async def take(worker: int) -> None:
+    async def take() -> None:
         while waiting:
             work, lost = waiting.popleft()
             try:
-                error = await engine.carry_out(worker, work)
+                error = await engine.carry_out(work)
             except CellLostError as gone:
                 if lost < AGAIN:
                     told.say(f"{gone.message}: it is taken up again, {AGAIN - lost} times at most")
@@ -91,7 +86,7 @@ async def carry_out_all(engine: Engine, works: Sequence[Work], workers: int, tol
             errors[work.run] = error
             told.ended(Ended(work.run, error))
 
-    tasks = [asyncio.ensure_future(take(worker)) for worker in range(workers)]
+    tasks = [asyncio.ensure_future(take()) for _ in range(workers)]
     try:
         await asyncio.gather(*tasks)
     finally:

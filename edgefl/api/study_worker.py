@@ -14,7 +14,7 @@ from edgefl.api.run_inputs import TRAINER_BYTES, PlanOptions, price_of
 from edgefl.api.running import Made, carry_out
 from edgefl.api.study_engine import Estimate, Work
 from edgefl.process.parent_death import die_with_parent
-from edgefl.process.worker import Note, serve
+from edgefl.process.worker import Handler, Note, serve
 from edgefl.resources.process_memory import current_rss_bytes, status_bytes
 
 
@@ -29,9 +29,12 @@ def run_cell(body: object, note: Note) -> str:
     return error
 
 
-def estimate(body: object, note: Note) -> Estimate:
-    """Memory of a cell, by what it takes to price it and by its price."""
-    work = msgspec.convert(body, Work)
+def estimate(body: object, note: Note) -> list[Estimate]:
+    """Memory of each cell, by what it takes to price those up to it and by its price."""
+    return [_estimate(work) for work in msgspec.convert(body, list[Work])]
+
+
+def _estimate(work: Work) -> Estimate:
     price = price_of(work.file, work.overrides, PlanOptions())
     steps: dict[str, int] = {}
     for plan in price.devices:
@@ -43,13 +46,16 @@ def estimate(body: object, note: Note) -> Estimate:
     return Estimate(process, sum(steps.values()), others * TRAINER_BYTES)
 
 
+HANDLERS: dict[str, Handler] = {"carry_out": run_cell, "estimate": estimate}
+
+
 def main() -> None:
     """Serve until the study closes the pipe."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
     die_with_parent(parser.parse_args().parent, signal.SIGTERM, "a study's worker")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the study decides
-    serve({"carry_out": run_cell, "estimate": estimate})
+    serve(HANDLERS)
 
 
 if __name__ == "__main__":

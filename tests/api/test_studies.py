@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from memory_fleet import share
 from edgefl.api.cells import planned
 from edgefl.api.local_run import LocalOptions
 from edgefl.api.study import AtOnce, at_once
-from edgefl.api.study_engine import CellLostError, Estimate, Work
+from edgefl.api.study_engine import CellLostError, Estimate, Room, Work
 from edgefl.api.study_file import MOST_CELLS, read_study
 from edgefl.api.study_queue import AGAIN, Ended, Told, carry_out_all, fitting
 from edgefl.cli.main import main
@@ -40,24 +40,23 @@ class Playing:
         self.sizes = sizes or {}
         self.tries: list[str] = []
         self.priced: list[str] = []
-        self.busy: set[int] = set()
-        self.most = 0
+        self.busy = self.most = 0
+        self.room = Room(3, 620 * MIB)
 
-    async def carry_out(self, worker: int, work: Work) -> str:
-        assert worker not in self.busy
-        self.busy.add(worker)
-        self.most = max(self.most, len(self.busy))
+    async def carry_out(self, work: Work) -> str:
+        self.busy += 1
+        self.most = max(self.most, self.busy)
         self.tries.append(work.run)
         await asyncio.sleep(0.001)
-        self.busy.remove(worker)
+        self.busy -= 1
         what = self.what.get(work.run, "")
         if isinstance(what, int) and self.tries.count(work.run) <= what:
             raise CellLostError(f"the process of {work.run} ended")
         return what if isinstance(what, str) else ""
 
-    async def estimate(self, work: Work) -> Estimate:
-        self.priced.append(work.run)
-        return Estimate(self.sizes.get(work.run, 100) * MIB, 10 * MIB)
+    async def estimate(self, works: Sequence[Work]) -> list[Estimate]:
+        self.priced += [work.run for work in works]
+        return [Estimate(self.sizes.get(work.run, 100) * MIB, 10 * MIB) for work in works]
 
     async def close(self) -> None:
         pass
@@ -99,6 +98,7 @@ def test_as_many_workers_as_fit_and_one_price_whatever_the_seed(tmp_path: Path) 
     assert len(engine.priced) == 2
     assert count(10_000) == 3  # no more than cells
     assert count(10_000, workers=1) == 1
+    assert count(0, workers=0) == 2  # by what the engine has: three cores, and memory for two
     with pytest.raises(BudgetError, match=r"about 300 MiB, of 299 MiB"):
         count(299)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.accuracy.claims.outcome import Outcome, Results, outcome_of
 from benchmarks.accuracy.claims.study import Trial, Values, digest
 from edgefl.api.runs import read_run
-from edgefl.api.study_engine import LocalProcesses, Work
+from edgefl.api.study_engine import Work, local_processes
 from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
 
 #: Where runs lie until their line is written.
@@ -66,7 +66,7 @@ def carry_out(jobs: Sequence[Job], results: Results, limits: Limits, what: str) 
 
 
 async def _all(works: Sequence[Work], limits: Limits, told: Told) -> None:
-    engine = LocalProcesses(limits.workers, RUNS / "logs", limits.worker)
+    engine = local_processes(RUNS / "logs", limits.worker)
     try:
         count = await fitting(engine, works, limits.workers, 0, told)
         for start in range(0, len(works), count * BETWEEN):
