@@ -36,6 +36,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "pyarrow": ("pyarrow", "parquet"),
     "pandas": ("pandas", "pandas"),
     "scipy": ("scipy", "fetch"),
+    "ray": ("ray", "ray"),
 }
 
 

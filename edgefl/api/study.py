@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgefl.api.cells import Grid, Planned, combinations, done, planned, run_or_resume
 from edgefl.api.frames import frame
 from edgefl.api.local_run import LocalOptions
+from edgefl.api.needs import explained
 from edgefl.api.results import Run
 from edgefl.api.running import Made, carried_out, in_thread
-from edgefl.api.study_engine import Work, local_processes
+from edgefl.api.study_engine import Engine, Work, local_processes
 from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
 from edgefl.config.profiles import RunSource
 from edgefl.config.yaml_files import plain
@@ -24,6 +25,7 @@ from edgefl.run_records import EventRow
 if TYPE_CHECKING:
     import pandas as pd
 
+EngineName = Literal["processes", "ray"]
 #: Figures of a run in a study's frame, in base units: peaks of any device, else sums over devices and rounds.
 COMPARED = ("step_peak_bytes", "flops", "payload_up_bytes", "payload_down_bytes", "compute_s", "energy_j")
 _COLUMNS = {
@@ -93,6 +95,7 @@ def study(
     in_process: bool = False,
     workers: int = 0,
     memory_mib: float = 0.0,
+    engine: EngineName = "processes",
 ) -> Study:
     """Run a grid of overrides, one local fleet after the other; called again, only the cells that are not done yet.
 
@@ -100,14 +103,15 @@ def study(
     ``overrides``: for all cells. ``directory`` has a folder for each run, named after what it trains: a cell that is
     done there is kept, one that was cut off goes on, and a changed run file or value makes another run.
     ``on_event``, ``trainers``, ``export``, ``in_process``: as of ``edgefl.run``. ``workers``: so many cells at once,
-    each in a process of its own, as far as they fit ``memory_mib`` (default: a share of what is free). A cell that
-    fails is in the result with its error, and the others go on. Raises ConfigError, before anything starts, if any
-    cell's settings are wrong.
+    each in a process of its own, as far as they fit ``memory_mib`` (default: a share of what is free). ``engine``:
+    "ray" for those processes as actors of a Ray cluster (docs/studies.md), by default one for each of its cores. A cell
+    that fails is in the result with its error, and the others go on. Raises ConfigError, before anything starts, if
+    any cell's settings are wrong.
     """
     place = Path(directory)
     cells = [planned(file, dict(overrides or {}), cell) for cell in combinations(grid)]
     asked = LocalOptions(file, (), place, trainers=trainers, in_process=in_process)
-    if not workers:
+    if not workers and engine == "processes":
         made, feed = Made(export, page=False), on_event or (lambda _: None)
         found = []
         for one in cells:
@@ -117,17 +121,18 @@ def study(
         return Study(tuple(found), place)
     if on_event is not None:
         problem = Problem("on_event", "is of cells one after the other, in this process")
-        raise ConfigError("the study", [problem], remedy="Leave workers away, or on_event.")
-    return at_once(cells, asked, AtOnce(workers, int(memory_mib * 2**20), export))
+        raise ConfigError("the study", [problem], remedy="Leave workers and engine away, or on_event.")
+    return at_once(cells, asked, AtOnce(workers, int(memory_mib * 2**20), export, engine=engine))
 
 
 class AtOnce(NamedTuple):
-    """Several cells at once. ``memory_bytes``: that all may take, 0: a share of what is free."""
+    """Several cells at once. ``workers``, ``memory_bytes``: that all may take, 0: as the engine has room for."""
 
-    workers: int
+    workers: int = 0
     memory_bytes: int = 0
     export: bool = False
     told: Told = Told()
+    engine: EngineName = "processes"
 
 
 def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Study:
@@ -142,7 +147,10 @@ def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Stu
     for name in kept:
         how.told.ended(Ended(name, kept=True))
     left = [work for work in works if work.run not in kept]
-    errors = in_thread(lambda begin: asyncio.run(_carry_out(begin, left, place / "logs", how))) if left else {}
+    try:
+        errors = in_thread(lambda begin: asyncio.run(_carry_out(begin, left, place, how))) if left else {}
+    except asyncio.CancelledError as error:
+        raise KeyboardInterrupt("Call the study again: it keeps what is done and goes on.") from error
     found = []
     for cell in cells:
         run = kept.get(cell.run) or (None if errors.get(cell.run) else done(options, cell.run))
@@ -151,11 +159,22 @@ def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Stu
     return Study(tuple(found), place)
 
 
-async def _carry_out(begin: Callable[[], None], works: Sequence[Work], logs: Path, how: AtOnce) -> dict[str, str]:
+async def _carry_out(begin: Callable[[], None], works: Sequence[Work], place: Path, how: AtOnce) -> dict[str, str]:
     begin()
-    engine = local_processes(logs)
+    engine = _engine(how.engine, place)
     try:
         count = await fitting(engine, works, how.workers, how.memory_bytes, how.told)
         return await carry_out_all(engine, works, count, how.told)
     finally:
         await engine.close()
+
+
+@explained("study")
+def _engine(name: str, place: Path) -> Engine:
+    if name == "ray":
+        from edgefl.api.study_ray import ray_actors  # it is loaded by who asks for it
+
+        return ray_actors(place)
+    if name == "processes":
+        return local_processes(place / "logs")
+    raise ConfigError("the study", [Problem("engine", f"is {name!r}")], remedy="There are processes and ray.")

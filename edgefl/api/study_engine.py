@@ -60,7 +60,7 @@ class CellLostError(RunError):
 
 
 class Room(NamedTuple):
-    """What an engine's machines have for cells: processor cores, and memory that all cells may take, bytes."""
+    """Capacity of an engine's machines: processor cores, and memory that all cells together may take, bytes."""
 
     cores: int
     memory_bytes: int
@@ -203,5 +203,5 @@ def local_processes(logs: Path, module: str = "edgefl.api.study_worker") -> Work
 
 
 def local_room() -> Room:
-    """What this machine has, of its memory a share of what is free."""
+    """Capacity of this machine, of its memory a share of what is free."""
     return Room(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * psutil.virtual_memory().available))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,10 @@ def command(
     in_process: Annotated[
         bool, typer.Option("--in-process/--processes", help="Each cell in one process, or as a fleet of processes.")
     ] = True,
+    engine: Annotated[
+        Literal["processes", "ray"],
+        typer.Option(help="processes of this machine, or a Ray cluster's: RAY_ADDRESS, else one on this machine."),
+    ] = "processes",
     memory_mib: Annotated[
         float, typer.Option("--memory-mib", min=0, help="Memory for all cells; 0: four fifths of what is free.")
     ] = 0.0,
@@ -57,9 +60,8 @@ def command(
     given = read_study(study)
     cells = [planned(given.run, given.overrides, cell) for cell in given.cells()]
     options = LocalOptions(given.run, (), directory, in_process=in_process)
-    count = workers or len(os.sched_getaffinity(0))
     with _progress(len({cell.run for cell in cells})) as told:
-        found = at_once(cells, options, AtOnce(count, int(memory_mib * 2**20), export, told))
+        found = at_once(cells, options, AtOnce(workers, int(memory_mib * 2**20), export, told, engine))
     write_out(output or Path("-"), _content(found, format, to_terminal=output is None))
     if failed := [cell for cell in found.cells if cell.error]:
         typer.echo(f"{len(failed)} of {len(found.cells)} cells failed; call it again to try them again", err=True)

@@ -174,7 +174,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev", "mutants",
-        "postgresql", "web", "parquet", "pandas", "fetch", "tensorboard", "mlflow", "serve", "gpu", "docs",
+        "postgresql", "web", "parquet", "pandas", "fetch", "tensorboard", "mlflow", "serve", "gpu", "docs", "ray",
     }  # fmt: skip
 
 
