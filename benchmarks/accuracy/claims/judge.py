@@ -61,6 +61,7 @@ def _own(row: Outcome, name: str) -> float | None:
 MEASURES: Mapping[str, Measure] = {
     "accuracy": lambda row: late(row, complete()),
     "best accuracy": lambda row: late(row, complete(), max),
+    "last accuracy": lambda row: complete()(row.curve[-1]) if row.curve else None,
     "macro F1": lambda row: late(row, complete("macro_f1")),
     "one modality": lambda row: late(row, alone()),
     "one modality, zeros": lambda row: late(row, alone("zero")),

@@ -1,0 +1,1 @@
+"""The frontier of cost and accuracy over whole runs of each schedule."""

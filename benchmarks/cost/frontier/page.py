@@ -1,0 +1,143 @@
+"""The page of the frontier: a sentence, accuracy against cumulated cost, then what each schedule took to get where."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.accuracy.claims.outcome import Outcome
+from benchmarks.accuracy.claims.study import Study
+from benchmarks.cost.frontier.figures import MARGINS, REFERENCE, Row, Spent, rows_of, within
+from benchmarks.cost.frontier.plots import frontier
+
+COMMAND = "python -m benchmarks.cost.frontier"
+#: What is asked of a schedule: no more than this behind end-to-end training, at so many times fewer FLOPs and bytes.
+ASKED = Spent(mib=3.0, gflop=2.0, seconds=1.0)
+_INTRODUCTION = """# What a schedule costs, and where it gets
+
+{sentence}
+
+![Last accuracy against the bytes and FLOPs of the whole run, task by task]({folder}/frontier.svg)
+
+A dot is the mean over seeds of a run's last model, a line the way there. Every run's rates fall by a cosine to nearly
+0 over its own rounds (`training.lr_fall: cosine`), end-to-end training's too; a shorter run is a run of its own, not
+a longer one broken off. `end-to-end 18` and `12` are the plain alternative: the same training, fewer rounds. Freeze
+k+n: k rounds end-to-end, then n of the last of three stages; 6+6+24 freezes one stage after another.
+
+`{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
+kind of schedule is tuned by the same three rates, each for a third of its rounds, on training samples that are held
+out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted, seconds inside
+training steps; all devices, whole runs, filling of stored prefixes included. No packing: it divides the bytes of all
+alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 wide).
+"""
+_HEAD = (
+    "| schedule | last accuracy, % | against end-to-end 36, points | within 0.5 | within 2 "
+    "| MiB (÷) | GFLOP (÷) | s (÷) | "
+    "there −0.5: MiB, GFLOP | there −2: MiB, GFLOP | seeds |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+class Shown(NamedTuple):
+    """Runs that stand, how many trials of tuning there were; task -> step memory in MiB by what is trained."""
+
+    outcomes: Sequence[Outcome]
+    tried: int
+    memory: Mapping[str, Mapping[str, float]] = {}
+
+
+def write(study: Study, shown: Shown, path: Path) -> None:
+    """The page at ``path``, its plot beside it."""
+    outcomes = shown.outcomes
+    folder = path.parent / path.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    by_task = {task: [one for one in outcomes if one.task == task] for task in study.tasks}
+    tables = {task: rows for task, runs in by_task.items() if (rows := rows_of(runs, list(study.methods)))}
+    frontier({study.tasks[task]["title"]: (by_task[task], rows) for task, rows in tables.items()}, folder)
+    lines = [
+        _INTRODUCTION.format(
+            sentence=sentence(tables),
+            folder=path.stem,
+            command=COMMAND,
+            machine=f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})",
+            date=time.strftime("%Y-%m"),
+            runs=len(outcomes),
+            tried=shown.tried,
+            hours=sum(one.cpu_s for one in outcomes) / 3600,
+        )
+    ]
+    for task, rows in tables.items():
+        lines += [f"## {study.tasks[task]['title']}\n", study.tasks[task]["says"], "", _rates(by_task[task]), "", _HEAD]
+        lines += [_line(row) for row in rows]
+        lines += ["", _TOLD, ""]
+        lines += [_memory(shown.memory[task]), ""] if task in shown.memory else []
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+_TOLD = (
+    "*Against*: mean difference over paired seeds and its interval of 95 % (Student's t); *within* is *undecided* "
+    "where the interval holds the margin. *There*: the median cost at the first evaluation whose trailing mean of "
+    "three is no more than the margin below end-to-end 36's last accuracy of the same seed; in how many runs it came."
+)
+
+
+def cheapest(rows: Sequence[Row]) -> Row | None:
+    """Of what is within half a point, and asks no more than a half of the FLOPs, that with the fewest bytes."""
+    found = [row for row in rows if row.method != REFERENCE and within(row.difference, MARGINS[0]) == "yes"]
+    fit = [row for row in found if row.less.gflop >= ASKED.gflop]
+    return max(fit, key=lambda row: row.less.mib, default=None)
+
+
+def sentence(tables: dict[str, list[Row]]) -> str:
+    """What holds, task by task."""
+    told = []
+    for task, rows in tables.items():
+        best = cheapest(rows)
+        open_ = [
+            row.method
+            for row in rows
+            if row.less.gflop >= ASKED.gflop
+            and row.less.mib >= ASKED.mib
+            and within(row.difference, MARGINS[0]) == "undecided"
+        ]
+        if best is not None:
+            full = best.less.mib >= ASKED.mib
+            what = f"{best.method} at ÷{best.less.gflop:.1f} FLOPs and ÷{best.less.mib:.1f} bytes"
+            told.append(f"{task}: {what}{'' if full else ', short of a third of the bytes'}")
+        else:
+            told.append(f"{task}: nothing" + (f" decided yet (undecided: {', '.join(open_)})" if open_ else ""))
+    return "**Within half a point of end-to-end training at half its FLOPs or less: " + "; ".join(told) + ".**"
+
+
+def _rates(runs: Sequence[Outcome]) -> str:
+    chosen = {one.method: one.settings["lr"] for one in runs}
+    return "Rates chosen: " + ", ".join(f"{method} {lr:g}" for method, lr in chosen.items()) + "."
+
+
+def _memory(peaks: Mapping[str, float]) -> str:
+    told = "; ".join(f"{what}: {mib:.2f}" for what, mib in peaks.items())
+    return f"Step memory, MiB of tensors in a batch that has everything (predicted on shapes): {told}."
+
+
+def _line(row: Row) -> str:
+    mean, low, high, seeds = row.difference
+    reference = row.method == REFERENCE
+    against = "" if reference else f"{mean:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if seeds > 1 else "")
+    kept = ["" if reference else within(row.difference, margin) for margin in MARGINS]
+    costs = [
+        f"{value:,.{digits}f}" + ("" if reference else f" (÷{less:.1f})")
+        for value, less, digits in zip(row.total, row.less, (0, 1, 1), strict=True)
+    ]
+    there = [_there(row, margin, seeds) for margin in MARGINS]
+    return "| " + " | ".join([row.method, row.last.text(), against, *kept, *costs, *there, str(seeds)]) + " |"
+
+
+def _there(row: Row, margin: float, seeds: int) -> str:
+    at = row.reached[margin]
+    if at is None:
+        return "never"
+    share = "" if row.reaching[margin] == seeds else f" ({row.reaching[margin]} of {seeds})"
+    return f"{at.mib:,.0f}, {at.gflop:,.1f}{share}"

@@ -1,0 +1,68 @@
+"""Accuracy against cumulated bytes and FLOPs: a row of two panels for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.accuracy.claims.judge import complete
+from benchmarks.accuracy.claims.outcome import Outcome
+from benchmarks.common.plotting import COLOURS, save, style
+from benchmarks.cost.frontier.figures import Row, Spent, spent
+
+_AXES: tuple[tuple[str, Callable[[Spent], float]], ...] = (
+    ("MiB down and up, all devices", lambda cost: cost.mib),
+    ("GFLOP, all devices", lambda cost: cost.gflop),
+)
+#: Marks of kinds of schedules, told apart in grey too; one of a kind with fewer rounds has the same mark.
+_MARKS = {"end-to-end": "o", "freeze": "s", "last": "^", "layer-wise": "D", "progressive": "v"}
+
+
+def frontier(tasks: Mapping[str, tuple[Sequence[Outcome], Sequence[Row]]], folder: Path) -> None:
+    """Draw ``frontier.svg`` into ``folder``. ``tasks``: title -> its runs and its rows."""
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(8.6, 0.9 + 2.7 * max(len(tasks), 1)), layout="constrained")
+        panels = figure.subplots(max(len(tasks), 1), 2, squeeze=False, sharey="row")
+        for pair, (title, (runs, rows)) in zip(panels, tasks.items(), strict=False):
+            for axes, (label, cost) in zip(pair, _AXES, strict=True):
+                _panel(axes, runs, rows, cost)
+                axes.set_xlabel(label)
+            pair[0].set_title(title, loc="left", fontsize=9)
+            pair[0].set_ylabel("accuracy, %")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
+        save(figure, folder / "frontier.svg")
+
+
+def _panel(axes: Any, runs: Sequence[Outcome], rows: Sequence[Row], cost: Callable[[Spent], float]) -> None:
+    axes.grid(color="#dddddd", linewidth=0.5)
+    axes.set_xscale("log")
+    for at, row in enumerate(rows):
+        colour = COLOURS[at % len(COLOURS)]
+        kind = row.method.split()[0]
+        curves = [one for one in runs if one.method == row.method]
+        xs, ys = _mean_curve(curves, cost)
+        axes.plot(xs, ys, color=colour, lw=0.7, alpha=0.6)
+        axes.errorbar(
+            cost(row.total), row.last.mean, row.last.deviation, fmt=_MARKS.get(kind, "o"), color=colour, ms=5, lw=1,
+            label=row.method,
+        )  # fmt: skip
+    best = max((row.last.mean for row in rows), default=100.0)
+    least = min((row.last.mean for row in rows), default=0.0)
+    axes.set_ylim(least - 12, min(100.0, best + 3))
+
+
+def _mean_curve(runs: Sequence[Outcome], cost: Callable[[Spent], float]) -> tuple[list[float], list[float]]:
+    """Over the runs' evaluations of the same round."""
+    number = complete()
+    rounds = sorted({point.round for one in runs for point in one.curve})
+    xs, ys = [], []
+    for n in rounds:
+        points = [point for one in runs for point in one.curve if point.round == n]
+        xs.append(fmean(cost(spent(point)) for point in points))
+        ys.append(fmean(value for point in points if (value := number(point)) is not None))
+    return xs, ys

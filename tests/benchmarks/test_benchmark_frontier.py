@@ -1,0 +1,99 @@
+"""The frontier's study: its run files load, costs are paired with end-to-end's, verdicts follow from intervals."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from benchmarks.accuracy.claims.judge import MEASURES
+from benchmarks.accuracy.claims.outcome import Outcome, Point
+from benchmarks.accuracy.table.measures import Interval
+from benchmarks.cost.frontier.__main__ import study
+from benchmarks.cost.frontier.figures import REFERENCE, first_at, rows_of, within
+from benchmarks.cost.frontier.page import Shown, cheapest, sentence, write
+from edgefl.config.profiles import load_run
+
+STUDY = study()
+CHEAP = "freeze 9+27"
+
+
+def outcome(method: str, seed: int, accuracies: list[float], cost: float = 1.0) -> Outcome:
+    """A run with an evaluation every two rounds, each of which cost ``cost`` MiB, 10 times as many GFLOP, a second."""
+    curve = tuple(
+        Point(2 * n, {"a+b|none|accuracy": value / 100}, n * cost * 2**20, n * cost * 1e10, float(n))
+        for n, value in enumerate(accuracies, start=1)
+    )
+    return Outcome("frontier", "har-scratch", "all", method, seed, "file", settings={"lr": 0.1}, curve=curve)
+
+
+def runs(behind: list[float], cost: float = 0.25) -> list[Outcome]:
+    """Of end-to-end training, and of one that is ``behind[seed]`` points behind it, at ``cost`` times its cost."""
+    whole = [outcome(REFERENCE, seed, [50, 80, 90]) for seed, _ in enumerate(behind)]
+    return whole + [outcome(CHEAP, seed, [50, 80, 90 - less], cost) for seed, less in enumerate(behind)]
+
+
+def test_every_method_of_every_task_is_a_run_file_that_loads(tmp_path):
+    cells = [cell for cell in STUDY.cells() if cell.seed == STUDY.seeds[0]]
+    assert len(cells) == len(STUDY.tasks) * len(STUDY.methods)
+    assert REFERENCE in STUDY.methods
+    assert {task["measure"] for task in STUDY.tasks.values()} <= set(MEASURES)
+    for cell in cells:
+        made = STUDY.run_file(cell, {"lr": 1e-3})
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(made))
+        config, _ = load_run(str(tmp_path / "run.yaml"))
+        assert config.training.lr_fall == {"cosine": {}}
+        name = cell.method.split()[-1]
+        assert [n for n in config.training.rounds if n] == [int(n) for n in name.split("+")]
+        assert STUDY.tuned_as(cell).method in STUDY.methods
+
+
+def test_costs_are_held_against_the_same_seed_s_end_to_end():
+    whole, cheap = rows_of(runs([0.0, 1.0, 2.0]), list(STUDY.methods))
+    assert (whole.method, whole.difference.mean, whole.less) == (REFERENCE, 0.0, (1.0, 1.0, 1.0))
+    assert cheap.difference.mean == pytest.approx(-1.0)
+    # of 3 evaluations at 0.25 MiB; seconds are alike
+    assert tuple(cheap.total) == pytest.approx((0.75, 7.5, 3.0))
+    assert tuple(cheap.less) == pytest.approx((4.0, 4.0, 1.0))
+
+
+def test_an_accuracy_on_the_way_is_a_trailing_mean_of_three():
+    row = outcome(CHEAP, 1, [50, 92, 80, 88, 90])
+    # means: 50, 71, 74, 86.7, 86
+    assert first_at(row, 86.5).mib == 4.0
+    assert first_at(row, 70.0).mib == 2.0
+    assert first_at(row, 90.0) is None
+
+
+def test_a_seed_without_a_reference_counts_nowhere():
+    lone = outcome(CHEAP, 7, [99, 99, 99])
+    assert rows_of([*runs([0.0, 0.0]), lone], list(STUDY.methods))[1].difference.seeds == 2
+    assert rows_of([lone], list(STUDY.methods)) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-0.5, 3.0, "yes"), (-0.6, 3.0, "undecided"), (-3.0, -0.6, "no"), (-3.0, -0.5, "undecided")],
+)
+def test_within_follows_from_the_ends_of_the_interval(low, high, expected):
+    assert within(Interval(0.0, low, high, 3), 0.5) == expected
+
+
+def test_the_sentence_names_what_is_decided_and_what_is_not():
+    near = rows_of(runs([0.0, 0.1, 0.2]), list(STUDY.methods))
+    assert cheapest(near).method == CHEAP
+    assert "har: freeze 9+27 at ÷4.0 FLOPs and ÷4.0 bytes.**" in sentence({"har": near})
+    apart = rows_of(runs([-4.0, 0.0, 3.0]), list(STUDY.methods))
+    assert "har: nothing decided yet (undecided: freeze 9+27)" in sentence({"har": apart})
+    assert sentence({"har": rows_of(runs([5.0, 5.1, 5.2]), list(STUDY.methods))}).endswith("har: nothing.**")
+    assert cheapest(rows_of(runs([0.0, 0.1, 0.2], cost=0.6), list(STUDY.methods))) is None  # more than half the FLOPs
+
+
+def test_the_page_has_a_picture_and_a_line_for_each_method(tmp_path):
+    write(STUDY, Shown(runs([0.0, 0.1, 0.2]), 3, {"har-scratch": {"all": 1.234}}), tmp_path / "frontier.md")
+    text = (tmp_path / "frontier.md").read_text()
+    assert text.splitlines()[2].startswith("**Within half a point")
+    assert (tmp_path / "frontier" / "frontier.svg").stat().st_size > 1000
+    assert "| freeze 9+27 | 89.9 ± 0.1 | -0.1 (-0.3 to +0.1) | yes | yes | 1 (÷4.0) | 7.5 (÷4.0) | 3.0 (÷1.0) |" in text
+    assert "## har_hapt from random weights" in text
+    assert "all: 1.23." in text
+    assert "av_digits" not in text  # nothing of it has been run
