@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.accuracy.claims.__main__ import claimed, fill, standing
-from benchmarks.accuracy.claims.carry import Limits
+from benchmarks.accuracy.claims.carry import RUNS, Limits
 from benchmarks.accuracy.claims.study import Study
 from benchmarks.cost.frontier.memory import step_peaks
 from benchmarks.cost.frontier.page import Shown, write
@@ -60,7 +60,7 @@ def main() -> None:
         pretrain(study().tasks)
         return
     if not options.page:
-        with claimed(options.results / ".lock"):
+        with claimed(RUNS / "frontier.lock"):
             fill(study(), options.results, options.only, Limits(options.workers, until))
     made, rows, tried = standing(study(), options.results)
     cells = {row.task: row.cell for row in rows}
