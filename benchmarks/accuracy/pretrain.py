@@ -22,7 +22,7 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import yaml
 from torch import Tensor, nn
 
+from benchmarks.accuracy.augment import AUGMENT
+from benchmarks.accuracy.baselines import simple
 from edgefl.config.settings import EncoderConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import named
@@ -41,6 +43,24 @@ from edgefl.models.staged import StagedModel, build
 
 FOLDER = Path("build/pretrained")
 KINDS = {"acc": "sensor", "gyro": "sensor", "image": "vision", "audio": "audio", "text": "text"}
+
+
+class How(NamedTuple):
+    """How encoders are trained: AdamW with a rate that falls to zero along a cosine, in ``epochs`` passes.
+
+    ``smoothing`` of labels; ``augment``: each batch changed at random (augment.py); ``simple``: weight of a second task
+    beside the class, to tell the simple features (baselines.py) of the sample as it is shown.
+    """
+
+    epochs: int = 20
+    batch: int = 32
+    lr: float = 1e-3
+    decay: float = 0.01
+    smoothing: float = 0.0
+    augment: bool = False
+    simple: float = 0.0
+
+
 #: Samples at once when testing: bounds memory, changes nothing.
 TEST_BATCH = 256
 
@@ -84,7 +104,7 @@ def make(
     shapes = train.signature()
     specs = {m: encoder(fields, shapes[m]) for m, fields in encoders.items()}
     model = model_of(specs, multiway=multiway, seed=seed)
-    heads = pretrain(model, train, epochs=epochs, seed=seed)
+    heads = pretrain(model, train, How(epochs=epochs), seed)
     save_encoders(path, model)
     return {m: accuracy(model, heads, m, test) for m in specs}
 
@@ -105,29 +125,51 @@ def model_of(encoders: Mapping[str, EncoderSpec], *, multiway: bool, seed: int) 
     return build(spec, [part for part in part_names(spec) if is_encoder(part)], seed=seed)
 
 
-def pretrain(
-    model: StagedModel, train: Dataset, *, epochs: int, batch: int = 32, lr: float = 1e-3, seed: int = 0
-) -> nn.ModuleDict:
-    """Train the encoders in place by AdamW with a rate that falls to zero along a cosine; returns the classifiers."""
+def pretrain(model: StagedModel, train: Dataset, how: How = How(), seed: int = 0) -> nn.ModuleDict:  # noqa: B008 - a constant
+    """Train the encoders in place; returns the classifiers."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     encoders = model.spec.encoders
     heads = nn.ModuleDict({m: nn.Linear(e.width, len(train.label_names)) for m, e in encoders.items()})
-    optimizer = torch.optim.AdamW([*model.parameters(), *heads.parameters()], lr=lr, weight_decay=0.01)
-    steps = sum(len(_usable(train, m)) // batch for m in encoders) * epochs
+    tellers = nn.ModuleDict({m: Teller(train, m, e.width) for m, e in encoders.items() if how.simple})
+    learned = [p for module in (model, heads, tellers) for p in module.parameters()]
+    optimizer = torch.optim.AdamW(learned, lr=how.lr, weight_decay=how.decay)
+    steps = sum(len(_usable(train, m)) // how.batch for m in encoders) * how.epochs
     if steps == 0:
-        raise ModelError(f"{len(train)} samples do not fill a batch of {batch}", remedy="Raise --share.")
+        raise ModelError(f"{len(train)} samples do not fill a batch of {how.batch}", remedy="Raise --share.")
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
-    for _ in range(epochs):
-        for m, rows in _in_turns({m: _batches(_usable(train, m), batch, rng) for m in encoders}):
+    for _ in range(how.epochs):
+        for m, rows in _in_turns({m: _batches(_usable(train, m), how.batch, rng) for m in encoders}):
             x, y = _tensors(train, m, rows)
-            loss = F.cross_entropy(heads[m](model.encode(m, x)), y)
+            x = AUGMENT[encoders[m].kind](x) if how.augment else x
+            h = model.encode(m, x)
+            loss = F.cross_entropy(heads[m](h), y, label_smoothing=how.smoothing)
+            loss = loss + how.simple * tellers[m](h, x) if how.simple else loss
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             falling.step()
     return heads
+
+
+class Teller(nn.Module):
+    """Tells a modality's simple features of its representation h [B, D], linearly: the mean squared error."""
+
+    mean: Tensor  # of each feature in the training samples
+    std: Tensor
+
+    def __init__(self, train: Dataset, modality: str, width: int) -> None:
+        super().__init__()
+        self.modality = modality
+        features = simple(train.modalities[modality], modality)
+        self.register_buffer("mean", torch.from_numpy(features.mean(axis=0)))
+        self.register_buffer("std", torch.from_numpy(features.std(axis=0) + 1e-3))  # some colours are never there
+        self.project = nn.Linear(width, features.shape[1])
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        wanted = (torch.from_numpy(simple(x.numpy(), self.modality)) - self.mean) / self.std
+        return F.mse_loss(self.project(h), wanted.float())
 
 
 @torch.no_grad()

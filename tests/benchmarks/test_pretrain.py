@@ -49,7 +49,7 @@ def test_it_learns_and_repeats(multiway: bool):
     found = []
     for _ in range(2):
         model = pretrain.model_of(encoders, multiway=multiway, seed=0)
-        heads = pretrain.pretrain(model, data, epochs=8, batch=16, lr=1e-2)
+        heads = pretrain.pretrain(model, data, pretrain.How(epochs=8, batch=16, lr=1e-2))
         found.append([pretrain.accuracy(model, heads, m, data) for m in encoders])
     assert min(found[0]) > 0.9
     assert found[0] == found[1]
@@ -61,7 +61,7 @@ def test_what_it_refuses():
         pretrain.model_of({"a": encoder, "b": encoder}, multiway=False, seed=0)
     model = pretrain.model_of({"a": encoder}, multiway=False, seed=0)
     with pytest.raises(ModelError, match="8 samples do not fill a batch of 32"):
-        pretrain.pretrain(model, dataset(None, 8), epochs=1)
+        pretrain.pretrain(model, dataset(None, 8), pretrain.How(epochs=1))
 
 
 def test_the_encoder_is_that_of_a_run_file():
