@@ -112,7 +112,9 @@ def test_schedules_move_what_the_recipe_exchanges(tmp_path: Path) -> None:
     local = priced(tmp_path, recipe="local")
     assert {(s.payload_down_bytes, s.payload_up_bytes) for s in local.schedules} == {(0, 0)}
     for alone, averaged in zip(local.schedules, priced(tmp_path).schedules, strict=True):
-        assert 0 < alone.whole_bytes < averaged.whole_bytes  # the model comes once, and nothing goes
+        assert alone.whole_bytes < averaged.whole_bytes  # the model comes once, and nothing goes
+        there = alone.stage > 1 and alone.schedule == "freeze"  # all of it since the first stage
+        assert (alone.whole_bytes == 0) == there
 
 
 def test_schedules_train_the_embeddings_the_recipe_wants_trained(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_labels_count_where_pairs_would_do(tmp_path: Path) -> None:
 def test_a_model_without_heads_has_no_schedule_of_heads(tmp_path: Path) -> None:
     model = {**yaml.safe_load(RUN)["model"], "head": {"kind": "none"}}
     price = priced(tmp_path, recipe="lw-fedmml-clip", model=model)
-    assert {s.schedule for s in price.schedules} == {"end_to_end", "progressive", "layerwise"}
+    assert {s.schedule for s in price.schedules} == {"end_to_end", "freeze", "progressive", "layerwise"}
 
 
 def test_the_step_of_a_card_is_planned_in_the_card_s_memory(tmp_path: Path) -> None:
