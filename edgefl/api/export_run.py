@@ -12,7 +12,7 @@ import msgspec
 from edgefl.api.runs import BUNDLES, read_run
 from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ExportError, RunError
-from edgefl.export.bundle_format import ZERO, Mask, MaskName
+from edgefl.export.bundle_format import USUAL, ZERO, Mask, MaskName
 from edgefl.export.form import OPSETS, PLAIN, Form
 from edgefl.export.precision_record import EXACT
 from edgefl.models.spec import PROTOTYPES
@@ -89,13 +89,13 @@ def export_run(
     state = final_state(directory)
     say(_what(state))
     trained = _trained(state, ObjectStore(directory / "objects"))
-    chosen = _own_mask(state.plan, trained.parts) if mask == "auto" else mask
+    offered = _own_mask(state.plan, trained.parts) if mask == "auto" else mask
     target = output or directory / BUNDLES
     rows = export_bundles(
         trained,
         target,
         capacity=capacity,
-        mask=chosen,
+        mask=offered,
         tolerance=tolerance,
         form=form,
         samples=_samples(state.plan, calibrate) if set(form.precisions) - {EXACT} else None,
@@ -109,7 +109,7 @@ def export_run(
             kept = str(path.relative_to(directory)) if path.is_relative_to(directory) else row.path
             name = row.name if row.precision == EXACT else f"{row.name} {row.precision}"
             ledger.add_bundle(state.report.run, msgspec.structs.replace(row, path=kept, name=name))
-    return Exported(state, chosen, target, rows)
+    return Exported(state, offered, target, rows)
 
 
 def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
@@ -131,6 +131,7 @@ def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
         matcher_of(state.plan.slots, networks),
         networks,
         tuple(state.untrained),
+        _plain_mask(state.plan),
     )
 
 
@@ -188,6 +189,11 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
             remedy=f"Put {state.plan.test or 'data.test'} back, or train with model.head.norm: layer.",
         ) from error
     return heads_with_statistics(state.plan.model, state.stage, parts, test)
+
+
+def _plain_mask(plan: RunPlan) -> MaskName:
+    """Of a call that names none: zeros where the recipe trained with them (docs/decisions/0055)."""
+    return ZERO if chosen("missing", plan.slots.missing)[0].name == ZERO else USUAL
 
 
 def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:

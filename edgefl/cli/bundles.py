@@ -34,7 +34,8 @@ def command(
         MaskChoice,
         typer.Option(
             help="What stands in for absent modalities; auto: reconstruction where the recipe trained it, both where "
-            "the run has prototypes, else zero."
+            "the run has prototypes, else zero. Of both, a call that names none has zeros where the recipe trained "
+            "with zeros, else prototypes."
         ),
     ] = "auto",
     capacity: Annotated[

@@ -12,6 +12,7 @@ import importlib.util
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -27,6 +28,7 @@ from edgefl.export.bundle_format import (
     MODEL_FILE,
     TABLES_FILE,
     WEIGHTS,
+    ZERO,
     Index,
     Manifest,
     Mask,
@@ -85,6 +87,8 @@ def export_bundles(
     masks = _ready(state, mask)
     from edgefl.export import tracing  # needs torch and onnx, which _ready has seen to
 
+    if form.tables != "required" and state.plain == ZERO and ZERO in masks:
+        masks = (ZERO,)  # a file that needs no tables beside it is the plain call's
     masks = masks[:1] if form.tables == "fixed" else masks
     tables = padded(state.model, state.parts, masks, capacity)
     wanted = _inputs(state.model)
@@ -150,6 +154,13 @@ def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
     return MASKS[mask]
 
 
+def _plain(wanted: MaskName, masks: tuple[MaskName, ...]) -> MaskName | Literal["none"]:
+    """The mask of a call that names none."""
+    if not masks:
+        return "none"
+    return wanted if wanted in masks else masks[0]
+
+
 def _described(
     state: TrainedState,
     given: tuple[str, ...],
@@ -179,7 +190,7 @@ def _described(
         table_file=TABLES_FILE if tables and form.tables == "required" else "",
         outputs=output_ports(model, given, min(matcher.k, rows)),
         axes=axes,
-        mask=masks[0] if masks else "none",
+        mask=_plain(state.plain, masks),
         masks=masks,
         metric=matcher.metric if rows else "",
         top_k=min(matcher.k, rows),

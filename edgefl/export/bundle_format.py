@@ -44,7 +44,7 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 MaskName = Literal["prototype", "zero", "reconstruction"]
 #: What an export may be asked for.
 Mask = Literal["prototype", "zero", "both", "reconstruction"]
-#: The masks each choice checks and offers; a plain call uses the first.
+#: The masks each choice checks and offers.
 MASKS: dict[str, tuple[MaskName, ...]] = {
     "prototype": ("prototype",),
     "zero": ("zero",),
@@ -55,6 +55,8 @@ MASKS: dict[str, tuple[MaskName, ...]] = {
 STAND_INS: dict[str, str] = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: The mask for which every row of the tables counts as absent.
 ZERO: MaskName = "zero"
+#: The mask of a call that names none, where the recipe does not train with zeros and the bundle has tables.
+USUAL: MaskName = "prototype"
 DAMAGED = "Export it again with `edgefl export RUN`, or copy the bundle's folder anew."
 
 

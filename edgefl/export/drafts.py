@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from edgefl.errors import ExportError
-from edgefl.export.bundle_format import ZERO, Manifest, table_names
-from edgefl.export.tables import table_arrays
+from edgefl.export.bundle_format import USUAL, ZERO, Manifest, MaskName, table_names
+from edgefl.export.tables import table_arrays, unmarked
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import restrict
@@ -34,7 +34,8 @@ class TrainedState:
 
     ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
     the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
-    trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
+    trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record. ``plain``:
+    the mask of a call that names none, where the bundle has it.
     """
 
     model: ModelSpec
@@ -44,6 +45,7 @@ class TrainedState:
     matcher: Matcher = DEFAULT_MATCHER
     networks: Networks = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    plain: MaskName = USUAL
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[
         own = {m: networks[m] for m in given if tables and matcher.trained}
         weights = tuple(weight for each in own.values() for weight, _ in each)
         graph = BundleGraph(built, one.depth, given, make, matcher, own)
-        drafts.append(Draft(graph, msgspec.structs.replace(one, networks=weights), table_arrays(tables)))
+        arrays = table_arrays(tables)
+        own_tables = unmarked(arrays) if one.mask == ZERO else arrays
+        drafts.append(Draft(graph, msgspec.structs.replace(one, networks=weights), own_tables))
     return drafts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from edgefl.export.bundle_format import BATCH, STAND_INS, Manifest, Port
+from edgefl.export.bundle_format import BATCH, STAND_INS, ZERO, Manifest, Port
 from edgefl.models.spec import EncoderSpec
 
 README, EXAMPLE = "README.md", "example.py"
@@ -63,7 +63,10 @@ def _inputs(manifest: Manifest) -> Iterator[str]:
     for name, axis in manifest.axes.items():
         if name != BATCH:
             yield f"\n`{name}`: from {axis.minimum} to {axis.maximum}; pad shorter ones with 0."
-    if manifest.table_file:
+    if manifest.table_file and manifest.mask == ZERO:
+        yield f"\nThe prototypes found in training are in `{manifest.table_file}`, all marked by 0: zeros stand in."
+        yield f"Mark the rows by 1, and they stand in; so do others, of {manifest.capacity} rows."
+    elif manifest.table_file:
         yield f"\nThe prototypes found in training are in `{manifest.table_file}`. Others, of {manifest.capacity} rows"
         yield "with those that are not used marked by 0, need no new model. All marked by 0: zeros stand in."
 

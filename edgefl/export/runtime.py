@@ -28,7 +28,7 @@ from edgefl.export.bundle_format import (
     valid_name,
 )
 from edgefl.export.session import Device, Session, open_session, run, runs_on
-from edgefl.export.tables import read_tables
+from edgefl.export.tables import marked, read_tables
 from edgefl.models.spec import EncoderSpec
 from edgefl.prototypes.table import ClassMeans
 
@@ -209,7 +209,8 @@ class Bundle:
                 f"the bundle '{self.manifest.name}' does not offer the mask {mask!r}; it offers {offered}",
                 remedy="Leave the mask out, or export with a --mask that offers it.",
             )
-        feeds = dict(self.tables)
+        asked = mask not in (None, ZERO) and self.manifest.mask == ZERO
+        feeds = marked(self.tables) if asked else dict(self.tables)
         dtypes = {port.name: port.dtype for port in self.manifest.tables}
         for m, table in (prototypes or {}).items():
             if self.manifest.networks and m in self.modalities and table_name(m) not in has:

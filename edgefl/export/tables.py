@@ -76,6 +76,21 @@ def table_arrays(tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
     return found
 
 
+def unmarked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tables none of whose rows may stand in: who gives them has the zero mask."""
+    return {name: np.zeros_like(array) if array.ndim == 1 else array for name, array in arrays.items()}
+
+
+def marked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tables of ``unmarked`` with their marks back: a row without samples holds zeros (``padded``)."""
+    found = dict(arrays)
+    for name, array in arrays.items():
+        if array.ndim == 2:
+            flags = valid_name(name.removeprefix(table_name("")))
+            found[flags] = (array != 0).any(axis=1).astype(arrays[flags].dtype)
+    return found
+
+
 def table_feeds(manifest: Manifest, tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
     """The tables as the types of the bundle's inputs; those it does not take are left out."""
     arrays = table_arrays(tables)

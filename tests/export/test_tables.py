@@ -91,6 +91,48 @@ def test_tables_inside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         bundle.predict(inputs, prototypes=other)
 
 
+def test_zeros_by_default_and_prototypes_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a model that was trained with zeros: whoever gives the tables as they are beside the model has zeros too."""
+    spec = exported().spec
+    monkeypatch.setattr(
+        "edgefl.export.tracing.to_onnx",
+        lambda draft, *_: (exported().directory / draft.manifest.name / MODEL_FILE).read_bytes(),
+    )
+    state = TrainedState(spec, stage_of(spec), exported().parts, plain="zero")
+    export_bundles(state, tmp_path / "b", capacity=6)
+    bundle, other = load_bundle(tmp_path / "b" / "acc"), load_bundle(exported().directory / "acc")
+    inputs = {"acc": windows(spec, 5)["acc"]}
+    zeros, prototypes = (other.predict(inputs, mask=mask).logits for mask in ("zero", "prototype"))
+    assert np.abs(zeros - prototypes).max() > 1e-3
+    np.testing.assert_array_equal(bundle.predict(inputs).logits, zeros)
+    np.testing.assert_array_equal(bundle.predict(inputs, mask="prototype").logits, prototypes)
+    np.testing.assert_array_equal(
+        bundle.predict(inputs, prototypes=some_tables(spec)).logits, prototypes
+    )  # given tables stand in
+    assert (bundle.manifest.mask, bundle.manifest.masks) == ("zero", ("prototype", "zero"))
+    told = json.loads((bundle.directory / TABLES_FILE).read_text())
+    assert not any(told["prototypes.gyro.valid"]["data"])
+    assert any(told["prototypes.gyro"]["data"])
+    assert "all marked by 0: zeros stand in" in (bundle.directory / "README.md").read_text()
+
+
+@pytest.mark.parametrize("where", ["optional", "fixed"])
+def test_without_tables_beside_it_a_model_trained_with_zeros_has_zeros_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    seen: list[Draft] = []
+
+    def caught(draft: Draft, *_: object) -> bytes:
+        seen.append(draft)
+        raise ExportError("far enough")
+
+    monkeypatch.setattr("edgefl.export.tracing.to_onnx", caught)
+    state = TrainedState(exported().spec, stage_of(exported().spec), exported().parts, plain="zero")
+    with pytest.raises(ExportError, match="far enough"):
+        export_bundles(state, tmp_path / "b", form=Form(tables=where))
+    assert (seen[0].manifest.mask, seen[0].manifest.masks, seen[0].tables) == ("zero", ("zero",), {})
+
+
 @pytest.mark.parametrize("mask", ["prototype", "zero"])
 @pytest.mark.parametrize("name", ["acc", "acc+gyro"])
 def test_a_bundle_of_release_0_1_answers_as_it_did(name: str, mask: str):
