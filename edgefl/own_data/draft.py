@@ -97,7 +97,7 @@ def _data(paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural:
 def recipe_for(outline: Outline, modalities: int) -> str:
     """The recipe for data with labels, or without; "": nothing can be learnt of one modality without labels."""
     if outline.labelled:
-        return "lw-prototypes" if modalities > 1 else "lw-fedmml"
+        return "lw-zeros" if modalities > 1 else "lw-fedmml"
     return "lw-fedmml-clip" if modalities > 1 else ""
 
 

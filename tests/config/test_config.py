@@ -307,7 +307,7 @@ def test_whatever_an_override_says_it_is_applied_or_refused_in_words(text):
 
 def test_everything_shipped_loads():
     devices, recipes, runs = shipped("devices"), shipped("recipes"), shipped("runs")
-    assert (len(devices), len(recipes), len(runs)) == (14, 19, 2)
+    assert (len(devices), len(recipes), len(runs)) == (14, 20, 2)
     for name in devices:
         assert load_device(name).name == name
     for name in recipes:
@@ -374,6 +374,7 @@ def test_a_run_file_of_the_wrong_shape_everywhere_is_still_only_a_message(tmp_pa
         ("lw-fedmml", set()),
         ("prog-fedmml", set()),
         ("lw-prototypes", set()),
+        ("lw-zeros", set()),
         ("fedadam", set()),
     ],
 )
