@@ -1,0 +1,158 @@
+"""The page of benchmarks/accuracy/default.py: every training against the bar, paired by seed, and a picture of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.accuracy.default import STARTS, TRAININGS, Row
+from benchmarks.accuracy.table.measures import Interval, interval
+from benchmarks.accuracy.unseen import MODALITIES
+from benchmarks.common.plotting import COLOURS, plot
+
+BAR = ("zeros", "zero")
+TESTS = ("known", "unseen")
+#: Stand-ins that are served -> how they are called on the page.
+SERVED = {"zero": "zeros", "prototype": "prototypes"}
+
+
+class Difference(NamedTuple):
+    """Percentage points to the bar with one modality or all, paired by seed."""
+
+    task: str
+    test: str
+    given: str
+    points: Interval
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return self.points.mean
+
+    def __str__(self) -> str:
+        spread = "" if self.points.seeds == 1 else f" ± {self.points.high - self.mean:.1f}"
+        return f"{self.mean:+.1f}{spread}" + (" **worse**" if self.points.high < 0 else "")
+
+
+def paired(rows: Sequence[Row], training: str, served: str, start: str) -> list[Difference]:
+    """Every test and modality of each task that both trainings have seeds of."""
+    by_cell = {row.cell: row.figures for row in rows}
+    found = []
+    for task, modalities in MODALITIES.items():
+        pairs = [
+            (by_cell[cell], by_cell[task, start, BAR[0], cell[3]])
+            for cell in by_cell
+            if cell[:3] == (task, start, training) and (task, start, BAR[0], cell[3]) in by_cell
+        ]
+        for test in TESTS:
+            for given in (*modalities, "+".join(sorted(modalities))):
+                ours, bar = (f"{test}/{given}/{'none' if '+' in given else by}" for by in (served, BAR[1]))
+                values = [100 * (one[ours] - other[bar]) for one, other in pairs if ours in one]
+                if points := interval(values):
+                    found.append(Difference(task, test, given, points))
+    return found
+
+
+def compared(rows: Sequence[Row], start: str) -> dict[tuple[str, str], list[Difference]]:
+    """(training, served by) -> its differences to the bar, which itself is left out."""
+    every = {(name, by): paired(rows, name, by, start) for name in TRAININGS for by in SERVED}
+    shown = {key: found for key, found in every.items() if any("+" not in one.given for one in found)}
+    return {key: found for key, found in shown.items() if key != BAR}
+
+
+def table(rows: Sequence[Row], start: str, task: str) -> list[str]:
+    """Markdown: the bar's accuracies, then each training's differences to them."""
+    columns = [(test, given) for test in TESTS for given in (*MODALITIES[task], "+".join(sorted(MODALITIES[task])))]
+    own = [row.figures for row in rows if row.cell[:3] == (task, start, BAR[0])]
+    if not own:
+        return []
+    bar = [
+        statistics.mean(100 * one[f"{test}/{given}/{'none' if '+' in given else BAR[1]}"] for one in own)
+        for test, given in columns
+    ]
+    lines = [
+        "| trained with | served by | " + " | ".join(f"{test}: {given}" for test, given in columns) + " | seeds |",
+        "|---" * (len(columns) + 3) + "|",
+        "| **zeros** | **zeros: the bar, %** | " + " | ".join(f"{value:.1f}" for value in bar) + f" | {len(own)} |",
+    ]
+    for (training, served), found in compared(rows, start).items():
+        here = {(one.test, one.given): one for one in found if one.task == task}
+        if here:
+            cells = " | ".join(str(here[column]) if column in here else "" for column in columns)
+            lines.append(f"| {training} | {SERVED[served]} | {cells} | {next(iter(here.values())).points.seeds} |")
+    return lines
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Markdown: the mean and the lowest of the single-modality differences of each training, over all tasks."""
+    lines = [
+        "| trained with | served by | start | known, mean | unseen, mean | lowest | below the bar | seeds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for start in STARTS:
+        for (training, served), found in compared(rows, start).items():
+            alone = [one for one in found if "+" not in one.given]
+            means = [statistics.mean(one.mean for one in alone if one.test == test) for test in TESTS]
+            worst = min(alone, key=lambda one: one.mean)
+            below = sum(one.mean < 0 for one in alone)
+            seeds = sorted({one.points.seeds for one in alone})
+            lines.append(
+                f"| {training} | {SERVED[served]} | {start} | {means[0]:+.1f} | {means[1]:+.1f} | {worst.mean:+.1f}: "
+                f"{worst.given}, {worst.test} | {below} of {len(alone)} | {'-'.join(map(str, seeds))} |"
+            )
+    return lines
+
+
+def picture(rows: Sequence[Row], path: Path) -> None:
+    """One dot a task, modality and test: filled where devices hold the group, hollow where none does."""
+    found: Mapping[tuple[str, str, str], list[Difference]] = {
+        (*key, start): differences for start in STARTS for key, differences in compared(rows, start).items()
+    }
+    with plot(path, "one modality alone: points of accuracy against zeros", "", height=5.4) as axes:
+        for y, differences in enumerate(reversed(found.values())):
+            for one in differences:
+                if "+" not in one.given:
+                    colour = COLOURS[list(MODALITIES).index(one.task)]
+                    face = colour if one.test == "known" else "none"
+                    axes.scatter(one.mean, y, s=26, facecolor=face, edgecolor=colour)
+        axes.axvline(0, color="#444444", linewidth=0.8)
+        axes.set_yticks(
+            range(len(found)), [f"{name}, by {SERVED[by]}, {start}" for name, by, start in reversed(found)], fontsize=7
+        )
+        for at, task in enumerate(MODALITIES):
+            for face, test in ((COLOURS[at], "known"), ("none", "unseen")):
+                axes.scatter([], [], s=26, facecolor=face, edgecolor=COLOURS[at], label=f"{task}, {test}")
+        axes.legend(fontsize=7, loc="lower left")
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """The page and, beside it, its picture; ``says.md`` in the rows' folder is what the figures say in words."""
+    import benchmarks.accuracy.default as command
+    from benchmarks.accuracy import unseen
+
+    picture(rows, path.with_suffix(".svg"))
+    said = (path.with_suffix("") / "says.md").read_text(encoding="utf-8")
+    first, _, rest = said.partition("\n\n")
+    lines = ["# One modality alone: a default that is safe", "", first, ""]
+    lines += [f"![Differences to the bar, one dot a task, modality and test]({path.stem}.svg)", ""]
+    lines += [
+        f"`python -m benchmarks.accuracy.default` ({sum(row.seconds for row in rows) / 3600:.1f} h of runs on two"
+    ]
+    lines += [
+        "shared cores), then `--page`. Points of accuracy; *unseen*: groups that no device holds. ±: the 95 % interval"
+    ]
+    lines += [
+        "of the mean difference, paired by seed; **worse**: the interval lies below the bar.",
+        "",
+        *summary(rows),
+        "",
+    ]
+    lines += [rest.strip(), "", "## What was run", "", *(command.__doc__ or "").split("\n\n")[1].splitlines(), ""]
+    lines += [*(unseen.__doc__ or "").split("\n\n")[1].splitlines(), ""]
+    for start in STARTS:
+        for task in MODALITIES:
+            if found := table(rows, start, task):
+                lines += [f"<details><summary>{task}, {start}</summary>", "", *found, "", "</details>", ""]
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
