@@ -30,14 +30,14 @@ k+n: k rounds end-to-end, then n of the last of three stages; 6+6+24 freezes one
 
 `{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
 kind of schedule is tuned by the same three rates, each for a third of its rounds, on training samples that are held
-out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted, seconds inside
-training steps; all devices, whole runs, filling of stored prefixes included. No packing: it divides the bytes of all
+out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted; all devices, whole
+runs, filling of stored prefixes included. No packing: it divides the bytes of all
 alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 wide).
 """
 _HEAD = (
     "| schedule | last accuracy, % | against end-to-end 36, points | within 0.5 | within 2 "
-    "| MiB (÷) | GFLOP (÷) | s (÷) | "
-    "there −0.5: MiB, GFLOP | there −2: MiB, GFLOP | seeds |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    "| MiB (÷) | GFLOP (÷) | there −0.5: MiB, GFLOP | there −2: MiB, GFLOP | seeds |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -70,10 +70,12 @@ def write(study: Study, shown: Shown, path: Path) -> None:
         )
     ]
     for task, rows in tables.items():
-        lines += [f"## {study.tasks[task]['title']}\n", study.tasks[task]["says"], "", _rates(by_task[task]), "", _HEAD]
+        told = _rates(by_task[task], study.tasks[task]["rates"])
+        lines += [f"## {study.tasks[task]['title']}\n", study.tasks[task]["says"], "", told, "", _HEAD]
         lines += [_line(row) for row in rows]
         lines += ["", _TOLD, ""]
         lines += [_memory(shown.memory[task]), ""] if task in shown.memory else []
+    lines += _lacking(study, tables)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
@@ -91,30 +93,52 @@ def cheapest(rows: Sequence[Row]) -> Row | None:
     return max(fit, key=lambda row: row.less.mib, default=None)
 
 
+def nearest(rows: Sequence[Row], least: Spent) -> Row | None:
+    """Of what takes so many times fewer bytes and FLOPs than end-to-end training, the most accurate."""
+    fit = [row for row in rows if row.less.mib >= least.mib and row.less.gflop >= least.gflop]
+    return max(fit, key=lambda row: row.difference.mean, default=None)
+
+
 def sentence(tables: dict[str, list[Row]]) -> str:
-    """What holds, task by task."""
+    """What holds, task by task: what is within half a point, else the nearest, with and without the bytes asked for."""
     told = []
     for task, rows in tables.items():
         best = cheapest(rows)
-        open_ = [
-            row.method
-            for row in rows
-            if row.less.gflop >= ASKED.gflop
-            and row.less.mib >= ASKED.mib
-            and within(row.difference, MARGINS[0]) == "undecided"
-        ]
         if best is not None:
-            full = best.less.mib >= ASKED.mib
-            what = f"{best.method} at ÷{best.less.gflop:.1f} FLOPs and ÷{best.less.mib:.1f} bytes"
-            told.append(f"{task}: {what}{'' if full else ', short of a third of the bytes'}")
-        else:
-            told.append(f"{task}: nothing" + (f" decided yet (undecided: {', '.join(open_)})" if open_ else ""))
-    return "**Within half a point of end-to-end training at half its FLOPs or less: " + "; ".join(told) + ".**"
+            told.append(f"{task}: {_costs(best)}")
+            continue
+        near = [nearest(rows, least) for least in (ASKED._replace(mib=0.0), ASKED)]
+        found = [f"{_costs(row)}, is {_points(row)}" for row in near if row is not None]
+        told.append(f"{task}: nothing that is decided; the nearest, " + "; ".join(dict.fromkeys(found)))
+    return "**Within half a point of end-to-end training at half its FLOPs or less: " + ". ".join(told) + ".**"
 
 
-def _rates(runs: Sequence[Outcome]) -> str:
+def _costs(row: Row) -> str:
+    return f"{row.method} at ÷{row.less.gflop:.1f} FLOPs and ÷{row.less.mib:.1f} bytes"
+
+
+def _points(row: Row) -> str:
+    mean, low, high, seeds = row.difference
+    return f"{mean:+.1f} points" + (f" ({low:+.1f} to {high:+.1f})" if seeds > 1 else "")
+
+
+def _rates(runs: Sequence[Outcome], tried: Sequence[float]) -> str:
     chosen = {one.method: one.settings["lr"] for one in runs}
-    return "Rates chosen: " + ", ".join(f"{method} {lr:g}" for method, lr in chosen.items()) + "."
+    told = ", ".join(f"{method} {lr:g}" for method, lr in chosen.items())
+    ends = {f"{lr:g}" for lr in chosen.values() if lr in {min(tried), max(tried)}}
+    return f"Rates chosen: {told}." + (f" At the end of what was tried: {', '.join(sorted(ends))}." if ends else "")
+
+
+def _lacking(study: Study, tables: Mapping[str, Sequence[Row]]) -> list[str]:
+    """What the study names and nobody has run to its end yet."""
+    every = set(study.methods)
+    found = []
+    for task, values in study.tasks.items():
+        lacking = every - {row.method for row in tables.get(task, ())}
+        if lacking:
+            which = "everything" if lacking == every else ", ".join(sorted(lacking))
+            found.append(f"* {values['title']}: {which}")
+    return ["## Not run yet\n", *found, ""] if found else []
 
 
 def _memory(peaks: Mapping[str, float]) -> str:
@@ -123,13 +147,13 @@ def _memory(peaks: Mapping[str, float]) -> str:
 
 
 def _line(row: Row) -> str:
-    mean, low, high, seeds = row.difference
+    seeds = row.difference.seeds
     reference = row.method == REFERENCE
-    against = "" if reference else f"{mean:+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if seeds > 1 else "")
+    against = "" if reference else _points(row).replace(" points", "")
     kept = ["" if reference else within(row.difference, margin) for margin in MARGINS]
     costs = [
         f"{value:,.{digits}f}" + ("" if reference else f" (÷{less:.1f})")
-        for value, less, digits in zip(row.total, row.less, (0, 1, 1), strict=True)
+        for value, less, digits in zip(row.total[:2], row.less[:2], (0, 1), strict=True)
     ]
     there = [_there(row, margin, seeds) for margin in MARGINS]
     return "| " + " | ".join([row.method, row.last.text(), against, *kept, *costs, *there, str(seeds)]) + " |"
