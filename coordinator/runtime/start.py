@@ -21,7 +21,7 @@ from edgefl.config.profiles import load_run
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.prepare import hold_out
-from edgefl.data.sources import Source, load, load_pair
+from edgefl.data.sources import Source, as_test, load, load_pair
 from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
 from edgefl.log_lines import Emit as WriteLine
 from edgefl.plan.compile import closed, compile_run, untaken, with_statistics
@@ -349,7 +349,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
     data = config.data
     if data.test:
         encoders = read_as(config, folder=isinstance(data.test, str) and Path(data.test).is_dir())
-        test = load(data.test, bad_samples=data.bad_samples, modalities=encoders)
+        test = load(as_test(data.test), bad_samples=data.bad_samples, modalities=encoders)
         if isinstance(data.test, str) and Path(data.test).suffix == ".npz":
             return test, str(Path(data.test).resolve())
     elif data.source is not None:

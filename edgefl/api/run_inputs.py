@@ -14,7 +14,7 @@ from edgefl.config.profiles import RunSource, fleet_profile, load_run
 from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import Overrides, parse_bytes
 from edgefl.data.prepare import Prepared, Share, prepare_shares
-from edgefl.data.sources import Source, load
+from edgefl.data.sources import Source, as_test, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import compile_run
@@ -49,7 +49,9 @@ def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
     if not source:
         text = "is needed, or data.test, to know the shapes of the samples"
         raise ConfigError(config.name, [Problem("data.source", text)])
-    test = load(source, bad_samples=config.data.bad_samples, modalities=read_as(config, folder=_is_folder(source)))
+    test = load(
+        as_test(source), bad_samples=config.data.bad_samples, modalities=read_as(config, folder=_is_folder(source))
+    )
     path = source if isinstance(source, str) else ""
     shares = [Share(device, path, test.samples(), test.class_counts()) for device in devices]
     return test.signature(), test.label_names, shares

@@ -155,8 +155,8 @@ class DataConfig(Values):
     bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
     test: str | dict[str, dict[str, object]] = Field(
         "",
-        description="test set of the coordinator: .npz, folder with manifest.jsonl, or {av_digits: {part: test, …}}; "
-        "empty: from the source",
+        description="test set of the coordinator: .npz, folder with manifest.jsonl, or {av_digits: {…}} (its test "
+        "part, unless `part` says another); empty: from the source",
     )
 
     @pydantic.field_validator("partition", mode="before")
@@ -331,7 +331,7 @@ class RunConfig(Values):
         description="lockstep: a round waits for its devices; async: the server steps after `round.buffer` updates, "
         "and who is done goes on with the newest model (FedBuff)",
     )
-    evaluate: Literal["round", "stage"] | pydantic.PositiveInt = Field(
+    evaluate: Literal["round", "stage"] | Annotated[int, Field(gt=0, strict=True)] = Field(
         "round",
         description="how often the global model is tested: each round, every so many rounds of a stage (a number), or "
         "after a stage's last round, which is always tested",

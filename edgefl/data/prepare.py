@@ -13,7 +13,7 @@ from edgefl.data.arrays import Indices, generator
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoders
 from edgefl.data.partition import Samples, drop, partition
-from edgefl.data.sources import load, load_pair
+from edgefl.data.sources import as_test, load, load_pair
 from edgefl.errors import DataError
 
 TEST = "test"
@@ -56,7 +56,7 @@ def prepare_shares(
     data, official = load_pair(config.source or {}, bad_samples=config.bad_samples, modalities=modalities)
     if config.test:
         names, origin = data.label_names, "given"
-        tested = load(config.test, bad_samples=config.bad_samples, modalities=modalities, label_names=names)
+        tested = load(as_test(config.test), bad_samples=config.bad_samples, modalities=modalities, label_names=names)
     elif official is not None:
         origin, tested = "official", official
     else:

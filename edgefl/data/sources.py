@@ -35,6 +35,14 @@ def load(
     return load_pair(source, bad_samples=bad_samples, modalities=modalities, label_names=label_names)[0]
 
 
+def as_test(source: str | Mapping[str, Mapping[str, object] | None]) -> Source:
+    """A test set's source: of a named data set the test part, unless its options say another ``part``."""
+    named_set = {source: {}} if isinstance(source, str) and source in names() and not Path(source).exists() else source
+    if not isinstance(named_set, Mapping):
+        return named_set
+    return {name: {"part": "test", **(options or {})} for name, options in named_set.items()}
+
+
 def load_pair(
     source: Source, *, bad_samples: str = "error", modalities: Encoders | None = None, label_names: Sequence[str] = ()
 ) -> tuple[Dataset, Dataset | None]:

@@ -14,7 +14,7 @@ from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.named import data_folder, named
 from edgefl.data.reserve import draw, repaired
-from edgefl.data.sources import load
+from edgefl.data.sources import as_test, load
 from edgefl.errors import DataError
 
 
@@ -184,3 +184,11 @@ def test_a_test_on_a_vendor_that_no_device_has(tmp_path: Path):
     seen = Counter(i.split("-")[1] for share in prepared.shares for i in load(share.path).ids)
     assert {i.split("-")[1] for i in test.ids} <= set(seen)
     assert prepared.label_names == test.label_names
+
+
+def test_a_named_test_set_is_its_test_part_unless_told_otherwise():
+    assert as_test("basic_motions") == {"basic_motions": {"part": "test"}}
+    assert as_test({"basic_motions": None}) == {"basic_motions": {"part": "test"}}
+    assert as_test({"basic_motions": {"part": "train"}}) == {"basic_motions": {"part": "train"}}
+    assert as_test("some/folder") == "some/folder"
+    assert set(load(as_test("basic_motions")).groups) == {f"test-{n:02d}" for n in range(40)}
