@@ -176,9 +176,12 @@ class Workers:
         async def start() -> None:
             try:
                 await worker.start()
-            except Exception as error:  # raised by the call that takes it from the queue
-                self._idle.append(worker)
-                self._ready.put_nowait(error)
+            except Exception as error:
+                self._idle.insert(0, worker)  # the others are taken first
+                if self._waiting < self._coming:  # whoever waited has had another worker
+                    self._coming -= 1
+                else:  # raised by the call that takes it from the queue
+                    self._ready.put_nowait(error)
             else:
                 self._ready.put_nowait(worker)
 

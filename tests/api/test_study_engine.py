@@ -133,6 +133,23 @@ def test_an_error_of_starting_reaches_a_cell_that_waits() -> None:
     bounded(body())
 
 
+def test_an_error_of_starting_that_nobody_waits_for_is_charged_to_no_cell() -> None:
+    async def body() -> None:
+        engine, made, room = pool({2: 13})
+        assert await engine.carry_out(Work(run="first")) == ""
+        made[0].gate.clear()
+        both = [asyncio.ensure_future(engine.carry_out(Work(run=name))) for name in "ab"]
+        await asyncio.sleep(0.01)
+        made[0].gate.set()
+        assert await asyncio.gather(*both) == ["", ""]  # by the one that has room
+        room.set()
+        await asyncio.sleep(0.01)
+        assert [await engine.carry_out(Work(run=name)) for name in "cd"] == ["", ""]
+        await engine.close()
+
+    bounded(body())
+
+
 def test_closing_ends_workers_that_still_wait_for_room_and_then_the_engine() -> None:
     async def body() -> None:
         ended: list[bool] = []
