@@ -153,15 +153,21 @@ def ray_actors(directory: Path) -> Workers:
         _join(own)
     cells = Cells((directory / "logs").absolute(), directory.absolute() / f".ray-{secrets.token_hex(8)}", "")
     cells.secret = secrets.token_hex(16)
-    with store_errors("write", cells.token):
-        cells.logs.mkdir(parents=True, exist_ok=True)
-        cells.token.write_text(cells.secret, encoding="utf-8")
 
     def end() -> None:
-        cells.token.unlink(missing_ok=True)
-        if not joined:
-            ray.shutdown()
+        try:
+            cells.token.unlink(missing_ok=True)
+        finally:
+            if not joined:
+                ray.shutdown()
 
+    try:
+        with store_errors("write", cells.token):
+            cells.logs.mkdir(parents=True, exist_ok=True)
+            cells.token.write_text(cells.secret, encoding="utf-8")
+    except BaseException:
+        end()
+        raise
     return Workers(lambda number: RayWorker(number, cells), local_room() if own else _cluster_room(), end)
 
 
@@ -170,7 +176,7 @@ def _join(own: bool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started: dict[str, object] = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     address = "local" if own else os.environ["RAY_ADDRESS"]
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():  # Ray itself would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
