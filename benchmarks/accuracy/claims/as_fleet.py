@@ -53,8 +53,9 @@ def compared(cell: Cell, values: Values) -> Compared:
         (fleet, fleet_s), (one, one_s) = (
             states(values, Path(name) / kind, in_process=kind == "one") for kind in ("fleet", "one")
         )
-    equal = sum(state == one.get(at) for at, state in fleet.items())
-    return Compared(**cell._asdict(), file=digest(values), states=len(fleet), equal=equal, fleet_s=fleet_s, one_s=one_s)
+    every = fleet.keys() | one.keys()
+    equal = sum(fleet.get(at) == one.get(at) for at in every)
+    return Compared(**cell._asdict(), file=digest(values), states=len(every), equal=equal, fleet_s=fleet_s, one_s=one_s)
 
 
 def states(values: Values, directory: Path, *, in_process: bool) -> tuple[dict[tuple[int, int], Manifest], float]:

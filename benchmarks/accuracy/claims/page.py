@@ -86,7 +86,7 @@ def _findings(study: Study, rows: Sequence[Outcome]) -> Judged:
 def _sentence(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> str:
     told = [verdict(findings) for _, _, claims in papers for _, findings in claims]
     counts = [f"{told.count(one)} {words}" for one, words in _WORDS.items() if told.count(one)]
-    return f"Of {len(told)} claims of five papers: {', '.join(counts)}."
+    return f"Of {len(told)} claims: {', '.join(counts)}."
 
 
 _WORDS = {
@@ -154,7 +154,8 @@ def _evidence(findings: Sequence[Finding | None]) -> list[str]:
 def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:
     shown = [name for name in study.tasks[task].get("shown", ["accuracy"]) if any(MEASURES[name](r) for r in rows)]
     conditions = list(study.tasks[task]["conditions"])
-    heads = ["method", *(f"{name}, {condition}" for condition in conditions for name in shown), *COSTS]
+    costs = () if "worker" in study.values else COSTS  # a worker of its own computes more than the method
+    heads = ["method", *(f"{name}, {condition}" for condition in conditions for name in shown), *costs]
     lines = ["| " + " | ".join([*heads, "settings", "seeds"]) + " |", "|---" * (len(heads) + 2) + "|"]
     for method, values in study.methods.items():
         own = [row for row in rows if row.method == method]
@@ -164,21 +165,11 @@ def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:
         for condition in conditions:
             at = [row for row in own if row.condition == condition]
             cells += [_text([v for row in at if (v := MEASURES[name](row)) is not None]) for name in shown]
-        cells += [_text([v for row in own if (v := MEASURES[name](row)) is not None], spread=False) for name in COSTS]
+        cells += [_text([v for row in own if (v := MEASURES[name](row)) is not None], spread=False) for name in costs]
         cells += [_settings(own[-1].settings), str(len({row.seed for row in own}))]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += _baselines(study.tasks[task], len(heads) + 2, len(shown) * len(conditions))
     lines += _acted(study, rows)
     return lines
-
-
-def _baselines(task: Mapping[str, object], columns: int, figures: int) -> list[str]:
-    found = task.get("baselines", {})
-    assert isinstance(found, dict)
-    return [
-        f"| {name} | {' | '.join([f'{value:.1f}'] * figures)} |" + " – |" * (columns - 1 - figures)
-        for name, value in found.items()
-    ]
 
 
 def _acted(study: Study, rows: Sequence[Outcome]) -> list[str]:

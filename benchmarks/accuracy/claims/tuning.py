@@ -57,8 +57,12 @@ def due(study: Study, trials: list[Trial], tried: Results) -> list[Job]:
 
 
 def training_data(study: Study, task: str) -> Path:
-    """Where the task's training samples lie by themselves: a run of them holds its own test out."""
-    return (DATA / f"{study.paper}-{task}.npz").resolve()
+    """Where the task's training samples lie by themselves: a run of them holds its own test out.
+
+    Other options of the source are another file, and so another trial.
+    """
+    source = study.tasks[task]["run"]["data"]["source"]
+    return (DATA / f"{study.paper}-{task}-{digest({'source': source})[:8]}.npz").resolve()
 
 
 def _values(study: Study, trial: Trial) -> Values:

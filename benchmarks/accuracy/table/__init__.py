@@ -1,1 +1,1 @@
-"""The parts of ``benchmarks/accuracy/systems.py``: the grid of runs, how one is run and read, and the page."""
+"""The parts of ``benchmarks/accuracy/one_regime.py``: the grid of runs, how one is run and read, and the page."""

@@ -31,7 +31,8 @@ def study() -> Study:
 
 
 def pretrain(tasks: dict[str, dict[str, object]]) -> None:
-    """Make the encoders that the tasks name and that are not there: of a third of the groups, as systems.yaml's are."""
+    """Make the encoders that the tasks name and that are not there: of a third of the groups, devices of
+    the runs among them."""
     from benchmarks.accuracy.pretrain import make
 
     for task in tasks.values():

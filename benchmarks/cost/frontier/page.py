@@ -107,9 +107,10 @@ def sentence(tables: dict[str, list[Row]]) -> str:
         if best is not None:
             told.append(f"{task}: {_costs(best)}")
             continue
-        near = [nearest(rows, least) for least in (ASKED._replace(mib=0.0), ASKED)]
-        found = [f"{_costs(row)}, is {_points(row)}" for row in near if row is not None]
-        told.append(f"{task}: nothing that is decided; the nearest, " + "; ".join(dict.fromkeys(found)))
+        asked = {"at half the FLOPs": ASKED._replace(mib=0.0), "at a third of the bytes as well": ASKED}
+        near = [(name, row) for name, least in asked.items() if (row := nearest(rows, least)) is not None]
+        found = [f"the nearest {name}, {_costs(row)}, is {_points(row)}" for name, row in near]
+        told.append(f"{task}: nothing is decided; " + "; ".join(found))
     return "**Within half a point of end-to-end training at half its FLOPs or less: " + ". ".join(told) + ".**"
 
 
