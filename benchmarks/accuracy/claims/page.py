@@ -85,27 +85,21 @@ def _findings(study: Study, rows: Sequence[Outcome]) -> Judged:
 
 def _sentence(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> str:
     told = [verdict(findings) for _, _, claims in papers for _, findings in claims]
-    counts = [f"{told.count(one)} {words}" for one, words in _WORDS.items() if told.count(one)]
+    counts = [f"{told.count(one)} {one}" for one in _VERDICTS if told.count(one)]
     return f"Of {len(told)} claims: {', '.join(counts)}."
 
 
-_WORDS = {
-    "yes": "hold",
-    "yes so far": "hold in what has been run",
-    "no": "do not hold",
-    "undecided": "are undecided",
-    "not run": "are not run yet",
-}
+_VERDICTS = ("yes", "yes so far", "no", "undecided", "not run")
 
 
 def _verdicts(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> list[str]:
     lines = ["| paper | claim | the paper | here | verdict |", "|---|---|---|---|---|"]
-    for study, _, claims in papers:
-        for claim, findings in claims:
-            here = "; ".join(_short(one) for one in findings if one is not None) or "–"
-            lines.append(
-                f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | **{verdict(findings)}** |"
-            )
+    every = [(study, *one) for study, _, claims in papers for one in claims]
+    for study, claim, findings in sorted(every, key=lambda one: verdict(one[2]) == "not run"):
+        here = "; ".join(_short(one) for one in findings if one is not None) or "–"
+        lines.append(
+            f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | **{verdict(findings)}** |"
+        )
     return lines
 
 
