@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.accuracy.claims.as_fleet import FILE, kept
 from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.plots import differences
@@ -69,7 +70,18 @@ def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> 
     ]
     for study, rows, claims in papers:
         lines += _paper(study, rows, claims)
+    lines += _as_fleets(folder / FILE)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _as_fleets(path: Path) -> list[str]:
+    """Cells that were run as real fleets as well; nothing where none was."""
+    rows = [
+        f"* {one.task}, {one.method}, {one.condition}, seed {one.seed}: {one.equal} of {one.states} states are the same"
+        f" to the last bit; fleet {one.fleet_s:.0f} s, one process {one.one_s:.0f} s"
+        for one in kept(path)
+    ]
+    return ["## As a fleet over MQTT", "", *rows, ""] if rows else []
 
 
 Judged = list[tuple[Claim, list[Finding | None]]]
