@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import signal
 import sys
 import time
@@ -28,6 +27,7 @@ from benchmarks.accuracy.table import measures
 from benchmarks.accuracy.table.collect import Outcome, Results, digest, run_cell, stop_all
 from benchmarks.accuracy.table.grid import EPOCHS, MULTIWAY, SHARE, Cell, Grid, Settings
 from benchmarks.accuracy.table.page import write
+from benchmarks.common.exclusive import claimed
 
 RESULTS = Path("docs/results/one_regime")
 Job = tuple[Cell, Settings]
@@ -77,18 +77,6 @@ class Runner:
             f"about {left / 60:.0f} min left\n"
         )
         sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """While this program writes results to ``path`` no other one does: it would run the same cells."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"{path} is being written by another run of this benchmark: wait for it, or name other --results")
-        yield
 
 
 @contextlib.contextmanager

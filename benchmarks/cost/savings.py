@@ -23,10 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.one_regime import RESULTS, best, claimed, pretrain_for
+from benchmarks.accuracy.one_regime import RESULTS, best, pretrain_for
 from benchmarks.accuracy.table import measures
 from benchmarks.accuracy.table.collect import Outcome, Results, digest, run_cell
 from benchmarks.accuracy.table.grid import Cell, Grid, Settings
+from benchmarks.common.exclusive import claimed
 from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.cost.resource_table import UNTESTED
 

@@ -131,7 +131,7 @@ def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
         matcher_of(state.plan.slots, networks),
         networks,
         tuple(state.untrained),
-        _plain_mask(state.plan),
+        _default_mask(state.plan),
     )
 
 
@@ -191,8 +191,8 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
     return heads_with_statistics(state.plan.model, state.stage, parts, test)
 
 
-def _plain_mask(plan: RunPlan) -> MaskName:
-    """Of a call that names none: zeros where the recipe trained with them (docs/decisions/0055)."""
+def _default_mask(plan: RunPlan) -> MaskName:
+    """Default mask of a bundle, used by calls without one: zeros if the recipe trained with zeros (decision 0055)."""
     return ZERO if chosen("missing", plan.slots.missing)[0].name == ZERO else USUAL
 
 

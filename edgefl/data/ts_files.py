@@ -23,7 +23,7 @@ def read_ts(path: Path) -> tuple[Array, Indices, tuple[str, ...]]:
             raise DataError(f"{path}: more than {MAX_TS_BYTES} bytes", remedy=remedy)
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can not be read: {error}", remedy=remedy) from None
+        raise DataError(f"{path}: cannot be read: {error}", remedy=remedy) from None
     names: tuple[str, ...] = ()
     series: list[list[list[float]]] = []
     labels: list[int] = []

@@ -17,6 +17,7 @@ from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, ju
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
 from benchmarks.accuracy.claims.page import write
 from benchmarks.accuracy.claims.study import FOLDER, TUNING_SEED, Cell, Study, Trial, digest, set_field
+from benchmarks.common.exclusive import claimed
 from edgefl.config.profiles import load_run
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -244,9 +245,9 @@ def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
 
 def test_two_of_these_do_not_write_the_same_file(tmp_path):
     path = tmp_path / ".lock"
-    with program.claimed(path), pytest.raises(SystemExit, match="another run of"), program.claimed(path):
+    with claimed(path), pytest.raises(SystemExit, match="another run of"), claimed(path):
         pass
-    with program.claimed(path):
+    with claimed(path):
         pass
 
 

@@ -19,6 +19,7 @@ from benchmarks.accuracy import one_regime
 from benchmarks.accuracy.table import collect, measures, page
 from benchmarks.accuracy.table.collect import Outcome, Results, digest, outcome_of, own, patterns
 from benchmarks.accuracy.table.grid import Cell, Grid, Settings
+from benchmarks.common.exclusive import claimed
 from edgefl.config.profiles import load_run
 from edgefl.run_records import AssignmentRow, DeviceRow
 
@@ -202,9 +203,9 @@ def test_results_survive_and_failures_are_run_again(tmp_path):
 
 def test_two_commands_do_not_write_the_same_results(tmp_path):
     path = tmp_path / "results" / "runs.jsonl"
-    with one_regime.claimed(path), pytest.raises(SystemExit, match="another run of"), one_regime.claimed(path):
+    with claimed(path), pytest.raises(SystemExit, match="another run of"), claimed(path):
         pass
-    with one_regime.claimed(path):
+    with claimed(path):
         assert path.read_bytes() == b""
 
 

@@ -9,32 +9,18 @@ python -m benchmarks.accuracy.claims --page            # the page of what there 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.accuracy.claims.carry import RUNS, Job, Limits, carry_out
 from benchmarks.accuracy.claims.outcome import Outcome, Results
 from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Trial, digest
 from benchmarks.accuracy.claims.tuning import chosen, tune
+from benchmarks.common.exclusive import claimed
 
 RESULTS = Path("docs/results/systems")
-
-
-@contextlib.contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """While this program writes to ``path`` no other one does: it would run the same cells."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"{path} is being written by another run of this benchmark: wait for it")
-        yield
 
 
 def jobs_of(study: Study, cells: list[Cell], tried: Results, runs: Results) -> list[Job]:

@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.accuracy.claims.__main__ import claimed, fill, standing
+from benchmarks.accuracy.claims.__main__ import fill, standing
 from benchmarks.accuracy.claims.carry import RUNS, Limits
 from benchmarks.accuracy.claims.study import Study
+from benchmarks.common.exclusive import claimed
 from benchmarks.cost.frontier.memory import step_peaks
 from benchmarks.cost.frontier.page import Shown, write
 
