@@ -28,10 +28,10 @@ REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "dis
 
 
 def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool = False) -> None:
-    """A device is back: go on where both sides stand, without asking for anything twice.
+    """Resume an exchange with a device that was heard from, without asking for anything twice.
 
-    ``beat``: it only shows that it lives. It has not forgotten what it was asked for, and a young offer may not have
-    been there when it left: to repeat what is under way would have everything sent twice.
+    ``beat``: it was a heartbeat, not a hello. The device still knows what it was asked for, and a recent offer may
+    have crossed the heartbeat: repeating either would have everything sent twice.
     """
     state = steps.state
     if working_on is not None and (one := assignment_of(state, device, working_on)) is not None:
@@ -47,15 +47,15 @@ def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool 
         if (working_on.run, working_on.made_ms) == (state.plan.run, state.made_ms):
             steps.do(m.SendAbort(device, working_on, "this attempt is closed"))
     part = state.assignments.get(device)
-    if part is None or (beat and _under_way(steps, part)):
+    if part is None or (beat and _recently_offered(steps, part)):
         return
     if state.phase is Phase.ROUND and part.status in {"offered", "accepted", "updated"}:
         put(steps, device, replace(part, status="offered", update=None))
         offer(steps, device)
 
 
-def _under_way(steps: Steps, part: Assignment) -> bool:
-    """Whether a beat may have left the device before it had this offer."""
+def _recently_offered(steps: Steps, part: Assignment) -> bool:
+    """Whether the offer is younger than ``offer_s``: a heartbeat may have been sent before it arrived."""
     return part.offered_at is not None and 0 <= steps.at - part.offered_at < steps.state.timeouts.offer_s
 
 

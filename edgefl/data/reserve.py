@@ -15,12 +15,12 @@ SEED = 20_080
 
 
 def draw(
-    name: str, share: float, units: Array, able: npt.NDArray[np.bool_], strata: Array | None = None
+    name: str, share: float, units: Array, eligible: npt.NDArray[np.bool_], strata: Array | None = None
 ) -> npt.NDArray[np.bool_]:
-    """[N]: which samples of the data set ``name`` are reserved: ``share`` of the ``units`` [N] that are ``able`` [N].
+    """[N]: which samples of the data set ``name`` are reserved: ``share`` of the ``units`` [N] that are ``eligible`` [N].
 
     Whole units, the same share of each stratum [N]; of each at least one is left. A larger share holds a smaller one.
-    Raises DataError for what is no share, and where it is less than one unit everywhere.
+    Raises DataError for an invalid share, and where it is less than one unit everywhere.
     """
     if isinstance(share, bool) or not isinstance(share, float | int) or not 0 <= share < 1:
         raise DataError(f"{name}: reserve is {share!r}", remedy="Give a share from 0 to below 1, such as 0.33.")
@@ -28,8 +28,8 @@ def draw(
     if not share:
         return held
     strata = np.zeros(len(units), dtype=np.int64) if strata is None else strata
-    for stratum in np.unique(strata[able]):
-        mine = able & (strata == stratum)
+    for stratum in np.unique(strata[eligible]):
+        mine = eligible & (strata == stratum)
         found = np.unique(units[mine])
         count = min(round(share * len(found)), len(found) - 1)
         held |= mine & np.isin(units, generator(SEED, f"reserve {stratum}").permutation(found)[:count])

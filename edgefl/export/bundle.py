@@ -154,8 +154,8 @@ def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
     return MASKS[mask]
 
 
-def _plain(wanted: MaskName, masks: tuple[MaskName, ...]) -> MaskName | Literal["none"]:
-    """The mask of a call that names none."""
+def _default_mask(wanted: MaskName, masks: tuple[MaskName, ...]) -> MaskName | Literal["none"]:
+    """Mask of a call without one: the wanted mask, or the first that the bundle has."""
     if not masks:
         return "none"
     return wanted if wanted in masks else masks[0]
@@ -190,7 +190,7 @@ def _described(
         table_file=TABLES_FILE if tables and form.tables == "required" else "",
         outputs=output_ports(model, given, min(matcher.k, rows)),
         axes=axes,
-        mask=_plain(state.plain, masks),
+        mask=_default_mask(state.plain, masks),
         masks=masks,
         metric=matcher.metric if rows else "",
         top_k=min(matcher.k, rows),

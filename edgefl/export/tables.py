@@ -77,12 +77,12 @@ def table_arrays(tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
 
 
 def unmarked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tables none of whose rows may stand in: who gives them has the zero mask."""
+    """The tables with every valid flag 0: inputs of the zero mask."""
     return {name: np.zeros_like(array) if array.ndim == 1 else array for name, array in arrays.items()}
 
 
 def marked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tables of ``unmarked`` with their marks back: a row without samples holds zeros (``padded``)."""
+    """The tables with their valid flags restored after ``unmarked``: a row without samples is zero (``padded``)."""
     found = dict(arrays)
     for name, array in arrays.items():
         if array.ndim == 2:
