@@ -17,7 +17,7 @@ SEED = 20_080
 def draw(
     name: str, share: float, units: Array, eligible: npt.NDArray[np.bool_], strata: Array | None = None
 ) -> npt.NDArray[np.bool_]:
-    """[N]: which samples of the data set ``name`` are reserved: ``share`` of the ``units`` [N] that are ``eligible`` [N].
+    """[N]: which samples of the data set ``name`` are reserved: ``share`` of the ``eligible`` [N] ``units`` [N].
 
     Whole units, the same share of each stratum [N]; of each at least one is left. A larger share holds a smaller one.
     Raises DataError for an invalid share, and where it is less than one unit everywhere.
