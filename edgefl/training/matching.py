@@ -22,7 +22,6 @@ from edgefl.prototypes import mask
 from edgefl.prototypes.mask import Matcher
 from edgefl.training.embeddings import device_of, projections_of
 from edgefl.training.fill import matcher_of
-from edgefl.training.flop_cache import counted
 
 Tensors = Mapping[str, np.ndarray]
 #: "match/<m>" -> the names of its small networks, with their weights
@@ -92,10 +91,7 @@ def _train_classifier(
     if known.sum() < _LEAST or dataset.labels is None:
         return 0
     x, y = (torch.from_numpy(values[known]).to(device_of(model)) for values in (projections[m], dataset.labels))
-    settings = MatcherSettings()
-    kind = f"classifier {x.shape[1]} {model.spec.classes} {settings}".encode()
-    work = partial(train_classifier, model.part(f"match/{m}"), x, y, settings, rng)
-    counted(kind, (("rows", len(x)),), work, linear="rows")
+    train_classifier(model.part(f"match/{m}"), x, y, MatcherSettings(), rng)
     return len(x)
 
 
@@ -109,10 +105,6 @@ def _train_priors(
         if other == m or both.sum() < _LEAST:
             continue
         own, theirs = (torch.from_numpy(projections[n][both]).to(device_of(model)) for n in (m, other))
-        kind = f"prior {own.shape[1]} {settings}".encode()
-        prior = model.part(f"match/{m}").get_submodule(f"to/{other}")
-        work = partial(train_prior, prior, own, theirs, settings, rng)
-        # A contrast compares every row with every other: not a sum over rows.
-        counted(kind, (("rows", len(own)),), work, linear="nothing")
+        train_prior(model.part(f"match/{m}").get_submodule(f"to/{other}"), own, theirs, settings, rng)
         most = max(most, len(own))
     return most

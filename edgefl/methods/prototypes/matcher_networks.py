@@ -7,6 +7,7 @@ mean (m(r_a) - r_b)^2.  r are the projections of the finished model and do not c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -94,22 +95,31 @@ def _train(
             f"small models need epochs >= 1 and batches of 2, got {settings.epochs} and {settings.batch_size}",
             remedy="A contrast needs another sample to compare with.",
         )
-    from edgefl.training.optimizers import AdamW, Group  # loads torch
+    from edgefl.training.flop_cache import counted  # loads torch
+    from edgefl.training.optimizers import AdamW, Group, Optimizer
 
+    def step(loss: Callable[[Tensor], Tensor], rows: Tensor, optimizer: Optimizer) -> None:
+        module.zero_grad(set_to_none=True)
+        loss(rows).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    shapes = [tuple(parameter.shape) for parameter in module.parameters()]
     module.requires_grad_(True).train()
     seed = int(generator.integers(2**31))
     with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
         torch.manual_seed(seed)  # dropout follows it, and nothing else notices
-        for loss in losses:
+        for i, loss in enumerate(losses):
+            kind = f"matcher {i} {shapes}".encode()
             optimizer = AdamW((Group(tuple(module.parameters()), settings.lr, settings.weight_decay),))
             for rows in _batches(len(x), settings, generator):
-                module.zero_grad(set_to_none=True)
-                loss(rows.to(x.device)).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                work = partial(step, loss, rows.to(x.device), optimizer)
+                # A contrast compares every row with every other: not a sum over rows.
+                counted(kind, (("rows", len(rows)),), work, linear="nothing")
     module.zero_grad(set_to_none=True)
     module.eval()
     with torch.no_grad():
-        final = float(losses[-1](torch.arange(len(x), device=x.device)))
+        every = partial(losses[-1], torch.arange(len(x), device=x.device))
+        final = float(counted(f"matcher's loss {shapes}".encode(), (("rows", len(x)),), every, linear="nothing"))
     if not np.isfinite(final):
         raise RunError(f"a small model's loss became {final}", remedy="Lower the learning rate of the small models.")
     return final
