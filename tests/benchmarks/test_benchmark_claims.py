@@ -6,19 +6,21 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from memory_fleet import share
 from report_fixture import run_report
 
 from benchmarks.accuracy.claims import __main__ as program
-from benchmarks.accuracy.claims import carry, test_set_worker, tuning
+from benchmarks.accuracy.claims import baseline, carry, test_set_worker, tuning
 from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
 from benchmarks.accuracy.claims.page import write
 from benchmarks.accuracy.claims.study import FOLDER, TUNING_SEED, Cell, Study, Trial, digest, set_field
 from benchmarks.common.exclusive import claimed
 from edgefl.config.profiles import load_run
+from edgefl.data.named import Named
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -236,11 +238,30 @@ def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
     rows += [a_row("fedadagrad", n, (0.8 + n / 1e3,), settings={"lr": 1e-3}) for n in (1, 2, 3)]
     write([(mmic, rows, 8)], tmp_path / "systems.md")
     text = (tmp_path / "systems.md").read_text()
-    assert "Of 3 claims: 1 yes so far, 2 not run." in text
+    assert "Of 4 claims: 1 yes so far, 3 not run." in text
     assert "| MMiC | and than FedAvg's |" in text
     assert "**not run**" in text
     assert text.index("| paper | claim |") < text.index("## MMiC")
     assert (tmp_path / "systems" / "claims.svg").read_text().startswith("<?xml")
+
+
+def test_a_simple_baseline_is_measured_once_for_all_tasks_of_the_same_data(monkeypatch, tmp_path):
+    rng = np.random.default_rng(1)
+    whole = share(200, {"a": 1.0, "b": 1.0}, seed=1)
+    whole.modalities["a"][...] = rng.normal(0, 1, whole.modalities["a"].shape)
+    whole.modalities["b"][...] = rng.normal(0, 1, whole.modalities["b"].shape)
+    whole.modalities["a"].reshape(200, -1)[:, 0] = 9 * whole.labels
+    halves = Named(whole.subset(range(100)), whole.subset(range(100, 200)), None)
+    asked = []
+    monkeypatch.setattr(baseline, "named", lambda name, options: asked.append(name) or halves)
+    study = Study("mmic")
+    study.tasks["again"] = study.tasks["har"]
+    baseline.fill([study], tmp_path / baseline.FILE)
+    baseline.fill([study], tmp_path / baseline.FILE)
+    assert asked == ["har_hapt", "av_digits"]
+    found = baseline.kept(tmp_path / baseline.FILE)[baseline.key(study, "again")]
+    assert found.alone["a"] > 0.9 > 0.7 > found.alone["b"]
+    assert found.text.startswith(f"{100 * found.complete:.1f} % (a alone ")
 
 
 def test_two_of_these_do_not_write_the_same_file(tmp_path):

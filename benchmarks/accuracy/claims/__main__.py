@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.accuracy.claims import baseline
 from benchmarks.accuracy.claims.carry import RUNS, Job, Limits, carry_out
 from benchmarks.accuracy.claims.outcome import Outcome, Results
 from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Trial, digest
@@ -69,6 +70,7 @@ def main() -> None:
     studies = [Study(paper) for paper in options.paper or papers]
     if not options.page:
         with claimed(RUNS / "lock"):
+            baseline.fill(studies, options.results / baseline.FILE)
             for study in studies:
                 limits = Limits(options.workers, until)
                 if worker := study.values.get("worker"):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.accuracy.claims import baseline
 from benchmarks.accuracy.claims.as_fleet import FILE, kept
 from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome
@@ -68,8 +69,9 @@ def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> 
             hours=sum(row.cpu_s for row in runs) / 3600,
         )
     ]
+    bars = baseline.kept(folder / baseline.FILE)
     for study, rows, claims in papers:
-        lines += _paper(study, rows, claims)
+        lines += _paper(study, rows, claims, bars)
     lines += _as_fleets(folder / FILE)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
@@ -125,7 +127,7 @@ def _difference(one: Finding) -> str:
     return f"{mean:+.1f} [{'one seed' if math.isinf(low) else f'{low:+.1f}, {high:+.1f}'}]"
 
 
-def _paper(study: Study, rows: Sequence[Outcome], claims: Judged) -> list[str]:
+def _paper(study: Study, rows: Sequence[Outcome], claims: Judged, bars: Mapping[str, baseline.Baseline]) -> list[str]:
     values = study.values
     lines = [f"## {values['title']}", "", values["says"].strip(), ""]
     for claim, findings in claims:
@@ -137,6 +139,8 @@ def _paper(study: Study, rows: Sequence[Outcome], claims: Judged) -> list[str]:
     for task, asked in study.tasks.items():
         own = [row for row in rows if row.task == task]
         lines += [f"### {asked['title']}", "", asked["says"].strip(), ""]
+        if bar := bars.get(baseline.key(study, task)):
+            lines += [f"Simple baseline, logistic regression on all training samples, complete: {bar.text}.", ""]
         lines += [*_rows(study, task, own), ""] if own else ["Not run yet.", ""]
     return lines
 
