@@ -92,6 +92,16 @@ def test_a_trial_sees_no_test_set_and_a_third_of_the_rounds(study):
     assert study.trial_file(trial._replace(short=False), "train.npz")["training"]["rounds"] == rounds
 
 
+def test_a_quick_study_has_one_seed_and_a_third_of_the_rounds(study):
+    quick, cell = Study(study.paper, quick=True), next(study.cells())
+    assert {one.seed for one in quick.cells()} == {study.seeds[0]}
+    whole, part = (one.run_file(cell, {"lr": 1e-3}) for one in (study, quick))
+    assert part["training"].pop("rounds") == [n // 3 for n in whole["training"].pop("rounds")]
+    assert part == whole
+    trial = study.trials(study.tuned_as(cell))[0]._replace(short=False)
+    assert quick.trial_file(trial, "data.npz") == study.trial_file(trial, "data.npz")
+
+
 def test_half_of_the_devices_are_incomplete():
     mmic = Study("mmic")
     missing = mmic.run_file(Cell("mmic", "har", "mm50-mc50", "mmic", 1), {"lr": 1e-3})["data"]["missing"]

@@ -4,6 +4,7 @@ python -m benchmarks.accuracy.claims                   # all papers; what has be
 python -m benchmarks.accuracy.claims --paper mmic      # one of them
 python -m benchmarks.accuracy.claims --minutes 60      # begin no run after an hour
 python -m benchmarks.accuracy.claims --page            # the page of what there is
+python -m benchmarks.accuracy.claims --quick           # one seed, a third of the rounds, the settings that are kept
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from benchmarks.accuracy.claims.tuning import chosen, tune
 from benchmarks.common.exclusive import claimed
 
 RESULTS = Path("docs/results/systems")
+#: Where ``--quick`` puts its lines and page.
+QUICK = RUNS / "quick"
 
 
 def jobs_of(study: Study, cells: list[Cell], tried: Results, runs: Results) -> list[Job]:
@@ -35,18 +38,23 @@ def jobs_of(study: Study, cells: list[Cell], tried: Results, runs: Results) -> l
     return found
 
 
+def trials_of(study: Study, folder: Path) -> Results:
+    """What tuning has tried; a quick study takes the settings that the whole one has chosen."""
+    return Results((RESULTS if study.quick else folder) / f"{study.paper}-tuning.jsonl")
+
+
 def fill(study: Study, folder: Path, only: list[str], limits: Limits) -> bool:
-    """Tune and run what is due; True when nothing is left."""
-    tried, runs = (Results(folder / f"{study.paper}-{name}.jsonl") for name in ("tuning", "runs"))
+    """Tune and run what is due; True when nothing is left. A quick study tunes nothing."""
+    tried, runs = trials_of(study, folder), Results(folder / f"{study.paper}-runs.jsonl")
     cells = [cell for cell in study.cells() if all(text in cell.key for text in only)]
-    if not tune(study, cells, tried, limits):
+    if not study.quick and not tune(study, cells, tried, limits):
         return False
     return carry_out(jobs_of(study, cells, tried, runs), runs, limits, "run")
 
 
 def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], int]:
     """The study, the good runs of its grid as it is now with the settings that won, and how many trials there were."""
-    tried, runs = (Results(folder / f"{study.paper}-{name}.jsonl") for name in ("tuning", "runs"))
+    tried, runs = trials_of(study, folder), Results(folder / f"{study.paper}-runs.jsonl")
     rows = []
     for cell in study.cells():
         row = runs.of(cell, digest(study.run_file(cell, chosen(study, cell, tried))))
@@ -64,22 +72,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
     parser.add_argument("--page", action="store_true", help="only write the page of what there is")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines and plots")
+    parser.add_argument("--quick", action="store_true", help=f"look at every cell in ten minutes; into {QUICK}")
+    parser.add_argument("--results", type=Path, help=f"folder of the lines and plots (default: {RESULTS})")
     options = parser.parse_args()
+    folder = options.results or (QUICK if options.quick else RESULTS)
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
-    studies = [Study(paper) for paper in options.paper or papers]
+    studies = [Study(paper, quick=options.quick) for paper in options.paper or papers]
     if not options.page:
         with claimed(RUNS / "lock"):
-            baseline.fill(studies, options.results / baseline.FILE)
+            if not options.quick:
+                baseline.fill(studies, folder / baseline.FILE)
             for study in studies:
                 limits = Limits(options.workers, until)
                 if worker := study.values.get("worker"):
                     limits = limits._replace(worker=worker)
-                fill(study, options.results, options.only, limits)
+                fill(study, folder, options.only, limits)
     from benchmarks.accuracy.claims.page import write
 
-    page = options.results.with_suffix(".md")
-    write([standing(Study(paper), options.results) for paper in papers], page)
+    page = folder.with_suffix(".md")
+    write([standing(Study(paper, quick=options.quick), folder) for paper in papers], page)
     sys.stderr.write(f"{page}\n")
 
 

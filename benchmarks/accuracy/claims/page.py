@@ -22,7 +22,7 @@ COSTS = ("payload, MiB", "GFLOP", "step memory, MiB")
 COMMAND = "python -m benchmarks.accuracy.claims"
 _INTRODUCTION = """# What the papers claim, and what holds here
 
-{sentence}
+{sentence}{quick}
 
 ![Differences of every comparison with their intervals, by paper]({folder}/claims.svg)
 
@@ -42,6 +42,9 @@ evaluations in the last third of the rounds. A variant has the settings of the m
 """
 
 
+_QUICK = " One seed, a third of the rounds: this page is to look at, and decides nothing."
+
+
 def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> None:
     """The page at ``path`` and its plot beside it. ``found``: a study, its runs that stand, its trials."""
     folder = path.parent / path.stem
@@ -59,6 +62,7 @@ def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> 
     lines = [
         _INTRODUCTION.format(
             sentence=_sentence(papers),
+            quick=_QUICK if any(study.quick for study, _, _ in papers) else "",
             folder=path.stem,
             table="\n".join(_verdicts(papers)),
             command=COMMAND,

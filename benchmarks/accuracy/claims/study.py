@@ -53,14 +53,15 @@ class Trial(NamedTuple):
 
 
 class Study:
-    """The study of a paper. ``values``: its file."""
+    """The study of a paper. ``values``: its file. ``quick``: one seed and a part of the rounds, to look at."""
 
-    def __init__(self, paper: str, folder: Path = FOLDER) -> None:
+    def __init__(self, paper: str, folder: Path = FOLDER, *, quick: bool = False) -> None:
         self.paper = paper
+        self.quick = quick
         self.values: Values = yaml.safe_load((folder / f"{paper}.yaml").read_text(encoding="utf-8"))
         self.tasks: dict[str, Values] = self.values["tasks"]
         self.methods: dict[str, Values] = self.values["methods"]
-        self.seeds: list[int] = self.values["seeds"]
+        self.seeds: list[int] = self.values["seeds"][: 1 if quick else None]
 
     def cells(self) -> Iterator[Cell]:
         """Every run, one seed of everything before the next: a table that is cut short is short of seeds."""
@@ -98,10 +99,11 @@ class Study:
         fleet = self.tasks[task]["fleet"]
         return list(fleet) if isinstance(fleet, list) else [f"device-{i:02d}" for i in range(1, fleet + 1)]
 
-    def run_file(self, cell: Cell, settings: Values, *, short: bool = False, source: Values | str = "") -> Values:
+    def run_file(self, cell: Cell, settings: Values, *, short: bool | None = None, source: Values | str = "") -> Values:
         """The run file of a cell. ``settings``: its learning rate ``lr`` and other fields by dotted names.
 
-        ``source``: data in place of the task's, without its test set.
+        ``short``: with a part of the rounds; None: as the study is. ``source``: data in place of the task's, without
+        its test set.
         """
         task, method = self.tasks[cell.task], self.methods[cell.method]
         values: Values = copy.deepcopy(task["run"])
@@ -117,7 +119,7 @@ class Study:
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
         for name, value in self._fields(cell, settings).items():
             set_field(values, name, value)
-        if short:
+        if self.quick if short is None else short:
             values["training"]["rounds"] = [n // SHORT for n in values["training"]["rounds"]]
         if source:
             values["data"]["source"] = source
