@@ -103,6 +103,7 @@ def test_the_mixes_use_every_choice_of_every_role():
         ({"missing": {"completion": {"generator": "transformers"}}}, "completion by transformers needs a checkpoint"),
         ({"weight": "own", "cluster": "lsh"}, "weight: own exchanges nothing; set cluster: none"),
         ({"weight": "own", "optimise": "fedadam"}, "weight: own exchanges nothing; set optimise: plain"),
+        ({"weight": "own", "schedule": "freeze"}, "so freeze would freeze what nobody has trained"),
         ({"weight": "relationship", "cluster": {"lsh": {"models": "own"}}}, "gives each device a model already"),
         ({"weight": "relationship", "repair": "poverty"}, "poverty mends one model for all"),
         ({"repair": "poverty", "missing": "ignore"}, "poverty needs samples that lack a modality"),

@@ -17,12 +17,18 @@ def by_samples(samples: Mapping[str, int], modalities: Mapping[str, int] | None 
     return proportional(samples)
 
 
+#: Schedules whose later stages freeze what a device has trained, and take it from the global model.
+_FREEZING = ("layerwise", "freeze", "mixed")
+
+
 def _alone(recipe: Recipe) -> list[Problem]:
-    return [
+    found = [
         Problem(role, f"weight: own exchanges nothing; set {role}: {default(role)}")
         for role in ("cluster", "prototypes", "repair", "optimise")
         if default(role) not in recipe[role]
     ]
+    frozen = "weight: own exchanges nothing, so {} would freeze what nobody has trained; set schedule: end_to_end"
+    return found + [Problem("schedule", frozen.format(one)) for one in _FREEZING if one in recipe["schedule"]]
 
 
 register(
