@@ -67,6 +67,7 @@ MEASURES: Mapping[str, Measure] = {
     "one modality, zeros": lambda row: late(row, alone("zero")),
     "one modality, prototypes": lambda row: late(row, alone("prototype")),
     "devices' accuracy": lambda row: _own(row, "trained|accuracy"),
+    "devices' accuracy, as received": lambda row: _own(row, "received|accuracy"),
     "devices' recall at 1": lambda row: _own(row, "trained|recall"),
     "payload, MiB": lambda row: row.curve[-1].payload_bytes / 2**20 if row.curve else None,
     "GFLOP": lambda row: row.curve[-1].flops / 1e9 if row.curve else None,
