@@ -102,12 +102,14 @@ class Method:
 class Schedule(Method):
     """Which parts exist and are trained in each stage. ``stages``: (model, rounds of each stage, options) -> stages.
 
-    ``encoders``: it trains the encoders. ``by_budget``: devices of one round train different depths.
+    ``encoders``: it trains the encoders. ``by_budget``: devices of one round train different depths. ``freezes``: later
+    stages take parts that earlier ones trained from the global model, frozen.
     """
 
     stages: Callable[..., tuple[object, ...]] | None = None
     encoders: bool = True
     by_budget: bool = False
+    freezes: bool = False
 
 
 @dataclass(frozen=True)

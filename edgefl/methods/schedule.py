@@ -122,12 +122,14 @@ register(
         "stage s adds encoder stage s; only it, the heads and the final norms are trained",
         {"embed": _EMBED},
         stages=layerwise,
+        freezes=True,
     ),
     Schedule(
         "freeze",
         "the whole model exists; stage s trains encoder stages s to the last: rounds [9, 0, 27] are 9 end-to-end, then "
         "27 of the last stage over its stored prefix",
         stages=freeze,
+        freezes=True,
     ),
     Schedule("heads", "whole, frozen encoders; only heads, fusion and task are trained", stages=heads, encoders=False),
     Schedule(
@@ -135,5 +137,6 @@ register(
         "each device the most its budget allows: end to end, or in stage s as in progressive, down to layerwise",
         stages=mixed,
         by_budget=True,
+        freezes=True,
     ),
 )

@@ -11,7 +11,11 @@ import pytest
 import yaml
 from memory_fleet import share
 from report_fixture import run_report
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
+from benchmarks.accuracy.baselines import STRENGTHS
 from benchmarks.accuracy.claims import __main__ as program
 from benchmarks.accuracy.claims import baseline, carry, test_set_worker, tuning
 from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, judged, verdict
@@ -264,14 +268,36 @@ def test_a_simple_baseline_is_measured_once_for_all_tasks_of_the_same_data(monke
     halves = Named(whole.subset(range(100)), whole.subset(range(100, 200)), None)
     asked = []
     monkeypatch.setattr(baseline, "named", lambda name, options: asked.append(name) or halves)
-    study = Study("mmic")
+    study, path = Study("mmic"), tmp_path / baseline.FILE
     study.tasks["again"] = study.tasks["har"]
-    baseline.fill([study], tmp_path / baseline.FILE)
-    baseline.fill([study], tmp_path / baseline.FILE)
+    baseline.fill(study, ["har"], path)
+    baseline.fill(study, study.tasks, path)
     assert asked == ["har_hapt", "av_digits"]
-    found = baseline.kept(tmp_path / baseline.FILE)[baseline.key(study, "again")]
+    found = baseline.kept(path)[baseline.key(study, "again")]
+    assert found.complete > 0.9
     assert found.alone["a"] > 0.9 > 0.7 > found.alone["b"]
     assert found.text.startswith(f"{100 * found.complete:.1f} % (a alone ")
+    write([(study, [], 0)], tmp_path / "page.md", baseline.kept(path))
+    assert (
+        f"Simple baseline, logistic regression on all training samples, complete: {found.text}."
+        in (tmp_path / "page.md").read_text()
+    )
+
+
+def test_regularisation_of_the_baseline_is_chosen_on_people_held_out():
+    rng = np.random.default_rng(2)
+    features, labels = rng.normal(0, 1, (300, 40)), rng.integers(0, 2, 300)
+    features[:, 0] += 3 * labels
+    groups = np.arange(300) // 10
+    chosen = baseline.fitted(features, labels, groups)[-1].C
+    assert chosen in STRENGTHS
+    scores = {}
+    own, others = next(baseline.GroupShuffleSplit(1, test_size=0.2, random_state=0).split(features, labels, groups))
+    assert not set(groups[own]) & set(groups[others])
+    for strength in STRENGTHS:
+        made = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
+        scores[strength] = made.fit(features[own], labels[own]).score(features[others], labels[others])
+    assert scores[chosen] == max(scores.values())
 
 
 def test_two_of_these_do_not_write_the_same_file(tmp_path):
@@ -310,6 +336,21 @@ def test_the_command_writes_the_page_of_what_there_is(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["claims", "--page", "--results", str(tmp_path / "systems")])
     program.main()
     assert "not run" in (tmp_path / "systems.md").read_text()
+
+
+def test_a_preview_tunes_nothing_and_lies_apart(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["claims", "--quick", "--paper", "mmic", "--only", "fedavg"])
+    monkeypatch.setattr(program, "tune", lambda *_: pytest.fail("a preview tunes nothing"))
+    asked: list[carry.Job] = []
+    monkeypatch.setattr(program, "carry_out", lambda jobs, *_: asked.extend(jobs) or True)
+    program.main()
+    assert {job.trial.cell.seed for job in asked} == {1}
+    assert {tuple(job.values["training"]["rounds"]) for job in asked} == {(10, 0, 0)}
+    text = (tmp_path / program.QUICK).with_suffix(".md").read_text()
+    assert "A preview: one seed" in text
+    assert "`python -m benchmarks.accuracy.claims --quick`" in text
+    assert not (tmp_path / program.RESULTS).exists()
 
 
 def test_a_device_is_tested_by_what_it_has_on_the_whole_test_set(tmp_path):

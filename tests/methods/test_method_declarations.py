@@ -116,7 +116,6 @@ def mpo(beta: float, temperature: float) -> Recipe:
 
 MAPPING = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
 TERMS: dict[str, dict[str, object]] = {"cross_entropy": {}, "cluster_contrast": {}}
-ALONE = "weight: own exchanges nothing"
 CONFLICTS: list[tuple[Callable[[Recipe], list[Problem]], Recipe, list[tuple[str, str]]]] = [
     (cluster.own_models, recipe(cluster={"lsh": {"models": "own"}}), []),
     (completion._checkpoint, recipe(missing={"completion": {"generator": "nearest", "checkpoint": ""}}), []),
@@ -155,12 +154,6 @@ CONFLICTS: list[tuple[Callable[[Recipe], list[Problem]], Recipe, list[tuple[str,
             ("repair", "weight: own exchanges nothing; set repair: none"),
             ("optimise", "weight: own exchanges nothing; set optimise: plain"),
         ],
-    ),
-    (samples._alone, recipe(schedule={"progressive": {}}), []),
-    (
-        samples._alone,
-        recipe(schedule={"layerwise": {"embed": "auto"}}),
-        [("schedule", f"{ALONE}, so layerwise would freeze what nobody has trained; set schedule: end_to_end")],
     ),
 ]
 

@@ -4,7 +4,7 @@ python -m benchmarks.accuracy.claims                   # all papers; what has be
 python -m benchmarks.accuracy.claims --paper mmic      # one of them
 python -m benchmarks.accuracy.claims --minutes 60      # begin no run after an hour
 python -m benchmarks.accuracy.claims --page            # the page of what there is
-python -m benchmarks.accuracy.claims --quick           # one seed, a third of the rounds, the settings that are kept
+python -m benchmarks.accuracy.claims --quick           # a preview in ten minutes: one seed, a third of the rounds
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def jobs_of(study: Study, cells: list[Cell], tried: Results, runs: Results) -> l
 
 
 def trials_of(study: Study, folder: Path) -> Results:
-    """What tuning has tried; a quick study takes the settings that the whole one has chosen."""
+    """What tuning has tried. A quick study has the settings that the whole one has chosen, else the middle ones."""
     return Results((RESULTS if study.quick else folder) / f"{study.paper}-tuning.jsonl")
 
 
@@ -47,8 +47,10 @@ def fill(study: Study, folder: Path, only: list[str], limits: Limits) -> bool:
     """Tune and run what is due; True when nothing is left. A quick study tunes nothing."""
     tried, runs = trials_of(study, folder), Results(folder / f"{study.paper}-runs.jsonl")
     cells = [cell for cell in study.cells() if all(text in cell.key for text in only)]
-    if not study.quick and not tune(study, cells, tried, limits):
-        return False
+    if not study.quick:
+        baseline.fill(study, dict.fromkeys(cell.task for cell in cells), folder / baseline.FILE)
+        if not tune(study, cells, tried, limits):
+            return False
     return carry_out(jobs_of(study, cells, tried, runs), runs, limits, "run")
 
 
@@ -60,7 +62,7 @@ def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], int]:
         row = runs.of(cell, digest(study.run_file(cell, chosen(study, cell, tried))))
         if row is not None:
             rows.append(row)
-    return study, rows, len(tried.rows)
+    return study, rows, 0 if study.quick else len(tried.rows)
 
 
 def main() -> None:
@@ -72,7 +74,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
     parser.add_argument("--page", action="store_true", help="only write the page of what there is")
-    parser.add_argument("--quick", action="store_true", help=f"look at every cell in ten minutes; into {QUICK}")
+    parser.add_argument("--quick", action="store_true", help=f"a preview in ten minutes, into {QUICK}")
     parser.add_argument("--results", type=Path, help=f"folder of the lines and plots (default: {RESULTS})")
     options = parser.parse_args()
     folder = options.results or (QUICK if options.quick else RESULTS)
@@ -80,8 +82,6 @@ def main() -> None:
     studies = [Study(paper, quick=options.quick) for paper in options.paper or papers]
     if not options.page:
         with claimed(RUNS / "lock"):
-            if not options.quick:
-                baseline.fill(studies, folder / baseline.FILE)
             for study in studies:
                 limits = Limits(options.workers, until)
                 if worker := study.values.get("worker"):
@@ -90,7 +90,8 @@ def main() -> None:
     from benchmarks.accuracy.claims.page import write
 
     page = folder.with_suffix(".md")
-    write([standing(Study(paper, quick=options.quick), folder) for paper in papers], page)
+    found = [standing(Study(paper, quick=options.quick), folder) for paper in papers]
+    write(found, page, baseline.kept((RESULTS if options.quick else folder) / baseline.FILE))
     sys.stderr.write(f"{page}\n")
 
 

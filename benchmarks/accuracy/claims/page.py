@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy.claims import baseline
 from benchmarks.accuracy.claims.as_fleet import FILE, kept
+from benchmarks.accuracy.claims.baseline import Baseline, key
 from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.plots import differences
@@ -42,11 +42,19 @@ evaluations in the last third of the rounds. A variant has the settings of the m
 """
 
 
-_QUICK = " One seed, a third of the rounds: this page is to look at, and decides nothing."
+_QUICK = (
+    " A preview: one seed, a third of the rounds, the settings that tuning chose for the whole, else the middle ones. "
+    "It decides nothing. (A third of MMiC's rounds is its warm-up, which draws devices at random.)"
+)
 
 
-def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> None:
+def write(
+    found: Sequence[tuple[Study, Sequence[Outcome], int]],
+    path: Path,
+    baselines: Mapping[str, Baseline] | None = None,
+) -> None:
     """The page at ``path`` and its plot beside it. ``found``: a study, its runs that stand, its trials."""
+    quick = any(study.quick for study, _, _ in found)
     folder = path.parent / path.stem
     folder.mkdir(parents=True, exist_ok=True)
     papers = [(study, rows, _findings(study, rows)) for study, rows, _ in found]
@@ -62,10 +70,10 @@ def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> 
     lines = [
         _INTRODUCTION.format(
             sentence=_sentence(papers),
-            quick=_QUICK if any(study.quick for study, _, _ in papers) else "",
+            quick=_QUICK if quick else "",
             folder=path.stem,
             table="\n".join(_verdicts(papers)),
-            command=COMMAND,
+            command=COMMAND + (" --quick" if quick else ""),
             machine=f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})",
             date=time.strftime("%Y-%m"),
             runs=len(runs),
@@ -73,9 +81,8 @@ def write(found: Sequence[tuple[Study, Sequence[Outcome], int]], path: Path) -> 
             hours=sum(row.cpu_s for row in runs) / 3600,
         )
     ]
-    bars = baseline.kept(folder / baseline.FILE)
     for study, rows, claims in papers:
-        lines += _paper(study, rows, claims, bars)
+        lines += _paper(study, rows, claims, baselines or {})
     lines += _as_fleets(folder / FILE)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
@@ -131,7 +138,7 @@ def _difference(one: Finding) -> str:
     return f"{mean:+.1f} [{'one seed' if math.isinf(low) else f'{low:+.1f}, {high:+.1f}'}]"
 
 
-def _paper(study: Study, rows: Sequence[Outcome], claims: Judged, bars: Mapping[str, baseline.Baseline]) -> list[str]:
+def _paper(study: Study, rows: Sequence[Outcome], claims: Judged, baselines: Mapping[str, Baseline]) -> list[str]:
     values = study.values
     lines = [f"## {values['title']}", "", values["says"].strip(), ""]
     for claim, findings in claims:
@@ -143,7 +150,7 @@ def _paper(study: Study, rows: Sequence[Outcome], claims: Judged, bars: Mapping[
     for task, asked in study.tasks.items():
         own = [row for row in rows if row.task == task]
         lines += [f"### {asked['title']}", "", asked["says"].strip(), ""]
-        if bar := bars.get(baseline.key(study, task)):
+        if bar := baselines.get(key(study, task)):
             lines += [f"Simple baseline, logistic regression on all training samples, complete: {bar.text}.", ""]
         lines += [*_rows(study, task, own), ""] if own else ["Not run yet.", ""]
     return lines

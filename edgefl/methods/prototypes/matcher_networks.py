@@ -113,7 +113,7 @@ def _train(
             optimizer = AdamW((Group(tuple(module.parameters()), settings.lr, settings.weight_decay),))
             for rows in _batches(len(x), settings, generator):
                 work = partial(step, loss, rows.to(x.device), optimizer)
-                # A contrast compares every row with every other: not a sum over rows.
+                # "nothing": the FLOPs of a contrast, which compares every row with every other, are no sum over rows.
                 counted(kind, (("rows", len(rows)),), work, linear="nothing")
     module.zero_grad(set_to_none=True)
     module.eval()

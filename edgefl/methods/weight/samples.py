@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from edgefl.aggregation.mean import proportional
 from edgefl.errors import Problem
-from edgefl.registry import Recipe, Weight, default, register
+from edgefl.registry import Recipe, Rule, Weight, default, register
 
 
 def by_samples(samples: Mapping[str, int], modalities: Mapping[str, int] | None = None) -> dict[str, float]:
@@ -17,26 +17,25 @@ def by_samples(samples: Mapping[str, int], modalities: Mapping[str, int] | None 
     return proportional(samples)
 
 
-#: Schedules whose later stages freeze what a device has trained, and take it from the global model.
-_FREEZING = ("layerwise", "freeze", "mixed")
-
-
 def _alone(recipe: Recipe) -> list[Problem]:
-    found = [
+    return [
         Problem(role, f"weight: own exchanges nothing; set {role}: {default(role)}")
         for role in ("cluster", "prototypes", "repair", "optimise")
         if default(role) not in recipe[role]
     ]
-    frozen = "weight: own exchanges nothing, so {} would freeze what nobody has trained; set schedule: end_to_end"
-    return found + [Problem("schedule", frozen.format(one)) for one in _FREEZING if one in recipe["schedule"]]
 
 
+_FREEZES = (
+    "with weight: own nothing trains the global model, from which this schedule takes what it freezes; set schedule: "
+    "end_to_end, progressive or heads"
+)
 register(
     Weight("samples", "number of samples, per part", default=True, weigh=by_samples),
     Weight(
         "own",
         "nothing is exchanged: each device trains alone",
         conflicts=_alone,
+        rules=(Rule("schedule", "freezes", _FREEZES, wanted=False),),
         per_round=True,
         weigh=by_samples,
         exchange="nothing",
