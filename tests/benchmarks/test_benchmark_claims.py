@@ -300,6 +300,20 @@ def test_regularisation_of_the_baseline_is_chosen_on_people_held_out():
     assert scores[chosen] == max(scores.values())
 
 
+def test_the_page_gives_of_a_cost_how_many_times_less_it_is(tmp_path):
+    study = Study("layerwise")
+
+    def run(method: str, seed: int, flops: float) -> Outcome:
+        point = Point(30, {"acc+gyro|none|macro_f1": 0.9}, 1.0, flops)
+        return Outcome("layerwise", "har", "complete", method, seed, "", curve=(point,))
+
+    rows = [run(method, n, flops + n) for n in (1, 2, 3) for method, flops in (("lw-fedmml", 1e9), ("fedavg", 4e9))]
+    write([(study, rows, 0)], tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "| fewer FLOPs | ÷ 2.4 (COCO) | har to fedavg ÷ 4.0 | **yes so far** |" in text
+    assert "| lw-fedmml 1.0 ± 0.0 | fedavg 4.0 ± 0.0 | ÷ 4.0 | 3 | yes |" in text
+
+
 def test_two_of_these_do_not_write_the_same_file(tmp_path):
     path = tmp_path / ".lock"
     with claimed(path), pytest.raises(SystemExit, match="another run of"), claimed(path):

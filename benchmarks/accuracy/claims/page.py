@@ -121,19 +121,24 @@ def _verdicts(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> list
     lines = ["| paper | claim | the paper | here | verdict |", "|---|---|---|---|---|"]
     every = [(study, *one) for study, _, claims in papers for one in claims]
     for study, claim, findings in sorted(every, key=lambda one: verdict(one[2]) == "not run"):
-        here = "; ".join(_short(one) for one in findings if one is not None) or "–"
+        here = "; ".join(_short(study, one) for one in findings if one is not None) or "–"
         lines.append(
             f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | **{verdict(findings)}** |"
         )
     return lines
 
 
-def _short(one: Finding) -> str:
-    """Such as har mm50-mc50 to fedavg +1.3 [+0.4, +2.2]."""
-    return f"{one.asked.task} {one.asked.condition} to {one.asked.right} {_difference(one)}"
+def _short(study: Study, one: Finding) -> str:
+    """Such as har mm50-mc50 to fedavg +1.3 [+0.4, +2.2]; a task's only condition is not named."""
+    asked = one.asked
+    several = len(study.tasks[asked.task]["conditions"]) > 1
+    return f"{asked.task}{f' {asked.condition}' if several else ''} to {asked.right} {_difference(one)}"
 
 
 def _difference(one: Finding) -> str:
+    """Such as +1.3 [+0.4, +2.2]; of a cost how many times less it is, ÷ 2.2."""
+    if one.asked.measure in COSTS:
+        return f"÷ {one.right.mean / one.left.mean:.1f}"
     mean, low, high = one.difference
     return f"{mean:+.1f} [{'one seed' if math.isinf(low) else f'{low:+.1f}, {high:+.1f}'}]"
 
