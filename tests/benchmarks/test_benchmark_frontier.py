@@ -34,7 +34,8 @@ def runs(behind: list[float], cost: float = 0.25) -> list[Outcome]:
 
 def test_every_method_of_every_task_is_a_run_file_that_loads(tmp_path):
     cells = [cell for cell in STUDY.cells() if cell.seed == STUDY.seeds[0]]
-    assert len(cells) == len(STUDY.tasks) * len(STUDY.methods)
+    assert {(cell.task, cell.method) for cell in cells} >= {(task, "layer-wise 2+10+24") for task in STUDY.tasks}
+    assert {cell.method for cell in cells} == set(STUDY.methods)
     assert REFERENCE in STUDY.methods
     assert {task["measure"] for task in STUDY.tasks.values()} <= set(MEASURES)
     for cell in cells:
@@ -100,4 +101,4 @@ def test_the_page_has_a_picture_and_a_line_for_each_method(tmp_path):
     assert "all: 1.23." in text
     assert "## av_digits" not in text  # nothing of it has been run
     assert "* av_digits from random weights: everything" in text
-    assert "layer-wise 12+12+12" in text.partition("## Not run yet")[2]
+    assert "layer-wise 2+10+24" in text.partition("## Not run yet")[2]

@@ -2,7 +2,7 @@
 
 A run is a fleet in one process (`edgefl study`'s worker processes); what has been run is not run again.
 
-    python -m benchmarks.cost.frontier --pretrain          # once: the encoders of the pretrained tasks
+    python -m benchmarks.accuracy.encoders                 # once: the encoders of the pretrained tasks
     python -m benchmarks.cost.frontier --only har          # tasks and methods whose names have this
     python -m benchmarks.cost.frontier --minutes 60        # begin no run after an hour
     python -m benchmarks.cost.frontier --page              # the page of what there is
@@ -11,7 +11,6 @@ A run is a fleet in one process (`edgefl study`'s worker processes); what has be
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
@@ -31,36 +30,16 @@ def study() -> Study:
     return Study("frontier", FOLDER)
 
 
-def pretrain(tasks: dict[str, dict[str, object]]) -> None:
-    """Make the encoders that the tasks name and that are not there: of a third of the groups, devices of
-    the runs among them."""
-    from benchmarks.accuracy.pretrain import make
-
-    for task in tasks.values():
-        run, slots = task["run"], task["slots"]
-        assert isinstance(run, dict) and isinstance(slots, dict)  # noqa: PT018 - our own file
-        for modality, encoder in run["model"]["encoders"].items():
-            path = Path(str(slots.get(f"model.encoders.{modality}.pretrained", "")))
-            if path.suffix and not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                found = make(run["data"]["source"], {modality: encoder}, path)
-                sys.stderr.write(f"{path}: test accuracy {found[modality]:.1%}\n")
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cells whose name has this")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
-    parser.add_argument("--pretrain", action="store_true", help="only make the encoders that are not there")
     parser.add_argument("--page", action="store_true", help="only write the page of what there is")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines and plots")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
-    if options.pretrain:
-        pretrain(study().tasks)
-        return
     if not options.page:
         with claimed(RUNS / "frontier.lock"):
             fill(study(), options.results, options.only, Limits(options.workers, until))
