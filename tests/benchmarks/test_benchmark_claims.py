@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.accuracy.baselines import STRENGTHS
 from benchmarks.accuracy.claims import __main__ as program
-from benchmarks.accuracy.claims import baseline, carry, test_set_worker, tuning
+from benchmarks.accuracy.claims import baseline, carry, page, test_set_worker, tuning
 from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
 from benchmarks.accuracy.claims.page import write
@@ -312,6 +312,13 @@ def test_the_page_gives_of_a_cost_how_many_times_less_it_is(tmp_path):
     text = (tmp_path / "page.md").read_text()
     assert "| fewer FLOPs | ÷ 2.4 (COCO) | har to fedavg ÷ 4.0 | **yes so far** |" in text
     assert "| lw-fedmml 1.0 ± 0.0 | fedavg 4.0 ± 0.0 | ÷ 4.0 | 3 | yes |" in text
+
+
+def test_settings_are_told_in_words():
+    slots = {"slots.objective": {"cross_entropy": {}, "prototype_contrast": {"weight": 0.1, "temperature": 0.07}}}
+    told = "lr 0.001, objective cross_entropy, prototype_contrast (weight 0.1, temperature 0.07)"
+    assert page._settings({"lr": 1e-3, **slots}) == told
+    assert page._settings({"encoder rates by stage": [0.1, 1.0]}) == "encoder rates by stage [0.1, 1.0]"
 
 
 def test_two_of_these_do_not_write_the_same_file(tmp_path):

@@ -132,7 +132,7 @@ def _short(study: Study, one: Finding) -> str:
     """Such as har mm50-mc50 to fedavg +1.3 [+0.4, +2.2]; a task's only condition is not named."""
     asked = one.asked
     several = len(study.tasks[asked.task]["conditions"]) > 1
-    return f"{asked.task}{f' {asked.condition}' if several else ''} to {asked.right} {_difference(one)}"
+    return f"{asked.task}{f' {asked.condition}' if several else ''} to {asked.right_measure or asked.right} {_difference(one)}"
 
 
 def _difference(one: Finding) -> str:
@@ -172,7 +172,7 @@ def _evidence(findings: Sequence[Finding | None]) -> list[str]:
         bound = f" (claimed: more than {asked.margin:+g})" if asked.margin else ""
         lines.append(
             f"| {asked.task} | {asked.condition} | {measure}{bound} | {asked.left} {one.left.text()} | "
-            f"{asked.right} {one.right.text()} | {_difference(one)} | {one.gain.seeds} | {one.verdict} |"
+            f"{asked.right_measure or asked.right} {one.right.text()} | {_difference(one)} | {one.gain.seeds} | {one.verdict} |"
         )
     return [*lines, ""]
 
@@ -217,4 +217,19 @@ def _text(values: Sequence[float], *, spread: bool = True) -> str:
 
 
 def _settings(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"{name.removeprefix('slots.')} {value}" for name, value in settings.items()).replace("|", "/")
+    return ", ".join(f"{name.removeprefix('slots.')} {_told(value)}" for name, value in settings.items())
+
+
+def _told(value: object) -> str:
+    """A setting in words: prototype_contrast (weight 0.1, temperature 0.07) of a mapping, else the value."""
+    if not isinstance(value, Mapping):
+        return str(value).replace("|", "/")
+    each = (
+        f"{name} ({_inner(inner)})" if isinstance(inner, Mapping) and inner else str(name)
+        for name, inner in value.items()
+    )
+    return ", ".join(each)
+
+
+def _inner(value: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {one}" for name, one in value.items())
