@@ -91,6 +91,11 @@ class Comparison(NamedTuple):
     right_measure: str = ""
     falling: str = ""
 
+    @property
+    def against(self) -> str:
+        """What ``left`` is compared with, in words: a method, or another measure of its own."""
+        return self.right_measure or self.right
+
 
 class Claim(NamedTuple):
     """What a paper claims, the paper's own effect in words, and the comparisons: yes when all are, no when one is."""

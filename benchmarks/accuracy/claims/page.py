@@ -132,7 +132,7 @@ def _short(study: Study, one: Finding) -> str:
     """Such as har mm50-mc50 to fedavg +1.3 [+0.4, +2.2]; a task's only condition is not named."""
     asked = one.asked
     several = len(study.tasks[asked.task]["conditions"]) > 1
-    return f"{asked.task}{f' {asked.condition}' if several else ''} to {asked.right_measure or asked.right} {_difference(one)}"
+    return f"{asked.task}{f' {asked.condition}' if several else ''} to {asked.against} {_difference(one)}"
 
 
 def _difference(one: Finding) -> str:
@@ -172,7 +172,7 @@ def _evidence(findings: Sequence[Finding | None]) -> list[str]:
         bound = f" (claimed: more than {asked.margin:+g})" if asked.margin else ""
         lines.append(
             f"| {asked.task} | {asked.condition} | {measure}{bound} | {asked.left} {one.left.text()} | "
-            f"{asked.right_measure or asked.right} {one.right.text()} | {_difference(one)} | {one.gain.seeds} | {one.verdict} |"
+            f"{asked.against} {one.right.text()} | {_difference(one)} | {one.gain.seeds} | {one.verdict} |"
         )
     return [*lines, ""]
 
