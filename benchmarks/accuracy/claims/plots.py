@@ -41,5 +41,5 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
 
 def _name(paper: str, one: Finding) -> str:
     asked = one.asked
-    right = asked.right if asked.right != asked.left else "zeros"
-    return f"{paper}: {asked.left} to {right}, {asked.task} {asked.condition}"
+    measure = ", recall" if "recall" in asked.measure else ""
+    return f"{paper}: {asked.left} to {asked.against}, {asked.task} {asked.condition}{measure}"
