@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 Array = NDArray[Any]
@@ -23,8 +23,12 @@ def probe(train: tuple[Array, Array], test: tuple[Array, Array]) -> float:
     The best of three strengths of regularisation *on the test*: the highest figure that such a regression has, for a
     comparison of features, not for what an unseen sample would see.
     """
-    fits = [make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=300)).fit(*train) for c in STRENGTHS]
-    return max(float(fit.score(*test)) for fit in fits)
+    return max(float(regression(strength).fit(*train).score(*test)) for strength in STRENGTHS)
+
+
+def regression(strength: float) -> Pipeline:
+    """A logistic regression on standardised features, not fitted yet. ``strength``: inverse, of its regularisation."""
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
 
 
 def distinct(values: Array) -> Array:

@@ -6,25 +6,19 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from memory_fleet import share
 from report_fixture import run_report
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from benchmarks.accuracy.baselines import STRENGTHS
 from benchmarks.accuracy.claims import __main__ as program
-from benchmarks.accuracy.claims import baseline, carry, page, test_set_worker, tuning
+from benchmarks.accuracy.claims import carry, page, test_set_worker, tuning
 from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
 from benchmarks.accuracy.claims.page import write
 from benchmarks.accuracy.claims.study import FOLDER, TUNING_SEED, Cell, Study, Trial, digest, set_field
 from benchmarks.common.exclusive import claimed
 from edgefl.config.profiles import load_run
-from edgefl.data.named import Named
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -257,47 +251,6 @@ def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
     assert "**not run**" in text
     assert text.index("| paper | claim |") < text.index("## MMiC")
     assert (tmp_path / "systems" / "claims.svg").read_text().startswith("<?xml")
-
-
-def test_a_simple_baseline_is_measured_once_for_all_tasks_of_the_same_data(monkeypatch, tmp_path):
-    rng = np.random.default_rng(1)
-    whole = share(200, {"a": 1.0, "b": 1.0}, seed=1)
-    whole.modalities["a"][...] = rng.normal(0, 1, whole.modalities["a"].shape)
-    whole.modalities["b"][...] = rng.normal(0, 1, whole.modalities["b"].shape)
-    whole.modalities["a"].reshape(200, -1)[:, 0] = 9 * whole.labels
-    halves = Named(whole.subset(range(100)), whole.subset(range(100, 200)), None)
-    asked = []
-    monkeypatch.setattr(baseline, "named", lambda name, options: asked.append(name) or halves)
-    study, path = Study("mmic"), tmp_path / baseline.FILE
-    study.tasks["again"] = study.tasks["har"]
-    baseline.fill(study, ["har"], path)
-    baseline.fill(study, study.tasks, path)
-    assert asked == ["har_hapt", "av_digits"]
-    found = baseline.kept(path)[baseline.key(study, "again")]
-    assert found.complete > 0.9
-    assert found.alone["a"] > 0.9 > 0.7 > found.alone["b"]
-    assert found.text.startswith(f"{100 * found.complete:.1f} % (a alone ")
-    write([(study, [], 0)], tmp_path / "page.md", baseline.kept(path))
-    assert (
-        f"Simple baseline, logistic regression on all training samples, complete: {found.text}."
-        in (tmp_path / "page.md").read_text()
-    )
-
-
-def test_regularisation_of_the_baseline_is_chosen_on_people_held_out():
-    rng = np.random.default_rng(2)
-    features, labels = rng.normal(0, 1, (300, 40)), rng.integers(0, 2, 300)
-    features[:, 0] += 3 * labels
-    groups = np.arange(300) // 10
-    chosen = baseline.fitted(features, labels, groups)[-1].C
-    assert chosen in STRENGTHS
-    scores = {}
-    own, others = next(baseline.GroupShuffleSplit(1, test_size=0.2, random_state=0).split(features, labels, groups))
-    assert not set(groups[own]) & set(groups[others])
-    for strength in STRENGTHS:
-        made = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
-        scores[strength] = made.fit(features[own], labels[own]).score(features[others], labels[others])
-    assert scores[chosen] == max(scores.values())
 
 
 def test_the_page_gives_of_a_cost_how_many_times_less_it_is(tmp_path):

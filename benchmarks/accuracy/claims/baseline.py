@@ -9,13 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupShuffleSplit
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits
 
-from benchmarks.accuracy.baselines import STRENGTHS, simple
+from benchmarks.accuracy.baselines import STRENGTHS, regression, simple
 from benchmarks.accuracy.claims.study import Study, digest
 from edgefl.data.named import named
 
@@ -91,8 +89,7 @@ def fitted(features: Array, labels: Array, groups: Array) -> Pipeline:
     ((own, others),) = GroupShuffleSplit(1, test_size=HELD_OUT, random_state=0).split(features, labels, groups)
 
     def fit(strength: float, rows: Array) -> Pipeline:
-        made = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
-        return made.fit(features[rows], labels[rows])
+        return regression(strength).fit(features[rows], labels[rows])
 
     best = max(STRENGTHS, key=lambda strength: float(fit(strength, own).score(features[others], labels[others])))
     return fit(best, np.arange(len(labels)))

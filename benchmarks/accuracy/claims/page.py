@@ -32,7 +32,7 @@ claim is *yes* when all its comparisons are, *no* when one of them is. *The pape
 
 {table}
 
-`{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
+`{command}` on {machine}, {date}: {runs} runs, {hours:.1f} hours of training steps, and {tried} trials of tuning. Every
 run is the product's own fleet in one process (`edgefl run --in-process`,
 [decision 52](../decisions/0052-one-process-is-another-transport.md)). Tuning gives every method the same number of
 settings, by successive halving: all for a third of the rounds, the best two for all rounds, on samples of the training

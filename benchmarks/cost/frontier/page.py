@@ -29,7 +29,7 @@ a longer one broken off. `end-to-end 18` and `12` are the plain alternative: the
 k+n: k rounds end-to-end, then n of the last of three stages; 6+6+24 freezes one stage after another.
 
 `{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
-kind of schedule is tuned by the same four rates, each for a third of its rounds, on training samples that are held
+kind of schedule is tuned by the same three rates, each for a third of its rounds, on training samples that are held
 out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted; all devices, whole
 runs, filling of stored prefixes included. No packing: it divides the bytes of all
 alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 wide).
