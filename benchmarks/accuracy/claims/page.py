@@ -111,7 +111,9 @@ def _findings(study: Study, rows: Sequence[Outcome]) -> Judged:
 def _sentence(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> str:
     told = [verdict(findings) for _, _, claims in papers for _, findings in claims]
     counts = [f"{told.count(one)} {one}" for one in _VERDICTS if told.count(one)]
-    return f"Of {len(told)} claims: {', '.join(counts)}."
+    short = sum(bool(_seeds(study, findings)) for study, _, claims in papers for _, findings in claims)
+    fewer = f" {short} of them have fewer seeds than planned." if short else ""
+    return f"Of {len(told)} claims: {', '.join(counts)}.{fewer}"
 
 
 _VERDICTS = ("yes", "yes so far", "no", "undecided", "not run")
@@ -123,9 +125,16 @@ def _verdicts(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> list
     for study, claim, findings in sorted(every, key=lambda one: verdict(one[2]) == "not run"):
         here = "; ".join(_short(study, one) for one in findings if one is not None) or "–"
         lines.append(
-            f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | **{verdict(findings)}** |"
+            f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | "
+            f"**{verdict(findings)}**{_seeds(study, findings)} |"
         )
     return lines
+
+
+def _seeds(study: Study, findings: Sequence[Finding | None]) -> str:
+    """Such as ", 3 of 5 seeds", of the comparison that has the fewest; "" where every one has all."""
+    fewest = min((one.gain.seeds for one in findings if one is not None), default=len(study.seeds))
+    return f", {fewest} of {len(study.seeds)} seeds" if fewest < len(study.seeds) else ""
 
 
 def _short(study: Study, one: Finding) -> str:
