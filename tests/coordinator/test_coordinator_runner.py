@@ -237,9 +237,10 @@ def test_a_lost_device_is_not_waited_for_and_takes_part_again(tmp_path: Path) ->
         other = await scene.device("b", hold=True)  # it trains when the test lets it, so no round closes meanwhile
         task = asyncio.ensure_future(scene.coordinator(a_plan()))
         await scene.until(lambda: lost.offer is not None)
-        scene.broker.cut("a", seconds=0.5)
-        lost.hold = False
         await scene.until(lambda: other.offer and other.receiver and other.receiver.finished)
+        scene.broker.cut("a", seconds=0.5)  # all else of the round is there: it closes before the device is back
+        lost.hold = False
+        await scene.until(lambda: "device_left" in scene.kinds())
         other.train()
         await scene.until(lambda: "round_closed" in scene.kinds())
         await scene.until(lambda: scene.kinds().count("device_joined") == 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_a_run_is_watched_and_steered_from_a_browser(tmp_path: Path) -> None:
         standing, link_state = page.locator("h1"), page.locator("body")
         expect(link_state).to_have_attribute("data-link", "live", timeout=PATIENCE_MS)
         expect(standing).to_contain_text("of 3 devices", timeout=PATIENCE_MS)
-        expect(page.locator(".rounds")).to_contain_text("2 of 60", timeout=PATIENCE_MS)
+        second = re.compile(r"\b([2-9]|[1-5]\d) of 60")  # or a later one, where the browser is slower than the run
+        expect(page.locator(".rounds")).to_contain_text(second, timeout=PATIENCE_MS)
         expect(page.locator("article.device")).to_have_count(3)
         expect(page.locator(".plot canvas").first).to_be_visible(timeout=PATIENCE_MS)
         assert page.locator("#device-left .lane rect").count() > 2
