@@ -17,7 +17,7 @@ _AXES: tuple[tuple[str, Callable[[Spent], float]], ...] = (
     ("GFLOP, all devices", lambda cost: cost.gflop),
 )
 #: Marks of kinds of schedules, told apart in grey too; one of a kind with fewer rounds has the same mark.
-_MARKS = {"end-to-end": "o", "freeze": "s", "last": "^", "layer-wise": "D", "progressive": "v"}
+_MARKS = {"end-to-end": "o", "freeze": "s", "last": "^", "layer-wise": "D", "progressive": "v", "heads": "P"}
 
 
 def frontier(tasks: Mapping[str, tuple[Sequence[Outcome], Sequence[Row]]], folder: Path) -> None:
