@@ -1,0 +1,1 @@
+"""A simulated fleet beside Flower's simulation."""

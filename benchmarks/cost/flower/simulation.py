@@ -1,0 +1,150 @@
+"""The fleet of a run file as a Flower simulation: FedAvg of the whole model, one Ray actor for each core.
+
+The model, its first weights, every device's samples and the test set are EdgeFL's; the rounds, their messages and the
+averaging are Flower's. Batches are drawn alike (shuffled, full ones only), but with other random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+from edgefl.config.profiles import load_run
+from edgefl.data.dataset import Dataset
+from edgefl.data.sources import load_pair
+from edgefl.models.checkpoints import initial_parts
+from edgefl.models.parts import loaded
+from edgefl.models.spec import part_names
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.compile import compile_run
+from edgefl.plan.job import RunPlan
+from edgefl.training.batches import mixed_rows
+
+#: Actors' way to the run file: Ray hands the driver's variables on.
+RUN = "EDGEFL_BENCHMARK_RUN"
+State = dict[str, Tensor]
+
+
+@cache
+def read() -> tuple[RunPlan, Dataset, Dataset, list[str]]:
+    """The run's plan, the training samples, the test samples, and whose share each device has."""
+    config, recipe = load_run(yaml.safe_load(Path(os.environ[RUN]).read_text()), ())
+    assert config.data.source is not None
+    train, test = load_pair(config.data.source)
+    assert test is not None
+    plan = compile_run(config, recipe, run="flower", shapes=train.signature(), label_names=train.label_names)
+    return plan, train, test, [device.name for device in config.fleet]
+
+
+@cache
+def share(device: int) -> Dataset:
+    """The samples of a device."""
+    _, train, _, devices = read()
+    assert train.groups is not None
+    return train.subset(np.flatnonzero(train.groups == devices[device]))
+
+
+@cache
+def model() -> StagedModel:
+    """The one model of a process, whose weights come and go."""
+    plan = read()[0]
+    return build(plan.model, part_names(plan.model))
+
+
+def logits(rows: Dataset, indices: np.ndarray) -> Tensor:
+    """[n, classes] of complete samples."""
+    whole = model()
+    inputs = {m: torch.from_numpy(values[indices]) for m, values in rows.modalities.items()}
+    return whole.classify(whole.fuse({m: whole.project(m, whole.encode(m, x)) for m, x in inputs.items()}))
+
+
+def train(state: Mapping[str, Tensor], device: int, round_number: int) -> tuple[State, int]:
+    """A device's local training: its weights, and how many samples it has."""
+    plan = read()[0]
+    hyper, rows = plan.hypers[-1], share(device)
+    whole = model()
+    whole.load_state_dict(dict(state))
+    whole.train()
+    rng = np.random.default_rng((plan.seed, device, round_number))
+    torch.manual_seed(int(rng.integers(2**63)))
+    decay = hyper.weight_decay.get("encoder", 0.0)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=hyper.lr["encoder"], weight_decay=decay)
+    assert rows.labels is not None
+    for _ in range(hyper.epochs):
+        for indices in mixed_rows(np.arange(len(rows)), hyper.batch_size, rng):
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(logits(rows, indices), torch.from_numpy(rows.labels[indices])).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return {name: value.clone() for name, value in whole.state_dict().items()}, len(rows)
+
+
+@torch.no_grad()
+def accuracy(state: Mapping[str, Tensor]) -> float:
+    """Of the test set, 0..1."""
+    test = read()[2]
+    whole = model()
+    whole.load_state_dict(dict(state))
+    whole.eval()
+    assert test.labels is not None
+    right = [
+        (logits(test, rows).argmax(dim=1).numpy() == test.labels[rows]).sum()
+        for rows in np.array_split(np.arange(len(test)), len(test) // 256 + 1)
+    ]
+    return float(sum(right)) / len(test)
+
+
+def first_weights() -> State:
+    """As EdgeFL's run begins."""
+    plan = read()[0]
+    parts = dict(initial_parts(plan.model, plan.seed))
+    return dict(loaded(plan.model, part_names(plan.model), parts).state_dict())
+
+
+def simulate(run: Path, out: Path) -> None:
+    """Run Flower's simulation of the file ``run``, which is to be judged every so many rounds; writes its accuracy."""
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    os.environ[RUN] = str(run.resolve())
+    plan, _, _, devices = read()
+    rounds, every = sum(stage.rounds for stage in plan.stages), yaml.safe_load(run.read_text())["evaluate"]
+    client, server = ClientApp(), ServerApp()
+    found: dict[str, Any] = {}
+
+    @client.train()  # type: ignore[untyped-decorator]
+    def trained(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        at, device = int(message.content["config"]["server-round"]), int(context.node_config["partition-id"])
+        state, samples = train(message.content["arrays"].to_torch_state_dict(), device, at)
+        content = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
+        return Message(content=RecordDict(content), reply_to=message)
+
+    def judged(at: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if at % every and at != rounds:
+            return None
+        found["accuracy"] = accuracy(arrays.to_torch_state_dict())
+        return MetricRecord({"accuracy": found["accuracy"]})
+
+    @server.main()  # type: ignore[untyped-decorator]
+    def main(grid: Grid, _: Context) -> None:
+        torch.set_num_threads(1)
+        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(devices))
+        result = strategy.start(grid, ArrayRecord(first_weights()), num_rounds=rounds, evaluate_fn=judged)
+        found["rounds"] = len(result.train_metrics_clientapp)
+
+    run_simulation(server, client, len(devices), backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+    if found.get("rounds") != rounds:
+        raise SystemExit(f"Flower has trained in {found.get('rounds', 0)} of {rounds} rounds; its log says why")
+    out.write_text(json.dumps(found))

@@ -1,0 +1,63 @@
+"""EdgeFL beside Flower's simulation: both train the same, and what processes take is seen."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+from benchmarks.cost.flower import simulation
+from benchmarks.cost.flower.__main__ import VALUES, Watch
+from edgefl.models.checkpoints import initial_parts
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Flower's side, of a small data set's run."""
+    values = copy.deepcopy(VALUES) | {"seed": 1}
+    values["data"]["source"] = {"har_hapt": {"clients": 4, "mini": True}}
+    values["fleet"] = values["fleet"][:4]
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(values))
+    monkeypatch.setenv(simulation.RUN, str(file))
+    caches = (simulation.read, simulation.share, simulation.model)
+    for one in caches:
+        one.cache_clear()
+    yield simulation.read()
+    for one in caches:
+        one.cache_clear()
+
+
+def test_flowers_side_has_the_same_weights_shares_and_test_set(run):
+    plan, train, test, devices = run
+    own = dict(initial_parts(plan.model, plan.seed))
+    state = simulation.first_weights()
+    weights = [values.tobytes() for tensors in own.values() for values in tensors.values()]
+    assert sorted(weights) == sorted(values.numpy().tobytes() for values in state.values())
+    assert sum(len(simulation.share(device)) for device in range(len(devices))) == len(train)
+    assert 0 <= simulation.accuracy(state) <= 1
+    assert len(test)
+
+
+def test_a_round_of_flowers_side_trains_all_of_the_model(run):
+    state = {name: value.clone() for name, value in simulation.first_weights().items()}
+    trained, samples = simulation.train(state, 0, 1)
+    again, _ = simulation.train(state, 0, 1)
+    assert samples == len(simulation.share(0))
+    assert all(torch.equal(trained[name], again[name]) for name in state)
+    assert [name for name in state if torch.equal(trained[name], state[name])] == []
+
+
+def test_what_a_process_and_its_children_take_is_seen():
+    burn = "import time\nx = bytearray(64 * 2**20)\nx[:] = b'1' * len(x)\nwhile time.process_time() < 1: pass"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        watch = Watch(process.pid, interval_s=0.05)
+        process.wait()
+        watch.stop()
+    assert sum(watch.cpu.values()) > 0.5
+    assert watch.peak > 64 * 2**20
