@@ -1,7 +1,7 @@
 """One cell of each task as a real fleet over MQTT, beside the same in one process: equal to the last bit, or not.
 
 python -m benchmarks.accuracy.claims.as_fleet                 # the first cell of every task of every paper
-python -m benchmarks.accuracy.claims.as_fleet --only mmic/har
+python -m benchmarks.accuracy.claims.as_fleet --only mmic/har --short
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ FILE = "as-fleet.jsonl"
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A cell's two runs. ``states``: rounds with a state; ``equal``: of these, those whose object ids are the same."""
+    """A cell's two runs. ``states``: rounds with a state; ``equal``: of these, those whose object ids are the same.
+
+    ``short``: with a third of the rounds.
+    """
 
     paper: str
     task: str
@@ -40,6 +43,7 @@ class Compared(msgspec.Struct, frozen=True):
     equal: int
     fleet_s: float
     one_s: float
+    short: bool = False
 
     @property
     def same(self) -> bool:
@@ -47,7 +51,7 @@ class Compared(msgspec.Struct, frozen=True):
         return self.states > 0 and self.equal == self.states
 
 
-def compared(cell: Cell, values: Values) -> Compared:
+def compared(cell: Cell, values: Values, *, short: bool = False) -> Compared:
     """Run the cell both ways and compare the states of all rounds."""
     with tempfile.TemporaryDirectory(prefix="edgefl-as-fleet-") as name:
         (fleet, fleet_s), (one, one_s) = (
@@ -55,7 +59,10 @@ def compared(cell: Cell, values: Values) -> Compared:
         )
     every = fleet.keys() | one.keys()
     equal = sum(fleet.get(at) == one.get(at) for at in every)
-    return Compared(**cell._asdict(), file=digest(values), states=len(every), equal=equal, fleet_s=fleet_s, one_s=one_s)
+    found = Compared(
+        **cell._asdict(), file=digest(values), states=len(every), equal=equal, fleet_s=fleet_s, one_s=one_s
+    )
+    return msgspec.structs.replace(found, short=short)
 
 
 def states(values: Values, directory: Path, *, in_process: bool) -> tuple[dict[tuple[int, int], Manifest], float]:
@@ -84,16 +91,19 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cells whose name has this")
+    parser.add_argument("--short", action="store_true", help="a third of the rounds")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines")
     options = parser.parse_args()
     path = options.results / FILE
     known = kept(path)
     for study, cell in first_cells(options.only):
         tried = Results(options.results / f"{study.paper}-tuning.jsonl")
-        values = study.run_file(cell, chosen(study, cell, tried))
-        if any(one.file == digest(values) for one in known):
+        settings = chosen(study, cell, tried)
+        if any(
+            one.file == digest(study.run_file(cell, settings, short=short)) for one in known for short in (True, False)
+        ):
             continue
-        found = compared(cell, values)
+        found = compared(cell, study.run_file(cell, settings, short=options.short), short=options.short)
         with path.open("ab") as file:
             file.write(msgspec.json.encode(found) + b"\n")
         told = "equal to the last bit" if found.same else f"only {found.equal} of {found.states} states are equal"

@@ -90,7 +90,8 @@ def write(
 def _as_fleets(path: Path) -> list[str]:
     """Cells that were run as real fleets as well; nothing where none was."""
     rows = [
-        f"* {one.task}, {one.method}, {one.condition}, seed {one.seed}: {one.equal} of {one.states} states are the same"
+        f"* {one.task}, {one.method}, {one.condition}, seed {one.seed}"
+        f"{', a third of the rounds' if one.short else ''}: {one.equal} of {one.states} states are the same"
         f" to the last bit; fleet {one.fleet_s:.0f} s, one process {one.one_s:.0f} s"
         for one in kept(path)
     ]

@@ -26,11 +26,12 @@ _INTRODUCTION = """# What a schedule costs, and where it gets
 A dot is the mean over seeds of a run's last model, a line the way there. Every run's rates fall by a cosine to nearly
 0 over its own rounds (`training.lr_fall: cosine`), end-to-end training's too; a shorter run is a run of its own, not
 a longer one broken off. `end-to-end 18` and `12` are the plain alternative: the same training, fewer rounds. Freeze
-k+n: k rounds end-to-end, then n of the last of three stages; 6+6+24 freezes one stage after another. Heads: fusion and classifier alone.
+k+n: k rounds end-to-end, then n of the last of three stages; 6+6+24 freezes one stage after another. Heads: fusion
+and classifier alone.
 
 `{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
-kind of schedule is tuned by the same {settings} rates, each for a third of its rounds, on training samples that are held
-out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted; all devices, whole
+kind of schedule is tuned by the same {settings} rates, each for a third of its rounds, on training samples that are
+held out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted; all devices, whole
 runs, filling of stored prefixes included. No packing: it divides the bytes of all
 alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 wide).
 """
