@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     async def estimate(self, works: Sequence[Work]) -> list[Estimate]:
-        """Memory of each cell while it runs. Raises EdgeFLError."""
+        """Memory of each cell that can be priced, while it runs. Raises EdgeFLError."""
         ...
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +42,13 @@ async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_by
     Raises BudgetError, with both numbers, where not even one cell fits.
     """
     workers, allowed = workers or engine.room.cores, memory_bytes or engine.room.memory_bytes
-    seedless = {repr({**work.overrides, "seed": None}): work for work in works}
+    seedless = {repr((_seedless(work.file), _seedless(work.overrides))): work for work in works}
     priced = list(seedless.values())[:MOST_PRICED]
-    largest = max(await engine.estimate(priced), key=lambda one: one.total)
+    estimates = await engine.estimate(priced)
+    if not estimates:
+        told.say("no cell can be priced; each says why")
+        return min(workers, len(works))
+    largest = max(estimates, key=lambda one: one.total)
     if largest.total > allowed:
         text = f"a cell takes about {_mib(largest.total)}, of {_mib(allowed)}: {_words(largest)}"
         raise BudgetError(text, remedy="Allow more by --memory-mib, or make batches or the model smaller.")
@@ -55,6 +59,10 @@ async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_by
         f"{'; the largest of ' + some if some else ''}), of {_mib(allowed)}"
     )
     return count
+
+
+def _seedless(values: object) -> object:
+    return {**values, "seed": None} if isinstance(values, Mapping) else values
 
 
 def _words(one: Estimate) -> str:

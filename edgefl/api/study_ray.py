@@ -132,7 +132,7 @@ class RayWorker:
             raise
         body = reply_of(answer, self.log)
         if method == "estimate":
-            self._cells.cell_bytes = max(one.total for one in understood(body, list[Estimate]))
+            self._cells.cell_bytes = max((one.total for one in understood(body, list[Estimate])), default=0)
         return body
 
     async def stop(self, grace_s: float = 0.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from edgefl.api.local_run import LocalOptions
 from edgefl.api.run_inputs import TRAINER_BYTES, PlanOptions, price_of
 from edgefl.api.running import Made, carry_out
 from edgefl.api.study_engine import Estimate, Work
+from edgefl.errors import EdgeFLError
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Handler, Note, serve
 from edgefl.resources.process_memory import current_rss_bytes, idle_rss_bytes, settle, status_bytes
@@ -37,8 +39,15 @@ def run_cell(body: object, note: Note) -> str:
 
 
 def estimate(body: object, note: Note) -> list[Estimate]:
-    """Memory of each cell, by what it takes to price those up to it and by its price."""
-    return [_estimate(work) for work in msgspec.convert(body, list[Work])]
+    """Memory of each cell that can be priced, by what it takes to price those up to it and by its price.
+
+    One that can not be priced, such as one whose data are not there, fails by the same error when it is carried out.
+    """
+    found = []
+    for work in msgspec.convert(body, list[Work]):
+        with suppress(EdgeFLError):
+            found.append(_estimate(work))
+    return found
 
 
 def _estimate(work: Work) -> Estimate:

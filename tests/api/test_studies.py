@@ -103,6 +103,24 @@ def test_as_many_workers_as_fit_and_one_price_whatever_the_seed(tmp_path: Path) 
         count(299)
 
 
+def test_run_files_that_differ_are_priced_each_whatever_the_seed(tmp_path: Path) -> None:
+    files = [{"seed": seed, "recipe": recipe} for recipe in ("lw-fedmml", "pmcmfl") for seed in (1, 2)]
+    cells = [Work(file, {}, str(i), str(tmp_path)) for i, file in enumerate(files)]
+    engine = Playing(sizes={"1": 300})
+    assert asyncio.run(fitting(engine, cells, 4, 620 * MIB, Told())) == 2
+    assert engine.priced == ["1", "3"]
+
+
+def test_cells_that_can_not_be_priced_are_left_to_say_why(tmp_path: Path) -> None:
+    class Unpriced(Playing):
+        async def estimate(self, works: Sequence[Work]) -> list[Estimate]:
+            return []
+
+    said = list[str]()
+    assert asyncio.run(fitting(Unpriced(), works(tmp_path, "a", "b"), 4, 0, Told(said.append))) == 2
+    assert said == ["no cell can be priced; each says why"]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

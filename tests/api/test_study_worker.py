@@ -35,6 +35,12 @@ def test_a_cell_s_data_are_read_in_a_process_that_has_torch(monkeypatch, before,
     assert apart.process == expected * MIB
 
 
+def test_a_cell_without_data_is_not_priced_and_the_others_are(tmp_path):
+    lost = Work("demo", {"data.source": str(tmp_path / "none.npz")}, "lost", "runs")
+    body = msgspec.to_builtins([lost, Work("demo", {}, "one", "runs")])
+    assert len(study_worker.estimate(body, lambda _: None)) == 1
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_memory_is_given_back_after_a_cell(monkeypatch, failed):
     done: list[str] = []
