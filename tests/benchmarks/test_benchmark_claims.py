@@ -270,8 +270,14 @@ def test_the_page_gives_of_a_cost_how_many_times_less_it_is(tmp_path):
 def test_settings_are_told_in_words():
     slots = {"slots.objective": {"cross_entropy": {}, "prototype_contrast": {"weight": 0.1, "temperature": 0.07}}}
     told = "lr 0.001, objective cross_entropy, prototype_contrast (weight 0.1, temperature 0.07)"
-    assert page._settings({"lr": 1e-3, **slots}) == told
-    assert page._settings({"encoder rates by stage": [0.1, 1.0]}) == "encoder rates by stage [0.1, 1.0]"
+    assert page._settings({"lr": 1e-3, **slots}, {}) == told
+    assert page._settings({"encoder rates by stage": [0.1, 1.0]}, {}) == "encoder rates by stage [0.1, 1.0]"
+
+
+def test_a_variant_is_told_with_its_own_settings():
+    tuned = {"lr": 1e-3, "slots.objective": {"cross_entropy": {}, "mcm": {"weight": 0.01}}}
+    variant = {"tuned_as": "whole", "set": {"slots.objective": "cross_entropy", "slots.weight": "samples"}}
+    assert page._settings(tuned, variant) == "lr 0.001, objective cross_entropy"
 
 
 def test_two_of_these_do_not_write_the_same_file(tmp_path):

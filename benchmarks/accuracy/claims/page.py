@@ -14,7 +14,7 @@ from benchmarks.accuracy.claims.baseline import Baseline, key
 from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.plots import differences
-from benchmarks.accuracy.claims.study import Study
+from benchmarks.accuracy.claims.study import Study, Values
 from benchmarks.accuracy.table.measures import over
 
 #: Measures that are no accuracies: columns of every table, and not of the plot.
@@ -202,7 +202,7 @@ def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:
             at = [row for row in own if row.condition == condition]
             cells += [_text([v for row in at if (v := MEASURES[name](row)) is not None]) for name in shown]
         cells += [_text([v for row in own if (v := MEASURES[name](row)) is not None], spread=False) for name in costs]
-        cells += [_settings(own[-1].settings), str(len({row.seed for row in own}))]
+        cells += [_settings(own[-1].settings, values), str(len({row.seed for row in own}))]
         lines.append("| " + " | ".join(cells) + " |")
     lines += _acted(study, rows)
     return lines
@@ -226,8 +226,11 @@ def _text(values: Sequence[float], *, spread: bool = True) -> str:
     return found.text() if spread else f"{found.mean:.1f}"
 
 
-def _settings(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"{name.removeprefix('slots.')} {_told(value)}" for name, value in settings.items())
+def _settings(settings: Mapping[str, object], method: Values) -> str:
+    """What was tuned; of a variant, its own where it sets the same."""
+    own = method.get("set", {}) if "tuned_as" in method else {}
+    every = {name: own.get(name, value) for name, value in settings.items()}
+    return ", ".join(f"{name.removeprefix('slots.')} {_told(value)}" for name, value in every.items())
 
 
 def _told(value: object) -> str:
