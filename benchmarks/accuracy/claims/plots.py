@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.claims.judge import Finding
 from benchmarks.common.plotting import save, style
@@ -19,19 +20,21 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
     """Draw the comparisons of accuracies, in points, into ``path`` (SVG). ``findings``: (paper, comparison)."""
     from matplotlib.figure import Figure
 
+    rows: list[tuple[str, Finding | None]] = []
+    for paper in dict.fromkeys(paper for paper, _ in findings):
+        rows += [(paper, None), *((_name(one), one) for owner, one in findings if owner == paper)]
     with style():
-        figure = Figure(figsize=(7.2, 1.2 + 0.22 * max(len(findings), 1)), layout="constrained")
+        figure = Figure(figsize=(4.8, 0.9 + 0.18 * max(len(rows), 1)), layout="constrained")
         axes = figure.subplots()
         axes.axvline(0, color="#bbbbbb", lw=0.8)
-        for at, (_, one) in enumerate(findings):
-            mean, low, high = one.difference
-            colour, marker = MARKS[one.verdict]
-            if not math.isinf(low):
-                axes.plot([max(low, -WIDEST), min(high, WIDEST)], [at, at], color=colour, lw=1.6)
-            axes.plot(mean, at, marker, color=colour, ms=5)
-            axes.plot(-one.asked.margin if one.asked.lower else one.asked.margin, at, "|", color="black", ms=9)
-        axes.set_yticks(range(len(findings)), [_name(paper, one) for paper, one in findings], fontsize=7)
-        axes.invert_yaxis()
+        for at, (_, one) in enumerate(rows):
+            if one is not None:
+                _draw(axes, at, one)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
+        for label, (_, one) in zip(axes.get_yticklabels(), rows, strict=True):
+            label.set_fontweight("bold" if one is None else "normal")
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
         axes.set_xlabel("difference, points; 95 % interval over paired seeds")
         for name, (colour, marker) in MARKS.items():
             axes.plot([], [], marker, color=colour, label=name)
@@ -39,7 +42,16 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
         save(figure, path)
 
 
-def _name(paper: str, one: Finding) -> str:
+def _draw(axes: Any, at: int, one: Finding) -> None:
+    mean, low, high = one.difference
+    colour, marker = MARKS[one.verdict]
+    if not math.isinf(low):
+        axes.plot([max(low, -WIDEST), min(high, WIDEST)], [at, at], color=colour, lw=1.6)
+    axes.plot(mean, at, marker, color=colour, ms=4.5)
+    axes.plot(-one.asked.margin if one.asked.lower else one.asked.margin, at, "|", color="black", ms=8)
+
+
+def _name(one: Finding) -> str:
     asked = one.asked
     measure = ", recall" if "recall" in asked.measure else ""
-    return f"{paper}: {asked.left} to {asked.against}, {asked.task} {asked.condition}{measure}"
+    return f"{asked.left} to {asked.against}, {asked.task} {asked.condition}{measure}"
