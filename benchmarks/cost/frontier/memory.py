@@ -29,6 +29,7 @@ def step_peaks(values: dict[str, Any]) -> dict[str, float]:
         "freeze and layer-wise, the last stage over its stored prefix": _peak(plan, last),
         "layer-wise, its largest stage": max(_peak(plan, stage) for stage in _stages(plan.model, "layerwise")),
         "progressive, its first stage": _peak(plan, _stages(plan.model, "progressive")[0]),
+        "heads, over stored features": _peak(plan, _stages(plan.model, "heads")[0]),
     }
 
 
