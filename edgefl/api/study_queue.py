@@ -43,8 +43,10 @@ async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_by
     """
     workers, allowed = workers or engine.room.cores, memory_bytes or engine.room.memory_bytes
     seedless = {repr((_seedless(work.file), _seedless(work.overrides))): work for work in works}
-    priced = list(seedless.values())[:MOST_PRICED]
-    estimates = await engine.estimate(priced)
+    estimates: list[Estimate] = []
+    for group in _batched(list(seedless.values()), MOST_PRICED):
+        if not estimates:  # of those before none can be priced
+            estimates = await engine.estimate(group)
     if not estimates:
         told.say("no cell can be priced; each says why")
         return min(workers, len(works))
@@ -53,12 +55,17 @@ async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_by
         text = f"a cell takes about {_mib(largest.total)}, of {_mib(allowed)}: {_words(largest)}"
         raise BudgetError(text, remedy="Allow more by --memory-mib, or make batches or the model smaller.")
     count = min(workers, len(works), allowed // largest.total)
-    some = f"the {len(priced)} of {len(seedless)} kinds of cell that were priced" if len(priced) < len(seedless) else ""
+    kinds = f"the {len(estimates)} of {len(seedless)} kinds of cell that were priced"
+    some = kinds if len(estimates) < len(seedless) else ""
     told.say(
         f"{count} of {workers} workers: a cell takes about {_mib(largest.total)} ({_words(largest)}"
         f"{'; the largest of ' + some if some else ''}), of {_mib(allowed)}"
     )
     return count
+
+
+def _batched(works: Sequence[Work], most: int) -> list[Sequence[Work]]:
+    return [works[start : start + most] for start in range(0, len(works), most)]
 
 
 def _seedless(values: object) -> object:

@@ -14,7 +14,7 @@ from edgefl.api.local_run import LocalOptions
 from edgefl.api.run_inputs import TRAINER_BYTES, PlanOptions, price_of
 from edgefl.api.running import Made, carry_out
 from edgefl.api.study_engine import Estimate, Work
-from edgefl.errors import EdgeFLError
+from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Handler, Note, serve
 from edgefl.resources.process_memory import current_rss_bytes, idle_rss_bytes, settle, status_bytes
@@ -45,7 +45,7 @@ def estimate(body: object, note: Note) -> list[Estimate]:
     """
     found = []
     for work in msgspec.convert(body, list[Work]):
-        with suppress(EdgeFLError):
+        with suppress(ConfigError, DataError, ModelError):
             found.append(_estimate(work))
     return found
 

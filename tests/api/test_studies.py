@@ -113,12 +113,18 @@ def test_run_files_that_differ_are_priced_each_whatever_the_seed(tmp_path: Path)
 
 def test_cells_that_can_not_be_priced_are_left_to_say_why(tmp_path: Path) -> None:
     class Unpriced(Playing):
+        """Prices the cells whose run's id is in ``sizes`` alone."""
+
         async def estimate(self, works: Sequence[Work]) -> list[Estimate]:
-            return []
+            return await super().estimate([work for work in works if work.run in self.sizes])
 
     said = list[str]()
-    assert asyncio.run(fitting(Unpriced(), works(tmp_path, "a", "b"), 4, 0, Told(said.append))) == 2
+    assert asyncio.run(fitting(Unpriced(), works(tmp_path, "a", "b", width=[8, 16]), 4, 0, Told(said.append))) == 2
     assert said == ["no cell can be priced; each says why"]
+    names = [f"c{n}" for n in range(10)]
+    cells = works(tmp_path, *names, width=list(range(10)))
+    assert asyncio.run(fitting(Unpriced(sizes={"c9": 290}), cells, 4, 700 * MIB, Told(said.append))) == 2
+    assert "the largest of the 1 of 10 kinds of cell that were priced" in said[-1]
 
 
 @pytest.mark.parametrize(
