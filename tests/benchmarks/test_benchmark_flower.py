@@ -6,13 +6,18 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from benchmarks.cost.flower import simulation
 from benchmarks.cost.flower.__main__ import VALUES, Watch
+from edgefl.config.profiles import load_run
+from edgefl.data.dataset import Dataset
+from edgefl.data.prepare import prepare_shares
 from edgefl.models.checkpoints import initial_parts
+from edgefl.models.parts import part_tensors
 
 
 @pytest.fixture
@@ -32,15 +37,23 @@ def run(tmp_path, monkeypatch):
         one.cache_clear()
 
 
-def test_flowers_side_has_the_same_weights_shares_and_test_set(run):
-    plan, train, test, devices = run
-    own = dict(initial_parts(plan.model, plan.seed))
-    state = simulation.first_weights()
-    weights = [values.tobytes() for tensors in own.values() for values in tensors.values()]
-    assert sorted(weights) == sorted(values.numpy().tobytes() for values in state.values())
-    assert sum(len(simulation.share(device)) for device in range(len(devices))) == len(train)
-    assert 0 <= simulation.accuracy(state) <= 1
-    assert len(test)
+def test_flowers_side_has_the_same_weights_shares_and_test_set(run, tmp_path):
+    plan, _, test, devices = run
+    model = simulation.model()
+    model.load_state_dict(simulation.first_weights())
+    for part, tensors in initial_parts(plan.model, plan.seed):
+        own = part_tensors(model, part)
+        assert own.keys() == tensors.keys()
+        assert all(np.array_equal(own[name], tensors[name]) for name in tensors)
+    config, _ = load_run(yaml.safe_load((tmp_path / "run.yaml").read_text()), ())
+    prepare_shares(config.data, devices, tmp_path / "shares", plan.seed)
+    for at, name in enumerate(devices):
+        assert Dataset.load_npz(tmp_path / "shares" / f"{name}.npz").ids == simulation.share(at).ids
+    assert Dataset.load_npz(tmp_path / "shares" / "test.npz").ids == test.ids
+
+
+def test_the_test_set_is_judged_in_the_same_rounds_as_by_edgefl():
+    assert [at for at in range(8) if simulation.is_judged(at, 5, 7)] == [5, 7]
 
 
 def test_a_round_of_flowers_side_trains_all_of_the_model(run):

@@ -1,11 +1,12 @@
-"""A simulated fleet by EdgeFL's studies and by Flower's simulation, in turns: time and memory of the same training.
+"""Two simulated fleets by EdgeFL's studies and by Flower's simulation, in turns: time and memory of the same training.
 
 `har_hapt` with 30 people as devices, all of them a round, end-to-end, ten rounds of an epoch in batches of 32, complete
-samples; two sensor encoders of three blocks, 32 wide, layer norm; the same first weights, test set and AdamW. Both have
-both cores: `edgefl study --workers 2` has two runs at once, of two seeds; Flower has two Ray actors with a core each,
-and has the two runs one after the other. Seconds are the clock's, from start to end of the commands, halved: one
-run's. Processor seconds and memory (the largest sum of proportional set sizes, PSS) are those of all processes, looked
-at four times a second. EdgeFL also keeps a ledger, counts FLOPs and bytes, and judges each modality alone.
+samples; two sensor encoders of three blocks, 32 wide, layer norm; the same first weights, test set and optimiser. Both
+have two cores for two runs, of two seeds: `edgefl study --workers 2` has both at once, Flower one after the other, each with
+two Ray actors of one core. Seconds are the clock's for both runs, from start to end of the commands. Processor seconds
+and memory (the largest sum of proportional set sizes, PSS) are those of all processes, of a turn of their own in which
+they are looked at every quarter of a second and which is not timed; of processor seconds at least so many. EdgeFL also
+keeps a ledger, counts FLOPs and bytes, and judges each modality alone.
 
     pip install 'flwr[simulation]'    # once, beside EdgeFL
     python -m benchmarks.cost.flower [--times 3] [--write docs/results]
@@ -54,12 +55,12 @@ VALUES: dict[str, Any] = {
 
 
 class Spent(NamedTuple):
-    """A run's seconds by the clock and by processors, the processes' largest memory, and its test accuracy, 0..1."""
+    """Two runs' seconds by the clock and mean test accuracy, 0..1; watched, processor seconds and largest memory."""
 
     wall_s: float
-    cpu_s: float
-    mib: float
     accuracy: float
+    cpu_s: float = 0.0
+    mib: float = 0.0
 
 
 class Watch:
@@ -68,16 +69,25 @@ class Watch:
     def __init__(self, pid: int, interval_s: float = 0.25) -> None:
         self.cpu: dict[tuple[int, float], float] = {}
         self.peak = 0
+        self.error: Exception | None = None
         self._root, self._interval_s, self._ended = psutil.Process(pid), interval_s, threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Look no more. Raises what went wrong while it looked."""
         self._ended.set()
         self._thread.join()
+        if self.error is not None:
+            raise self.error
 
     def _look(self) -> None:
+        try:
+            self._look_on()
+        except Exception as error:
+            self.error = error
+
+    def _look_on(self) -> None:
         while not self._ended.wait(self._interval_s):
             total = 0
             try:
@@ -87,29 +97,30 @@ class Watch:
             for one in every:
                 try:
                     used = one.cpu_times()
-                    total += one.memory_full_info().pss
                     self.cpu[one.pid, one.create_time()] = used.user + used.system
+                    total += one.memory_full_info().pss
                 except psutil.NoSuchProcess:
                     continue  # it has ended since the list was made; its last look counts
             self.peak = max(self.peak, total)
 
 
-def watched(commands: Sequence[Sequence[str]]) -> tuple[float, float, float]:
-    """(seconds by the clock, processor seconds, MiB) of commands, one after the other."""
+def carried_out(commands: Sequence[Sequence[str]], watched: bool) -> Spent:
+    """What commands took, one after the other; their accuracy is not known here."""
     began, cpu, peak = time.monotonic(), 0.0, 0
     for command in commands:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            watch = Watch(process.pid)
+            watch = Watch(process.pid) if watched else None
             code = process.wait()
-            watch.stop()
+            if watch is not None:
+                watch.stop()
+                cpu, peak = cpu + sum(watch.cpu.values()), max(peak, watch.peak)
         if code:
             raise SystemExit(f"{' '.join(command)} ended with {code}")
-        cpu, peak = cpu + sum(watch.cpu.values()), max(peak, watch.peak)
-    return time.monotonic() - began, cpu, peak / 2**20
+    return Spent(time.monotonic() - began, float("nan"), cpu, peak / 2**20)
 
 
-def edgefl(folder: Path) -> Spent:
-    """A run of two seeds' study."""
+def edgefl(folder: Path, *, watched: bool = False) -> Spent:
+    """Two seeds' study."""
     (folder / "run.yaml").write_text(yaml.safe_dump(VALUES))
     study = {"run": "run.yaml", "grid": [{"seed": seed} for seed in SEEDS]}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
@@ -117,41 +128,46 @@ def edgefl(folder: Path) -> Spent:
     command = [sys.executable, "-m", "edgefl.cli.main", "study", str(folder / "study.yaml")]
     command += ["--workers", str(len(SEEDS)), "--directory", str(folder / "studies")]
     command += ["--format", "json", "--output", str(told)]
-    wall, cpu, mib = watched([command])
+    spent = carried_out([command], watched)
     found = [cell["accuracy"] for cell in json.loads(told.read_text())]
     assert len(found) == len(SEEDS)
-    return Spent(wall / len(SEEDS), cpu / len(SEEDS), mib, statistics.fmean(found))
+    return spent._replace(accuracy=statistics.fmean(found))
 
 
-def flower(folder: Path) -> Spent:
-    """A run of two seeds', one after the other."""
+def flower(folder: Path, *, watched: bool = False) -> Spent:
+    """Two seeds' runs, one after the other."""
     commands = []
     for seed in SEEDS:
         (folder / f"{seed}.yaml").write_text(yaml.safe_dump(VALUES | {"seed": seed}))
         program = [sys.executable, "-m", "benchmarks.cost.flower", "--simulate", str(folder / f"{seed}.yaml")]
         commands.append([*program, str(folder / f"{seed}.json")])
-    wall, cpu, mib = watched(commands)
+    spent = carried_out(commands, watched)
     found = [json.loads((folder / f"{seed}.json").read_text())["accuracy"] for seed in SEEDS]
-    return Spent(wall / len(SEEDS), cpu / len(SEEDS), mib, statistics.fmean(found))
+    return spent._replace(accuracy=statistics.fmean(found))
+
+
+def turn(*, watched: bool = False) -> tuple[Spent, Spent]:
+    """EdgeFL, then Flower."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        found = edgefl(Path(one), watched=watched), flower(Path(other), watched=watched)
+    print(*found, sep="\n", file=sys.stderr)
+    return found
 
 
 def table(times: int) -> list[str]:
-    """The two take turns."""
-    pairs = []
-    for _ in range(times):
-        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            pairs.append((edgefl(Path(one)), flower(Path(other))))
-            print(*pairs[-1], sep="\n", file=sys.stderr)
+    """The two take turns; a last turn is watched."""
+    pairs = [turn() for _ in range(times)]
+    looks = turn(watched=True)
     lines = [
-        "| simulation | a run, s | processor seconds | memory of all, MiB | accuracy |",
+        "| simulation | two runs, s | processor seconds | memory of all, MiB | accuracy |",
         "|---|---|---|---|---|",
     ]
-    for name, runs in zip(("EdgeFL", f"Flower {version('flwr')}"), zip(*pairs, strict=True), strict=True):
-        wall, cpu, mib, accuracy = (statistics.median(values) for values in zip(*runs, strict=True))
-        lines.append(f"| {name} | {wall:.1f} | {cpu:.1f} | {mib:,.0f} | {100 * accuracy:.1f}% |")
+    for name, runs, look in zip(("EdgeFL", f"Flower {version('flwr')}"), zip(*pairs, strict=True), looks, strict=True):
+        wall, accuracy = (statistics.median(run[i] for run in runs) for i in (0, 1))
+        lines.append(f"| {name} | {wall:.1f} | {look.cpu_s:.1f} | {look.mib:,.0f} | {100 * accuracy:.1f}% |")
     ratios = sorted(other.wall_s / own.wall_s for own, other in pairs)
     spread = f"median of {times}, {ratios[0]:.2f} to {ratios[-1]:.2f}"
-    return [*lines, "", f"Flower's time by EdgeFL's: {statistics.median(ratios):.2f} ({spread})."]
+    return [*lines, "", f"For two runs Flower takes {statistics.median(ratios):.2f} times as long ({spread})."]
 
 
 def main() -> None:

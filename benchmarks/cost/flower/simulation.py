@@ -1,7 +1,7 @@
 """The fleet of a run file as a Flower simulation: FedAvg of the whole model, one Ray actor for each core.
 
-The model, its first weights, every device's samples and the test set are EdgeFL's; the rounds, their messages and the
-averaging are Flower's. Batches are drawn alike (shuffled, full ones only), but with other random numbers.
+The model, its first weights and optimiser, every device's samples and the test set are EdgeFL's; the rounds, their
+messages and the averaging are Flower's. Batches are drawn alike (shuffled, full ones only), but with other random numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
 from edgefl.training.batches import mixed_rows
+from edgefl.training.step import make_optimizer, prepare
 
 #: Actors' way to the run file: Ray hands the driver's variables on.
 RUN = "EDGEFL_BENCHMARK_RUN"
+#: Actors with a core each.
+CORES = 2
 State = dict[str, Tensor]
 
 
@@ -73,15 +76,14 @@ def train(state: Mapping[str, Tensor], device: int, round_number: int) -> tuple[
     hyper, rows = plan.hypers[-1], share(device)
     whole = model()
     whole.load_state_dict(dict(state))
-    whole.train()
+    prepare(whole, part_names(plan.model))
     rng = np.random.default_rng((plan.seed, device, round_number))
     torch.manual_seed(int(rng.integers(2**63)))
-    decay = hyper.weight_decay.get("encoder", 0.0)
-    optimizer = torch.optim.AdamW(whole.parameters(), lr=hyper.lr["encoder"], weight_decay=decay)
+    optimizer = make_optimizer(whole, part_names(plan.model), hyper)
     assert rows.labels is not None
     for _ in range(hyper.epochs):
         for indices in mixed_rows(np.arange(len(rows)), hyper.batch_size, rng):
-            optimizer.zero_grad(set_to_none=True)
+            whole.zero_grad(set_to_none=True)
             nn.functional.cross_entropy(logits(rows, indices), torch.from_numpy(rows.labels[indices])).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return {name: value.clone() for name, value in whole.state_dict().items()}, len(rows)
@@ -109,6 +111,11 @@ def first_weights() -> State:
     return dict(loaded(plan.model, part_names(plan.model), parts).state_dict())
 
 
+def is_judged(at: int, every: int, rounds: int) -> bool:
+    """Whether the test set is judged after round ``at``; Flower also asks before the first, as round 0."""
+    return at > 0 and (at % every == 0 or at == rounds)
+
+
 def simulate(run: Path, out: Path) -> None:
     """Run Flower's simulation of the file ``run``, which is to be judged every so many rounds; writes its accuracy."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -132,7 +139,7 @@ def simulate(run: Path, out: Path) -> None:
         return Message(content=RecordDict(content), reply_to=message)
 
     def judged(at: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if at % every and at != rounds:
+        if not is_judged(at, every, rounds):
             return None
         found["accuracy"] = accuracy(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": found["accuracy"]})
@@ -144,7 +151,8 @@ def simulate(run: Path, out: Path) -> None:
         result = strategy.start(grid, ArrayRecord(first_weights()), num_rounds=rounds, evaluate_fn=judged)
         found["rounds"] = len(result.train_metrics_clientapp)
 
-    run_simulation(server, client, len(devices), backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+    backend = {"init_args": {"num_cpus": CORES}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, client, len(devices), backend_config=backend)
     if found.get("rounds") != rounds:
         raise SystemExit(f"Flower has trained in {found.get('rounds', 0)} of {rounds} rounds; its log says why")
     out.write_text(json.dumps(found))
