@@ -33,7 +33,7 @@ and classifier alone.
 kind of schedule is tuned by the same {settings} rates, each for a third of its rounds, on training samples that are
 held out; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as counted; all devices, whole
 runs, filling of stored prefixes included. No packing: it divides the bytes of all
-alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 wide).
+alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 or 64 wide).
 """
 _HEAD = (
     "| schedule | last accuracy, % | against end-to-end 36, points | within 0.5 | within 2 "
@@ -57,7 +57,11 @@ def write(study: Study, shown: Shown, path: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     by_task = {task: [one for one in outcomes if one.task == task] for task in study.tasks}
     tables = {task: rows for task, runs in by_task.items() if (rows := rows_of(runs, list(study.methods)))}
-    frontier({study.tasks[task]["title"]: (by_task[task], rows) for task, rows in tables.items()}, folder)
+    frontier(
+        {study.tasks[task]["title"]: (by_task[task], rows) for task, rows in tables.items()},
+        list(study.methods),
+        folder,
+    )
     lines = [
         _INTRODUCTION.format(
             sentence=sentence(tables),

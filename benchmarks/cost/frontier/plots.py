@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,29 +21,46 @@ _AXES: tuple[tuple[str, Callable[[Spent], float]], ...] = (
 _MARKS = {"end-to-end": "o", "freeze": "s", "last": "^", "layer-wise": "D", "progressive": "v", "heads": "P"}
 
 
-def frontier(tasks: Mapping[str, tuple[Sequence[Outcome], Sequence[Row]]], folder: Path) -> None:
-    """Draw ``frontier.svg`` into ``folder``. ``tasks``: title -> its runs and its rows."""
+#: Beside the colours of all plots, as there are more methods here.
+_MORE = ("#332288", "#882255", "#44aa99")
+
+
+def frontier(
+    tasks: Mapping[str, tuple[Sequence[Outcome], Sequence[Row]]], methods: Sequence[str], folder: Path
+) -> None:
+    """Draw ``frontier.svg`` into ``folder``. ``tasks``: title -> its runs and its rows; a method has one colour."""
     from matplotlib.figure import Figure
 
+    colours = dict(zip(methods, cycle((*COLOURS, *_MORE)), strict=False))
     with style():
         figure = Figure(figsize=(8.6, 0.9 + 2.7 * max(len(tasks), 1)), layout="constrained")
         panels = figure.subplots(max(len(tasks), 1), 2, squeeze=False, sharey="row")
         for pair, (title, (runs, rows)) in zip(panels, tasks.items(), strict=False):
             for axes, (label, cost) in zip(pair, _AXES, strict=True):
-                _panel(axes, runs, rows, cost)
+                _panel(axes, runs, rows, cost, colours)
                 axes.set_xlabel(label)
             pair[0].set_title(title, loc="left", fontsize=9)
             pair[0].set_ylabel("accuracy, %")
-        handles, labels = panels[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
+        named: dict[str, Any] = {}
+        for panel in panels[:, 0]:
+            handles, labels = panel.get_legend_handles_labels()
+            named |= dict(zip(labels, handles, strict=True))
+        shown = [method for method in methods if method in named]
+        figure.legend([named[method] for method in shown], shown, loc="outside upper center", ncols=4, fontsize=7)
         save(figure, folder / "frontier.svg")
 
 
-def _panel(axes: Any, runs: Sequence[Outcome], rows: Sequence[Row], cost: Callable[[Spent], float]) -> None:
+def _panel(
+    axes: Any,
+    runs: Sequence[Outcome],
+    rows: Sequence[Row],
+    cost: Callable[[Spent], float],
+    colours: Mapping[str, str],
+) -> None:
     axes.grid(color="#dddddd", linewidth=0.5)
     axes.set_xscale("log")
-    for at, row in enumerate(rows):
-        colour = COLOURS[at % len(COLOURS)]
+    for row in rows:
+        colour = colours[row.method]
         kind = row.method.split()[0]
         curves = [one for one in runs if one.method == row.method]
         xs, ys = _mean_curve(curves, cost)
