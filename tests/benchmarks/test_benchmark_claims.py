@@ -55,6 +55,15 @@ def test_every_claim_compares_cells_that_are_run(study):
         assert not one.right_measure or one.right_measure in MEASURES
 
 
+def test_fedmvps_parts_are_switched_off_in_the_setting_that_tuning_chose():
+    study = Study("fedmvp")
+    cell = next(cell for cell in study.cells() if cell.method == "fedmvp")
+    whole = tuning.chosen(study, cell, Results(program.RESULTS / "fedmvp-tuning.jsonl"))["slots.objective"]
+    for part in ("mcm", "ram"):
+        left = study.methods[f"fedmvp-{part}"]["set"]["slots.objective"]
+        assert left == {name: value for name, value in whole.items() if name != part}
+
+
 def test_every_method_has_as_many_settings_to_try(study):
     for task in study.tasks:
         tuned = {study.tuned_as(cell) for cell in study.cells() if cell.task == task}

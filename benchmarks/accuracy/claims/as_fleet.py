@@ -59,10 +59,15 @@ def compared(cell: Cell, values: Values, *, short: bool = False) -> Compared:
         )
     every = fleet.keys() | one.keys()
     equal = sum(fleet.get(at) == one.get(at) for at in every)
-    found = Compared(
-        **cell._asdict(), file=digest(values), states=len(every), equal=equal, fleet_s=fleet_s, one_s=one_s
+    return Compared(
+        **cell._asdict(),
+        file=digest(values),
+        states=len(every),
+        equal=equal,
+        fleet_s=fleet_s,
+        one_s=one_s,
+        short=short,
     )
-    return msgspec.structs.replace(found, short=short)
 
 
 def states(values: Values, directory: Path, *, in_process: bool) -> tuple[dict[tuple[int, int], Manifest], float]:
@@ -99,9 +104,9 @@ def main() -> None:
     for study, cell in first_cells(options.only):
         tried = Results(options.results / f"{study.paper}-tuning.jsonl")
         settings = chosen(study, cell, tried)
-        if any(
-            one.file == digest(study.run_file(cell, settings, short=short)) for one in known for short in (True, False)
-        ):
+        lengths = {options.short, False}  # one that was compared in full needs no short one
+        files = {digest(study.run_file(cell, settings, short=short)) for short in lengths}
+        if any(one.file in files for one in known):
             continue
         found = compared(cell, study.run_file(cell, settings, short=options.short), short=options.short)
         with path.open("ab") as file:
