@@ -1,12 +1,12 @@
 """Two simulated fleets by EdgeFL's studies and by Flower's simulation, in turns: time and memory of the same training.
 
-`har_hapt` with 30 people as devices, all of them a round, end-to-end, ten rounds of an epoch in batches of 32, complete
-samples; two sensor encoders of three blocks, 32 wide, layer norm; the same first weights, test set and optimiser. Both
-have two cores for two runs, of two seeds: `edgefl study --workers 2` has both at once, Flower one after the other, each with
-two Ray actors of one core. Seconds are the clock's for both runs, from start to end of the commands. Processor seconds
-and memory (the largest sum of proportional set sizes, PSS) are those of all processes, of a turn of their own in which
-they are looked at every quarter of a second and which is not timed; of processor seconds at least so many. EdgeFL also
-keeps a ledger, counts FLOPs and bytes, and judges each modality alone.
+`har_hapt` with 30 people as devices, all of them a round, end-to-end, ten rounds of an epoch in batches of 32,
+complete samples; two sensor encoders of three blocks, 32 wide, layer norm; the same first weights, test set and
+optimiser. Both have two cores for two runs, of two seeds: `edgefl study --workers 2` has both at once, Flower one
+after the other, each with two Ray actors of one core. Seconds are the clock's for both runs, from start to end of the
+commands. Processor seconds and memory (the largest sum of proportional set sizes, PSS) are those of all processes, of
+a turn of their own in which they are looked at every quarter of a second and which is not timed; of processor seconds
+at least so many. EdgeFL also keeps a ledger, counts FLOPs and bytes, and judges each modality alone.
 
     pip install 'flwr[simulation]'    # once, beside EdgeFL
     python -m benchmarks.cost.flower [--times 3] [--write docs/results]

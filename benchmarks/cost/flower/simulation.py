@@ -1,7 +1,8 @@
 """The fleet of a run file as a Flower simulation: FedAvg of the whole model, one Ray actor for each core.
 
 The model, its first weights and optimiser, every device's samples and the test set are EdgeFL's; the rounds, their
-messages and the averaging are Flower's. Batches are drawn alike (shuffled, full ones only), but with other random numbers.
+messages and the averaging are Flower's. Batches are drawn alike (shuffled, full ones only), but with other random
+numbers.
 """
 
 from __future__ import annotations
