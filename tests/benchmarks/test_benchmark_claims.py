@@ -253,7 +253,7 @@ def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
     mmic = Study("mmic")
     rows = [a_row("mmic", n, (0.9 + n / 1e4,)) for n in (1, 2, 3)]
     rows += [a_row("fedadagrad", n, (0.8 + n / 1e3,), settings={"lr": 1e-3}) for n in (1, 2, 3)]
-    write([(mmic, rows, 8)], tmp_path / "systems.md")
+    write([(mmic, rows, rows[:1])], tmp_path / "systems.md")
     text = (tmp_path / "systems.md").read_text()
     assert "Of 4 claims: 1 yes so far, 3 not run." in text
     assert "| MMiC | and than FedAvg's |" in text
@@ -270,7 +270,7 @@ def test_the_page_gives_of_a_cost_how_many_times_less_it_is(tmp_path):
         return Outcome("layerwise", "har", "complete", method, seed, "", curve=(point,))
 
     rows = [run(method, n, flops + n) for n in (1, 2, 3) for method, flops in (("lw-fedmml", 1e9), ("fedavg", 4e9))]
-    write([(study, rows, 0)], tmp_path / "page.md")
+    write([(study, rows, [])], tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert "| fewer FLOPs | ÷ 2.4 (COCO) | har to fedavg ÷ 4.0 | **yes so far**, 3 of 5 seeds |" in text
     assert "| lw-fedmml 1.0 ± 0.0 | fedavg 4.0 ± 0.0 | ÷ 4.0 | 3 | yes |" in text

@@ -54,15 +54,15 @@ def fill(study: Study, folder: Path, only: list[str], limits: Limits) -> bool:
     return carry_out(jobs_of(study, cells, tried, runs), runs, limits, "run")
 
 
-def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], int]:
-    """The study, the good runs of its grid as it is now with the settings that won, and how many trials there were."""
+def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], list[Outcome]]:
+    """The study, the good runs of its grid as it is now with the settings that won, and tuning's trials."""
     tried, runs = trials_of(study, folder), Results(folder / f"{study.paper}-runs.jsonl")
     rows = []
     for cell in study.cells():
         row = runs.of(cell, digest(study.run_file(cell, chosen(study, cell, tried))))
         if row is not None:
             rows.append(row)
-    return study, rows, 0 if study.quick else len(tried.rows)
+    return study, rows, [] if study.quick else tried.rows
 
 
 def main() -> None:

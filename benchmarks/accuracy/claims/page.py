@@ -32,13 +32,14 @@ claim is *yes* when all its comparisons are, *no* when one of them is. *The pape
 
 {table}
 
-`{command}` on {machine}, {date}: {runs} runs, {hours:.1f} hours of training steps, and {tried} trials of tuning. Every
-run is the product's own fleet in one process (`edgefl run --in-process`,
-[decision 52](../decisions/0052-one-process-is-another-transport.md)). Tuning gives every method the same number of
-settings, by successive halving: all for a third of the rounds, the best two for all rounds, on samples of the training
-set that are held out, judged as the claim is judged; the test set is not seen. Accuracies are means over the
-evaluations in the last third of the rounds. A variant has the settings of the method that it varies. Encoders are small
-(three blocks, 32 wide), so that all of it can be run again on a small machine: accuracies are not those of the papers.
+`{command}` on {machine}, {date}: {runs} runs with {hours:.1f} hours of training steps, and {tried} trials
+of tuning with {trial_hours:.1f}; two run at a time, and steps are some 70 % of the time. Every run is the product's own
+fleet in one process (`edgefl run --in-process`, [decision 52](../decisions/0052-one-process-is-another-transport.md)).
+Tuning gives every method the same number of settings, by successive halving: all for a third of the rounds, the best
+two for all rounds, on samples of the training set that are held out, judged as the claim is judged; the test set is not
+seen. Accuracies are means over the evaluations in the last third of the rounds. A variant has the settings of the
+method that it varies. Encoders are small (three blocks, 32 wide), so that all of it can be run again on a small
+machine: accuracies are not those of the papers.
 """
 
 
@@ -49,7 +50,7 @@ _QUICK = (
 
 
 def write(
-    found: Sequence[tuple[Study, Sequence[Outcome], int]],
+    found: Sequence[tuple[Study, Sequence[Outcome], Sequence[Outcome]]],
     path: Path,
     baselines: Mapping[str, Baseline] | None = None,
 ) -> None:
@@ -67,6 +68,7 @@ def write(
     ]
     differences(drawn, folder / "claims.svg")
     runs = [row for _, rows, _ in papers for row in rows]
+    trials = [row for _, _, tried in found for row in tried]
     lines = [
         _INTRODUCTION.format(
             sentence=_sentence(papers),
@@ -77,8 +79,9 @@ def write(
             machine=f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})",
             date=time.strftime("%Y-%m"),
             runs=len(runs),
-            tried=sum(tried for _, _, tried in found),
+            tried=len(trials),
             hours=sum(row.cpu_s for row in runs) / 3600,
+            trial_hours=sum(row.cpu_s for row in trials) / 3600,
         )
     ]
     for study, rows, claims in papers:

@@ -46,7 +46,7 @@ def main() -> None:
     made, rows, tried = standing(study(), options.results)
     cells = {row.task: row.cell for row in rows}
     memory = {task: step_peaks(made.run_file(cell, {"lr": 1e-3})) for task, cell in cells.items()}
-    write(made, Shown(rows, tried, memory), options.results.with_suffix(".md"))
+    write(made, Shown(rows, len(tried), memory), options.results.with_suffix(".md"))
 
 
 if __name__ == "__main__":
