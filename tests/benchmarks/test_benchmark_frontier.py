@@ -10,7 +10,7 @@ from benchmarks.accuracy.claims.outcome import Outcome, Point
 from benchmarks.accuracy.table.measures import Interval
 from benchmarks.cost.frontier.__main__ import study
 from benchmarks.cost.frontier.figures import REFERENCE, first_at, rows_of, within
-from benchmarks.cost.frontier.page import Shown, cheapest, sentence, write
+from benchmarks.cost.frontier.page import ASKED, Shown, best, sentence, summary, write
 from edgefl.config.profiles import load_run
 
 STUDY = study()
@@ -79,22 +79,29 @@ def test_within_follows_from_the_ends_of_the_interval(low, high, expected):
     assert within(Interval(0.0, low, high, 3), 0.5) == expected
 
 
-def test_the_sentence_names_what_is_decided_and_what_is_not():
-    near = rows_of(runs([0.0, 0.1, 0.2]), list(STUDY.methods))
-    assert cheapest(near).method == CHEAP
-    assert "har: freeze 9+27 at ÷4.0 FLOPs and ÷4.0 bytes.**" in sentence({"har": near})
-    apart = rows_of(runs([-4.0, 0.0, 3.0]), list(STUDY.methods))
-    told = sentence({"har": apart})
-    near = "freeze 9+27 at ÷4.0 FLOPs and ÷4.0 bytes, is +0.3 points (-8.4 to"
-    assert f"har: nothing is decided; the nearest at half the FLOPs, {near}" in told
-    assert f"; the nearest at a third of the bytes as well, {near}" in told
-    assert cheapest(rows_of(runs([0.0, 0.1, 0.2], cost=0.6), list(STUDY.methods))) is None  # more than half the FLOPs
+def test_what_is_asked_is_counted_over_tasks_by_mean_and_by_interval():
+    near, apart = (rows_of(runs(behind), list(STUDY.methods)) for behind in ([0.0, 0.1, 0.2], [-4.0, 0.0, 3.0]))
+    dear = rows_of(runs([0.0, 0.1, 0.2], cost=0.6), list(STUDY.methods))
+    tables = {"near": near, "apart": apart, "dear": dear}
+    half, third = ASKED.values()
+    assert best(near, half).method == best(near, third).method == CHEAP
+    assert best(dear, half) is None
+    told = sentence(tables)
+    assert told.startswith(
+        "**Of 3 tasks, a schedule is within half a point of end-to-end training with half the FLOPs in 2"
+    )
+    assert "and a third of the bytes in 2 by the mean and 1 by the interval.**" in told
+    assert "| apart | freeze 9+27: FLOPs ÷4.0, bytes ÷4.0 | +0.3 (-8.4 to +9.1) |" in "\n".join(summary(tables))
+    assert "| dear | none |  | none |  |" in summary(tables)
+    half_bytes = rows_of(runs([0.0, 0.1, 0.2], cost=0.4), list(STUDY.methods))
+    assert best(half_bytes, half) is not None
+    assert best(half_bytes, third) is None
 
 
 def test_the_page_has_a_picture_and_a_line_for_each_method(tmp_path):
     write(STUDY, Shown(runs([0.0, 0.1, 0.2]), 3, {"har-scratch": {"all": 1.234}}), tmp_path / "frontier.md")
     text = (tmp_path / "frontier.md").read_text()
-    assert text.splitlines()[2].startswith("**Within half a point")
+    assert text.splitlines()[2].startswith("**Of 1 task, a schedule is within half a point")
     assert (tmp_path / "frontier" / "frontier.svg").stat().st_size > 1000
     assert "| freeze 9+27 | 89.9 ± 0.1 | -0.1 (-0.3 to +0.1) | yes | yes | 1 (÷4.0) | 7.5 (÷4.0) |" in text
     assert "## har_hapt from random weights" in text
