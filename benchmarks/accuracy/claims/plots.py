@@ -35,7 +35,7 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
             label.set_fontweight("bold" if one is None else "normal")
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-        axes.set_xlabel("difference, points; 95 % interval over paired seeds")
+        axes.set_xlabel("points, with 95 % interval")
         for name, (colour, marker) in MARKS.items():
             axes.plot([], [], marker, color=colour, label=name)
         figure.legend(loc="outside upper center", ncols=3, fontsize=8)
@@ -53,5 +53,5 @@ def _draw(axes: Any, at: int, one: Finding) -> None:
 
 def _name(one: Finding) -> str:
     asked = one.asked
-    measure = ", recall" if "recall" in asked.measure else ""
+    measure = ", recall" if "recall" in asked.measure else ", lost" if asked.falling else ""
     return f"{asked.left} to {asked.against}, {asked.task} {asked.condition}{measure}"

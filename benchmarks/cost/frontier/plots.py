@@ -33,7 +33,7 @@ def frontier(
 
     colours = dict(zip(methods, cycle((*COLOURS, *_MORE)), strict=False))
     with style():
-        figure = Figure(figsize=(8.6, 0.9 + 2.7 * max(len(tasks), 1)), layout="constrained")
+        figure = Figure(figsize=(6.4, 1.1 + 2.3 * max(len(tasks), 1)), layout="constrained")
         panels = figure.subplots(max(len(tasks), 1), 2, squeeze=False, sharey="row")
         for pair, (title, (runs, rows)) in zip(panels, tasks.items(), strict=False):
             for axes, (label, cost) in zip(pair, _AXES, strict=True):
@@ -46,7 +46,7 @@ def frontier(
             handles, labels = panel.get_legend_handles_labels()
             named |= dict(zip(labels, handles, strict=True))
         shown = [method for method in methods if method in named]
-        figure.legend([named[method] for method in shown], shown, loc="outside upper center", ncols=4, fontsize=7)
+        figure.legend([named[method] for method in shown], shown, loc="outside upper center", ncols=3, fontsize=7)
         save(figure, folder / "frontier.svg")
 
 
