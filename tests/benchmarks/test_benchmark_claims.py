@@ -249,6 +249,23 @@ def test_the_best_setting_of_those_with_all_rounds_is_chosen(monkeypatch, tmp_pa
     assert tuning.training_data(mmic, "har").is_file()
 
 
+def test_tuning_of_which_no_trial_ended_well_stops_the_study(monkeypatch, tmp_path):
+    mmic, tried = Study("mmic"), Results(tmp_path / "tuning.jsonl")
+    monkeypatch.setattr(tuning, "load", lambda source: share(8, {"a": 1.0}, seed=1))
+    monkeypatch.chdir(tmp_path)
+    cell = next(cell for cell in mmic.cells() if cell.method == "mmic")
+
+    def carry_out(jobs, results, limits, what):
+        for job in jobs:
+            about = {**job.trial.cell._asdict(), "settings": job.trial.settings, "short": job.trial.short}
+            results.add(Outcome(**about, file=digest(job.values), error="15 devices can not be shared evenly"))
+        return True
+
+    monkeypatch.setattr(tuning, "carry_out", carry_out)
+    with pytest.raises(SystemExit, match="no trial ended well of mmic/har/mm50-mc50/mmic/100"):
+        tuning.tune(mmic, [cell], tried, carry.Limits())
+
+
 def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
     mmic = Study("mmic")
     rows = [a_row("mmic", n, (0.9 + n / 1e4,)) for n in (1, 2, 3)]

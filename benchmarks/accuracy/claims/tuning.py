@@ -15,11 +15,16 @@ DATA = Path("build") / "claims" / "data"
 
 
 def tune(study: Study, cells: list[Cell], tried: Results, limits: Limits) -> bool:
-    """Spend the budget on every method and task that ``cells`` need; True when it is spent."""
+    """Spend the budget on every method and task that ``cells`` need; True when it is spent.
+
+    Ends the program where no trial of a method ended well: a setting that nobody has tried would stand for it.
+    """
     wanted = list(dict.fromkeys(study.tuned_as(cell) for cell in cells))
     first = [one for cell in wanted for one in study.trials(cell)]
     if not carry_out(due(study, first, tried), tried, limits, "tuning"):
         return False
+    if untried := [cell for cell in wanted if not ranked(study, study.trials(cell), tried)]:
+        raise SystemExit(f"no trial ended well of {', '.join(cell.key for cell in untried)}: see the lines above")
     finals = [one for cell in wanted for one in study.finals(ranked(study, study.trials(cell), tried))]
     return carry_out(due(study, finals, tried), tried, limits, "tuning, all rounds")
 
