@@ -41,7 +41,7 @@ def run_cell(body: object, note: Note) -> str:
 def estimate(body: object, note: Note) -> list[Estimate]:
     """Memory of each cell that can be priced, by what it takes to price those up to it and by its price.
 
-    One that can not be priced, such as one whose data are not there, fails by the same error when it is carried out.
+    One without a price, such as one whose data are not there, fails by the same error when it is carried out.
     """
     found = []
     for work in msgspec.convert(body, list[Work]):

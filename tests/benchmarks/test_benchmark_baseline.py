@@ -30,7 +30,7 @@ def test_a_simple_baseline_is_measured_once_for_all_tasks_of_the_same_data(monke
     assert found.complete > 0.9
     assert found.alone["a"] > 0.9 > 0.7 > found.alone["b"]
     assert found.text.startswith(f"{100 * found.complete:.1f} % (a alone ")
-    write([(study, [], 0)], tmp_path / "page.md", baseline.kept(path))
+    write([(study, [], [])], tmp_path / "page.md", baseline.kept(path))
     assert (
         f"Simple baseline, logistic regression on all training samples, complete: {found.text}."
         in (tmp_path / "page.md").read_text()
