@@ -38,7 +38,8 @@ fleet in one process (`edgefl run --in-process`, [decision 52](../decisions/0052
 Tuning gives every method the same number of settings, by successive halving: all for a third of the rounds, the best
 two for all rounds, on samples of the training set that are held out, judged as the claim is judged; the test set is not
 seen. Accuracies are means over the evaluations in the last third of the rounds. A variant has the settings of the
-method that it varies. Encoders are small (three blocks, 32 wide), so that all of it can be run again on a small
+method that it varies. Step memory is predicted, tensors of a step (one process can
+not measure a device's). Encoders are small (three blocks, 32 wide), so that all of it can be run again on a small
 machine: accuracies are not those of the papers.
 """
 

@@ -32,7 +32,7 @@ A dot is the mean over seeds of a run's last model, a line the way there. Every 
 0 over its own rounds (`training.lr_fall: cosine`), end-to-end training's too; a shorter run is a run of its own, not
 a longer one broken off. `end-to-end 18` and `12` are the plain alternative: the same training, fewer rounds. Freeze
 k+n: k rounds end-to-end, then n of the last of three stages; 6+6+24 freezes one stage after another. Heads: fusion
-and classifier alone.
+and classifier alone. The most accurate of a task is picked afterwards, of up to thirteen: its interval leaves that out.
 
 `{command}` on {machine}, {date}: {runs} runs and {tried} trials of tuning, {hours:.1f} hours of training steps. Every
 kind of schedule is tuned by the same {settings} rates, each for a third of its rounds, on training samples that are
