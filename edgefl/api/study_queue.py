@@ -42,12 +42,11 @@ async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_by
     Raises BudgetError, with both numbers, where not even one cell fits.
     """
     workers, allowed = workers or engine.room.cores, memory_bytes or engine.room.memory_bytes
-    seedless = {repr((_seedless(work.file), _seedless(work.overrides))): work for work in works}
-    estimates: list[Estimate] = []
-    for group in _batched(list(seedless.values()), MOST_PRICED):
-        if not estimates:  # of those before none can be priced
-            estimates = await engine.estimate(group)
-    if not estimates:
+    kinds = list({repr((_seedless(work.file), _seedless(work.overrides))): work for work in works}.values())
+    for start in range(0, len(kinds), MOST_PRICED):
+        if estimates := await engine.estimate(kinds[start : start + MOST_PRICED]):
+            break  # where none of those can be priced, the next are
+    else:
         told.say("no cell can be priced; each says why")
         return min(workers, len(works))
     largest = max(estimates, key=lambda one: one.total)
@@ -55,17 +54,12 @@ async def fitting(engine: Engine, works: Sequence[Work], workers: int, memory_by
         text = f"a cell takes about {_mib(largest.total)}, of {_mib(allowed)}: {_words(largest)}"
         raise BudgetError(text, remedy="Allow more by --memory-mib, or make batches or the model smaller.")
     count = min(workers, len(works), allowed // largest.total)
-    kinds = f"the {len(estimates)} of {len(seedless)} kinds of cell that were priced"
-    some = kinds if len(estimates) < len(seedless) else ""
+    some = f"; the largest of the {len(estimates)} of {len(kinds)} kinds of cell that were priced"
     told.say(
         f"{count} of {workers} workers: a cell takes about {_mib(largest.total)} ({_words(largest)}"
-        f"{'; the largest of ' + some if some else ''}), of {_mib(allowed)}"
+        f"{some if len(estimates) < len(kinds) else ''}), of {_mib(allowed)}"
     )
     return count
-
-
-def _batched(works: Sequence[Work], most: int) -> list[Sequence[Work]]:
-    return [works[start : start + most] for start in range(0, len(works), most)]
 
 
 def _seedless(values: object) -> object:

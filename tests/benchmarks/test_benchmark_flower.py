@@ -13,9 +13,7 @@ import yaml
 
 from benchmarks.cost.flower import simulation
 from benchmarks.cost.flower.__main__ import VALUES, Watch
-from edgefl.config.profiles import load_run
-from edgefl.data.dataset import Dataset
-from edgefl.data.prepare import prepare_shares
+from edgefl.data.sources import load_pair
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.parts import part_tensors
 
@@ -29,27 +27,26 @@ def run(tmp_path, monkeypatch):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(values))
     monkeypatch.setenv(simulation.RUN, str(file))
-    caches = (simulation.read, simulation.share, simulation.model)
+    caches = (simulation.config, simulation.plan, simulation.samples, simulation.model)
     for one in caches:
         one.cache_clear()
-    yield simulation.read()
+    simulation.shared()
+    yield simulation.plan()
     for one in caches:
         one.cache_clear()
 
 
-def test_flowers_side_has_the_same_weights_shares_and_test_set(run, tmp_path):
-    plan, _, test, devices = run
+def test_flowers_side_has_the_same_weights_shares_and_test_set(run):
     model = simulation.model()
     model.load_state_dict(simulation.first_weights())
-    for part, tensors in initial_parts(plan.model, plan.seed):
+    for part, tensors in initial_parts(run.model, run.seed):
         own = part_tensors(model, part)
         assert own.keys() == tensors.keys()
         assert all(np.array_equal(own[name], tensors[name]) for name in tensors)
-    config, _ = load_run(yaml.safe_load((tmp_path / "run.yaml").read_text()), ())
-    prepare_shares(config.data, devices, tmp_path / "shares", plan.seed)
-    for at, name in enumerate(devices):
-        assert Dataset.load_npz(tmp_path / "shares" / f"{name}.npz").ids == simulation.share(at).ids
-    assert Dataset.load_npz(tmp_path / "shares" / "test.npz").ids == test.ids
+    train, test = load_pair({"har_hapt": {"clients": 4, "mini": True}})
+    for name in simulation.devices():
+        assert simulation.samples(name).ids == train.subset(np.flatnonzero(train.groups == name)).ids
+    assert simulation.samples("test").ids == test.ids
 
 
 def test_the_test_set_is_judged_in_the_same_rounds_as_by_edgefl():
@@ -60,7 +57,7 @@ def test_a_round_of_flowers_side_trains_all_of_the_model(run):
     state = {name: value.clone() for name, value in simulation.first_weights().items()}
     trained, samples = simulation.train(state, 0, 1)
     again, _ = simulation.train(state, 0, 1)
-    assert samples == len(simulation.share(0))
+    assert samples == len(simulation.samples(simulation.devices()[0]))
     assert all(torch.equal(trained[name], again[name]) for name in state)
     assert [name for name in state if torch.equal(trained[name], state[name])] == []
 

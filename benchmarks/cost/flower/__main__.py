@@ -55,12 +55,18 @@ VALUES: dict[str, Any] = {
 
 
 class Spent(NamedTuple):
-    """Two runs' seconds by the clock and mean test accuracy, 0..1; watched, processor seconds and largest memory."""
+    """What both runs took: seconds by the clock, and of a watched turn, processor seconds and the largest memory."""
 
     wall_s: float
+    cpu_s: float
+    mib: float
+
+
+class Turn(NamedTuple):
+    """Both runs of one side. ``accuracy``: of the test set, 0..1, their mean."""
+
+    spent: Spent
     accuracy: float
-    cpu_s: float = 0.0
-    mib: float = 0.0
 
 
 class Watch:
@@ -105,7 +111,7 @@ class Watch:
 
 
 def carried_out(commands: Sequence[Sequence[str]], watched: bool) -> Spent:
-    """What commands took, one after the other; their accuracy is not known here."""
+    """What commands took, one after the other."""
     began, cpu, peak = time.monotonic(), 0.0, 0
     for command in commands:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -116,10 +122,10 @@ def carried_out(commands: Sequence[Sequence[str]], watched: bool) -> Spent:
                 cpu, peak = cpu + sum(watch.cpu.values()), max(peak, watch.peak)
         if code:
             raise SystemExit(f"{' '.join(command)} ended with {code}")
-    return Spent(time.monotonic() - began, float("nan"), cpu, peak / 2**20)
+    return Spent(time.monotonic() - began, cpu, peak / 2**20)
 
 
-def edgefl(folder: Path, *, watched: bool = False) -> Spent:
+def edgefl(folder: Path, *, watched: bool) -> Turn:
     """Two seeds' study."""
     (folder / "run.yaml").write_text(yaml.safe_dump(VALUES))
     study = {"run": "run.yaml", "grid": [{"seed": seed} for seed in SEEDS]}
@@ -131,10 +137,10 @@ def edgefl(folder: Path, *, watched: bool = False) -> Spent:
     spent = carried_out([command], watched)
     found = [cell["accuracy"] for cell in json.loads(told.read_text())]
     assert len(found) == len(SEEDS)
-    return spent._replace(accuracy=statistics.fmean(found))
+    return Turn(spent, statistics.fmean(found))
 
 
-def flower(folder: Path, *, watched: bool = False) -> Spent:
+def flower(folder: Path, *, watched: bool) -> Turn:
     """Two seeds' runs, one after the other."""
     commands = []
     for seed in SEEDS:
@@ -143,10 +149,10 @@ def flower(folder: Path, *, watched: bool = False) -> Spent:
         commands.append([*program, str(folder / f"{seed}.json")])
     spent = carried_out(commands, watched)
     found = [json.loads((folder / f"{seed}.json").read_text())["accuracy"] for seed in SEEDS]
-    return spent._replace(accuracy=statistics.fmean(found))
+    return Turn(spent, statistics.fmean(found))
 
 
-def turn(*, watched: bool = False) -> tuple[Spent, Spent]:
+def turn(*, watched: bool = False) -> tuple[Turn, Turn]:
     """EdgeFL, then Flower."""
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         found = edgefl(Path(one), watched=watched), flower(Path(other), watched=watched)
@@ -163,9 +169,9 @@ def table(times: int) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for name, runs, look in zip(("EdgeFL", f"Flower {version('flwr')}"), zip(*pairs, strict=True), looks, strict=True):
-        wall, accuracy = (statistics.median(run[i] for run in runs) for i in (0, 1))
-        lines.append(f"| {name} | {wall:.1f} | {look.cpu_s:.1f} | {look.mib:,.0f} | {100 * accuracy:.1f}% |")
-    ratios = sorted(other.wall_s / own.wall_s for own, other in pairs)
+        wall, took = statistics.median(run.spent.wall_s for run in runs), look.spent
+        lines.append(f"| {name} | {wall:.1f} | {took.cpu_s:.1f} | {took.mib:,.0f} | {100 * look.accuracy:.1f}% |")
+    ratios = sorted(other.spent.wall_s / own.spent.wall_s for own, other in pairs)
     spread = f"median of {times}, {ratios[0]:.2f} to {ratios[-1]:.2f}"
     return [*lines, "", f"For two runs Flower takes {statistics.median(ratios):.2f} times as long ({spread})."]
 

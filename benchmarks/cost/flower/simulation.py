@@ -20,8 +20,9 @@ import yaml
 from torch import Tensor, nn
 
 from edgefl.config.profiles import load_run
+from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
-from edgefl.data.sources import load_pair
+from edgefl.data.prepare import prepare_shares
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.parts import loaded
 from edgefl.models.spec import part_names
@@ -39,29 +40,44 @@ State = dict[str, Tensor]
 
 
 @cache
-def read() -> tuple[RunPlan, Dataset, Dataset, list[str]]:
-    """The run's plan, the training samples, the test samples, and whose share each device has."""
-    config, recipe = load_run(yaml.safe_load(Path(os.environ[RUN]).read_text()), ())
-    assert config.data.source is not None
-    train, test = load_pair(config.data.source)
-    assert test is not None
-    plan = compile_run(config, recipe, run="flower", shapes=train.signature(), label_names=train.label_names)
-    return plan, train, test, [device.name for device in config.fleet]
+def config() -> RunConfig:
+    """The run file."""
+    return load_run(yaml.safe_load(Path(os.environ[RUN]).read_text()), ())[0]
 
 
 @cache
-def share(device: int) -> Dataset:
-    """The samples of a device."""
-    _, train, _, devices = read()
-    assert train.groups is not None
-    return train.subset(np.flatnonzero(train.groups == devices[device]))
+def plan() -> RunPlan:
+    """The run as EdgeFL plans it."""
+    recipe = load_run(yaml.safe_load(Path(os.environ[RUN]).read_text()), ())[1]
+    test = samples("test")
+    return compile_run(config(), recipe, run="flower", shapes=test.signature(), label_names=test.label_names)
+
+
+def shares() -> Path:
+    """Folder of the samples, beside the run file."""
+    return Path(os.environ[RUN]).with_suffix(".shares")
+
+
+@cache
+def samples(name: str) -> Dataset:
+    """Of a device, by its name, or the "test" set, as ``shared`` left them."""
+    return Dataset.load_npz(shares() / f"{name}.npz")
+
+
+def devices() -> list[str]:
+    """Their names, in the order of Flower's partitions."""
+    return [device.name for device in config().fleet]
+
+
+def shared() -> None:
+    """Share the samples out, as EdgeFL's runs do when they begin."""
+    prepare_shares(config().data, devices(), shares(), config().seed)
 
 
 @cache
 def model() -> StagedModel:
     """The one model of a process, whose weights come and go."""
-    plan = read()[0]
-    return build(plan.model, part_names(plan.model))
+    return build(plan().model, part_names(plan().model))
 
 
 def logits(rows: Dataset, indices: np.ndarray) -> Tensor:
@@ -73,14 +89,13 @@ def logits(rows: Dataset, indices: np.ndarray) -> Tensor:
 
 def train(state: Mapping[str, Tensor], device: int, round_number: int) -> tuple[State, int]:
     """A device's local training: its weights, and how many samples it has."""
-    plan = read()[0]
-    hyper, rows = plan.hypers[-1], share(device)
+    parts, hyper, rows = part_names(plan().model), plan().hypers[-1], samples(devices()[device])
     whole = model()
     whole.load_state_dict(dict(state))
-    prepare(whole, part_names(plan.model))
-    rng = np.random.default_rng((plan.seed, device, round_number))
+    prepare(whole, parts)
+    rng = np.random.default_rng((plan().seed, device, round_number))
     torch.manual_seed(int(rng.integers(2**63)))
-    optimizer = make_optimizer(whole, part_names(plan.model), hyper)
+    optimizer = make_optimizer(whole, parts, hyper)
     assert rows.labels is not None
     for _ in range(hyper.epochs):
         for indices in mixed_rows(np.arange(len(rows)), hyper.batch_size, rng):
@@ -93,7 +108,7 @@ def train(state: Mapping[str, Tensor], device: int, round_number: int) -> tuple[
 @torch.no_grad()
 def accuracy(state: Mapping[str, Tensor]) -> float:
     """Of the test set, 0..1."""
-    test = read()[2]
+    test = samples("test")
     whole = model()
     whole.load_state_dict(dict(state))
     whole.eval()
@@ -107,9 +122,8 @@ def accuracy(state: Mapping[str, Tensor]) -> float:
 
 def first_weights() -> State:
     """As EdgeFL's run begins."""
-    plan = read()[0]
-    parts = dict(initial_parts(plan.model, plan.seed))
-    return dict(loaded(plan.model, part_names(plan.model), parts).state_dict())
+    parts = dict(initial_parts(plan().model, plan().seed))
+    return dict(loaded(plan().model, list(parts), parts).state_dict())
 
 
 def is_judged(at: int, every: int, rounds: int) -> bool:
@@ -126,8 +140,9 @@ def simulate(run: Path, out: Path) -> None:
     from flwr.simulation import run_simulation
 
     os.environ[RUN] = str(run.resolve())
-    plan, _, _, devices = read()
-    rounds, every = sum(stage.rounds for stage in plan.stages), yaml.safe_load(run.read_text())["evaluate"]
+    shared()
+    rounds, every, fleet = sum(stage.rounds for stage in plan().stages), config().evaluate, len(devices())
+    assert isinstance(every, int)
     client, server = ClientApp(), ServerApp()
     found: dict[str, Any] = {}
 
@@ -148,12 +163,12 @@ def simulate(run: Path, out: Path) -> None:
     @server.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, _: Context) -> None:
         torch.set_num_threads(1)
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(devices))
+        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=fleet)
         result = strategy.start(grid, ArrayRecord(first_weights()), num_rounds=rounds, evaluate_fn=judged)
         found["rounds"] = len(result.train_metrics_clientapp)
 
     backend = {"init_args": {"num_cpus": CORES}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, len(devices), backend_config=backend)
+    run_simulation(server, client, fleet, backend_config=backend)
     if found.get("rounds") != rounds:
         raise SystemExit(f"Flower has trained in {found.get('rounds', 0)} of {rounds} rounds; its log says why")
     out.write_text(json.dumps(found))

@@ -62,15 +62,12 @@ def write(study: Study, shown: Shown, path: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     by_task = {task: [one for one in outcomes if one.task == task] for task in study.tasks}
     tables = {task: rows for task, runs in by_task.items() if (rows := rows_of(runs, list(study.methods)))}
-    frontier(
-        {study.tasks[task]["title"]: (by_task[task], rows) for task, rows in tables.items()},
-        list(study.methods),
-        folder,
-    )
+    titles = {task: study.tasks[task]["title"] for task in tables}
+    frontier({titles[task]: (by_task[task], rows) for task, rows in tables.items()}, list(study.methods), folder)
     lines = [
         _INTRODUCTION.format(
             sentence=sentence(tables),
-            summary="\n".join(summary({study.tasks[task]["title"]: rows for task, rows in tables.items()})),
+            summary="\n".join(summary({titles[task]: rows for task, rows in tables.items()})),
             folder=path.stem,
             command=COMMAND,
             machine=f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})",
@@ -83,7 +80,7 @@ def write(study: Study, shown: Shown, path: Path) -> None:
     ]
     for task, rows in tables.items():
         told = _rates(by_task[task], study.tasks[task]["rates"])
-        lines += [f"## {study.tasks[task]['title']}\n", study.tasks[task]["says"], "", told, "", _HEAD]
+        lines += [f"## {titles[task]}\n", study.tasks[task]["says"], "", told, "", _HEAD]
         lines += [_line(row) for row in rows]
         lines += ["", _TOLD, ""]
         lines += [_memory(shown.memory[task]), ""] if task in shown.memory else []

@@ -19,8 +19,6 @@ _AXES: tuple[tuple[str, Callable[[Spent], float]], ...] = (
 )
 #: Marks of kinds of schedules, told apart in grey too; one of a kind with fewer rounds has the same mark.
 _MARKS = {"end-to-end": "o", "freeze": "s", "last": "^", "layer-wise": "D", "progressive": "v", "heads": "P"}
-
-
 #: Beside the colours of all plots, as there are more methods here.
 _MORE = ("#332288", "#882255", "#44aa99")
 
