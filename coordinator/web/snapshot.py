@@ -11,7 +11,8 @@ import msgspec
 
 from edgefl.records import Refusal
 from edgefl.report import units
-from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState, reason
+from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
+from edgefl.report.refusals import reason
 from edgefl.run_records import EventRow
 
 #: Events that are kept for the page; the whole log is in the run's directory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgefl.report.decisions import BEHIND, NOT_CHOSEN, absences
-from edgefl.report.events import REASONS, reason
+from edgefl.report.refusals import REASONS, reason
 from edgefl.run_records import RunReport
 
 

@@ -25,7 +25,7 @@ from edgefl.report.charts import (
     tips,
 )
 from edgefl.report.crowds import QUANTILES, how_many, quantile, rows_of
-from edgefl.report.events import refusal_text
+from edgefl.report.refusals import refusal_text
 from edgefl.run_records import RunReport
 
 #: Kind of a point -> its colour, shape and fill.

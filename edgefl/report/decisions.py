@@ -12,9 +12,10 @@ import msgspec
 from edgefl.records import Refusal
 from edgefl.registry import default
 from edgefl.report import resources, shortfall, units
-from edgefl.report.events import fitting, reason, refusal_of, refusal_text
+from edgefl.report.events import fitting
 from edgefl.report.folding import fold, listed
 from edgefl.report.grid import Cell, Column, Grid, table
+from edgefl.report.refusals import reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow, RunReport
 
 #: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.

@@ -7,49 +7,12 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edgefl.records import GPU, Refusal
+from edgefl.records import Refusal
 from edgefl.report import units
 from edgefl.report.grid import Record
+from edgefl.report.refusals import reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow
 
-#: Machine-readable reason -> words.
-REASONS: dict[str, str] = {
-    "step_memory": "step memory over budget",
-    "memory": "process memory over budget",
-    "flops": "FLOPs over budget",
-    "payload": "bytes over budget",
-    "energy": "energy over budget",
-    "disk": "disk space over budget",
-    "data": "too little data for one batch",
-    "labels": "unlabelled data",
-    "method": "method not installed",
-    "busy": "busy with another round",
-    "protocol": "other version of the protocol",
-    "replay": "offer older than one taken up before",
-    "transfer": "parts could not be fetched",
-    "packed": "compressed part does not unpack",
-    "cache": "frozen prefix not exact enough to be stored",
-    "ceiling": "memory ceiling hit while training",
-    "error": "training failed",
-    "update": "update could not be used",
-    "lost": "lost contact",
-    "late": "update came too late",
-    "stale": "update of an attempt that is closed",
-    "parts": "update of other parts than asked for",
-    "samples": "more samples claimed than it has",
-    "size": "object of an impossible size",
-    "not_finite": "update holds NaN or infinity",
-    "range": "values beyond what f32 can calculate with",
-    "change": "change out of line with the other devices'",
-    "few": "prototype of too few samples",
-    "shape": "tensor of another shape",
-    "names": "other tensors than the part's",
-    "dtype": "tensor of another kind of number",
-    "malformed": "update is no safetensors part",
-    "hash": "bytes that are not what they are named by",
-    "quarantine": "in quarantine",
-    "left_out": "left out by the operator",
-}
 #: What a device does that the operator has left out.
 LEFT_OUT = "left out"
 #: Activity -> its word where that is another: between tasks, a device waits.
@@ -73,36 +36,12 @@ MOST_CHANNELS = 6
 AT_WORK = ("waiting", "receiving", "training", "sending")
 
 
-def reason(refusal: Refusal) -> str:
-    """The refusal's reason in words."""
-    if refusal.reason == "memory" and refusal.where == GPU:
-        return "GPU memory over budget"
-    if refusal.reason == "data" and refusal.needed is None:
-        return "data does not fit the model"  # its detail says how; without numbers it is not the amount
-    return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")
-
-
-def refusal_of(data: Record) -> Refusal:
-    """The refusal in an event's data."""
-    texts = {name: str(data.get(name) or "") for name in ("reason", "unit", "detail", "where")}
-    return Refusal(needed=data.get("needed"), allowed=data.get("allowed"), **texts)
-
-
 def fitting(data: Record) -> str:
     """Measures by which training fits the budget, of an event's data: micro-batch, checkpointing, optimiser."""
     words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
     words += ["blocks computed anew"] if data.get("checkpoint") else []
     words += [str(data["lean"])] if data.get("lean") else []
     return ", ".join(words)
-
-
-def refusal_text(data: Record) -> str:
-    """ "step memory over budget: needs 26.4 MiB, allowed 24.0 MiB"."""
-    why = refusal_of(data)
-    if why.needed is not None and why.allowed is not None:
-        needed, allowed = (units.quantity(value, why.unit) for value in (why.needed, why.allowed))
-        return f"{reason(why)}: needs {needed}, allowed {allowed}"
-    return f"{reason(why)}: {why.detail}" if why.detail else reason(why)
 
 
 def _how_many(value: Sized | int | None) -> int:

@@ -11,8 +11,8 @@ from edgefl.models.spec import modality_of
 from edgefl.plan.stages import encoder_stage
 from edgefl.records import Refusal
 from edgefl.report import units
-from edgefl.report.events import refusal_of, refusal_text
 from edgefl.report.folding import listed
+from edgefl.report.refusals import refusal_of, refusal_text
 from edgefl.run_records import RunReport
 
 #: Up to so many devices have a sentence of their own.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from edgefl.budget.fit import DevicePlan, RunPrice, StagePrice
 from edgefl.records import GPU, Refusal
 from edgefl.report import units
-from edgefl.report.events import reason
 from edgefl.report.folding import listed
+from edgefl.report.refusals import reason
 
 #: Devices that do not fit and are named in the sentence; the table has the others.
 _NAMED = 3

@@ -18,7 +18,7 @@ from edgefl.errors import DataError
 from edgefl.plan.job import Placement, Slots
 from edgefl.plan.training_samples import unlabelled
 from edgefl.records import Refusal
-from edgefl.report.events import reason
+from edgefl.report.refusals import reason
 
 
 def saved(path: Path, **arrays: Any) -> Path:

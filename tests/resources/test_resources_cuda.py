@@ -18,7 +18,7 @@ from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Hello, Offer
 from edgefl.records import GPU, HOST, Budget, Capabilities, Refusal
-from edgefl.report.events import reason
+from edgefl.report.refusals import reason
 from edgefl.resources.gpu_memory import (
     SEGMENT_BYTES,
     CudaCeiling,

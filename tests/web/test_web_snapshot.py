@@ -14,7 +14,8 @@ from test_report_live import live_events
 
 from coordinator.web.pieces import FEW, Axis, View, cards, plots
 from coordinator.web.snapshot import GROUPS, MOST_POINTS, REMEDIES, DeviceView, Feed, Snapshot
-from edgefl.report.events import MOST_SPANS, REASONS, LiveDevice
+from edgefl.report.events import MOST_SPANS, LiveDevice
+from edgefl.report.refusals import REASONS
 from edgefl.run_records import EventRow
 
 MIB = 2**20
