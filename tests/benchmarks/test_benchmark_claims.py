@@ -19,6 +19,8 @@ from benchmarks.accuracy.claims.page import write
 from benchmarks.accuracy.claims.study import FOLDER, TUNING_SEED, Cell, Study, Trial, digest, set_field
 from benchmarks.common.exclusive import claimed
 from edgefl.config.profiles import load_run
+from edgefl.data.dataset import Dataset
+from edgefl.data.sources import load
 
 PAPERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -247,6 +249,39 @@ def test_the_best_setting_of_those_with_all_rounds_is_chosen(monkeypatch, tmp_pa
     assert tuning.tune(mmic, [cell], Results(tmp_path / "tuning.jsonl"), carry.Limits())
     assert len(ran) == 8  # nothing is tried twice
     assert tuning.training_data(mmic, "har").is_file()
+
+
+@pytest.mark.parametrize("reserve", [0.0, 0.3])
+def test_trials_are_tested_on_emoji_that_nobody_trained_on(reserve):
+    source = {"emoji_pairs": {"mini": True, "reserve": reserve}}
+    trained, held = tuning.apart(source, 0.2)
+    whole = load(source)
+    assert sorted([*trained.ids, *held.ids]) == sorted(whole.ids)
+    texts = [{tuple(row) for row in one.modalities["text"].tolist()} for one in (trained, held)]
+    assert min(map(len, texts)) > 5
+    assert not texts[0] & texts[1]
+    assert len(held) == pytest.approx(0.2 * len(whole), rel=0.35)  # whole families, of few
+
+
+def test_a_task_that_holds_out_itself_gives_trials_their_test(monkeypatch, tmp_path):
+    frontier = Study("frontier", FOLDER.parents[1] / "cost" / "frontier")
+    asked = []
+
+    def apart(source, portion):
+        asked.append((source, portion))
+        return share(8, {"a": 1.0}, seed=1), share(4, {"a": 1.0}, seed=2)
+
+    monkeypatch.setattr(tuning, "apart", apart)
+    monkeypatch.setattr(tuning, "load", lambda source: share(6, {"a": 1.0}, seed=1))
+    monkeypatch.chdir(tmp_path)
+    for task, sizes in (("emoji-scratch", [8, 4]), ("har-scratch", [6])):
+        cell = next(cell for cell in frontier.cells() if cell.task == task)
+        trial = frontier.trials(frontier.tuned_as(cell))[0]
+        (job,) = tuning.due(frontier, [trial], Results(tmp_path / "tuning.jsonl"))
+        data = job.values["data"]
+        files = [data[name] for name in ("source", "test") if name in data]
+        assert [len(Dataset.load_npz(file)) for file in files] == sizes
+    assert asked == [(frontier.tasks["emoji-scratch"]["run"]["data"]["source"], 0.2)]
 
 
 def test_tuning_of_which_no_trial_ended_well_stops_the_study(monkeypatch, tmp_path):

@@ -133,9 +133,12 @@ class Study:
         own = method.get("set", {})
         return {**task.get("slots", {}), **own, **tuned, **(own if "tuned_as" in method else {})}
 
-    def trial_file(self, trial: Trial, source: str) -> Values:
-        """The run file of a trial, on data that holds nothing of the test set."""
-        return self.run_file(trial.cell, trial.settings, short=trial.short, source=source)
+    def trial_file(self, trial: Trial, source: str, test: str = "") -> Values:
+        """The run file of a trial, on data that holds nothing of the test set; ``test``: what it is tested on."""
+        values = self.run_file(trial.cell, trial.settings, short=trial.short, source=source)
+        if test:
+            values["data"]["test"] = test
+        return values
 
 
 def _missing(condition: Values, devices: list[str]) -> Values:

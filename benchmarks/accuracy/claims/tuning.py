@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.accuracy.claims.carry import Job, Limits, carry_out
 from benchmarks.accuracy.claims.judge import MEASURES
 from benchmarks.accuracy.claims.outcome import Outcome, Results
 from benchmarks.accuracy.claims.study import Cell, Study, Trial, Values, digest
+from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
 
 #: Training samples of the tasks, from which tuning runs hold out their own test.
@@ -38,6 +41,15 @@ def chosen(study: Study, cell: Cell, tried: Results) -> Values:
     return best.settings
 
 
+def count(study: Study, tried: Results) -> int:
+    """How many trials the study's settings were chosen by."""
+    found = 0
+    for cell in dict.fromkeys(study.tuned_as(cell) for cell in study.cells()):
+        first = ranked(study, study.trials(cell), tried)
+        found += len(first) + len(ranked(study, study.finals(first), tried))
+    return found
+
+
 def ranked(study: Study, trials: list[Trial], tried: Results) -> list[Trial]:
     """Those that have been run, the best score first."""
     found = [(score(study, row), one) for one in trials if (row := _row(study, one, tried)) is not None]
@@ -54,11 +66,33 @@ def due(study: Study, trials: list[Trial], tried: Results) -> list[Job]:
     """Trials that have no result yet; their data are there then."""
     jobs = [Job(one, _values(study, one)) for one in trials if _row(study, one, tried) is None]
     for task in {job.trial.cell.task for job in jobs}:
-        path = training_data(study, task)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            load(study.tasks[task]["run"]["data"]["source"]).save_npz(path)
+        path, test = training_data(study, task), held_out_data(study, task)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source = study.tasks[task]["run"]["data"]["source"]
+        if test is None:
+            if not path.exists():
+                load(source).save_npz(path)
+        elif not (path.exists() and test.exists()):
+            trained, held = apart(source, study.tasks[task]["held_out"])
+            trained.save_npz(path)
+            held.save_npz(test)
     return jobs
+
+
+def apart(source: Values, share: float) -> tuple[Dataset, Dataset]:
+    """(trials' training samples, trials' test samples): the training part of ``source``, split by whole families.
+
+    The test has about ``share`` of each group's families, drawn as the option ``reserve`` draws them; what the source
+    reserves already is in neither, as a larger share holds a smaller one.
+    """
+    ((name, options),) = source.items()
+    reserved = options.get("reserve", 0.0)
+    larger = {**options, "reserve": reserved + share * (1.0 - reserved)}
+    held = load({name: {**larger, "part": "reserved"}})
+    if reserved:
+        kept = load({name: {**options, "part": "reserved"}})
+        held = held.subset(~np.isin(held.ids, kept.ids))
+    return load({name: larger}), held
 
 
 def training_data(study: Study, task: str) -> Path:
@@ -66,12 +100,21 @@ def training_data(study: Study, task: str) -> Path:
 
     Other options of the source are another file, and so another trial.
     """
-    source = study.tasks[task]["run"]["data"]["source"]
-    return (DATA / f"{study.paper}-{task}-{digest({'source': source})[:8]}.npz").resolve()
+    told = {"source": study.tasks[task]["run"]["data"]["source"]}
+    if "held_out" in study.tasks[task]:
+        told["held_out"] = study.tasks[task]["held_out"]
+    return (DATA / f"{study.paper}-{task}-{digest(told)[:8]}.npz").resolve()
+
+
+def held_out_data(study: Study, task: str) -> Path | None:
+    """Where what trials are tested on lies, if the task says ``held_out``; None: a run holds it out of its samples."""
+    path = training_data(study, task)
+    return path.with_name(f"{path.stem}-test.npz") if "held_out" in study.tasks[task] else None
 
 
 def _values(study: Study, trial: Trial) -> Values:
-    return study.trial_file(trial, str(training_data(study, trial.cell.task)))
+    test = held_out_data(study, trial.cell.task)
+    return study.trial_file(trial, str(training_data(study, trial.cell.task)), str(test or ""))
 
 
 def _row(study: Study, trial: Trial, tried: Results) -> Outcome | None:
