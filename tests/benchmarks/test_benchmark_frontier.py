@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import yaml
 
+from benchmarks.accuracy.claims import tuning
 from benchmarks.accuracy.claims.judge import MEASURES
-from benchmarks.accuracy.claims.outcome import Outcome, Point
+from benchmarks.accuracy.claims.outcome import Outcome, Point, Results
+from benchmarks.accuracy.claims.study import digest
 from benchmarks.accuracy.table.measures import Interval
+from benchmarks.cost.frontier import measured
 from benchmarks.cost.frontier.__main__ import study
-from benchmarks.cost.frontier.figures import REFERENCE, first_at, rows_of, within
+from benchmarks.cost.frontier.figures import REFERENCE, Memory, first_at, rows_of, within
+from benchmarks.cost.frontier.measured import Peak
 from benchmarks.cost.frontier.page import ASKED, Shown, best, sentence, summary, write
+from benchmarks.cost.frontier.plots import LOOKS
 from edgefl.config.profiles import load_run
 
 STUDY = study()
@@ -18,12 +24,18 @@ CHEAP = "freeze 9+27"
 
 
 def outcome(method: str, seed: int, accuracies: list[float], cost: float = 1.0) -> Outcome:
-    """A run with an evaluation every two rounds, each of which cost ``cost`` MiB, 10 times as many GFLOP, a second."""
+    """A run with an evaluation every two rounds, each of which cost ``cost`` MiB, 10 times as many GFLOP, a second.
+
+    Its steps take 8 times as many MiB.
+    """
     curve = tuple(
         Point(2 * n, {"a+b|none|accuracy": value / 100}, n * cost * 2**20, n * cost * 1e10, float(n))
         for n, value in enumerate(accuracies, start=1)
     )
-    return Outcome("frontier", "har-scratch", "all", method, seed, "file", settings={"lr": 0.1}, curve=curve)
+    return Outcome(
+        "frontier", "har-scratch", "all", method, seed, "file", settings={"lr": 0.1}, curve=curve,
+        step_peak_predicted=cost * 2**23,
+    )  # fmt: skip
 
 
 def runs(behind: list[float], cost: float = 0.25) -> list[Outcome]:
@@ -43,8 +55,10 @@ def test_every_method_of_every_task_is_a_run_file_that_loads(tmp_path):
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(made))
         config, _ = load_run(str(tmp_path / "run.yaml"))
         assert config.training.lr_fall == {"cosine": {}}
-        name = cell.method.split()[-1]
-        assert [n for n in config.training.rounds if n] == [int(n) for n in name.split("+")]
+        kind, _, passes = STUDY.methods[cell.method]["kind"].partition(" ×")
+        rounds = cell.method.removeprefix(kind).removesuffix(f" ×{passes}").strip()
+        assert [n for n in config.training.rounds if n] == [int(n) for n in rounds.split("+")]
+        assert config.training.epochs == int(passes or 1)
         assert STUDY.tuned_as(cell).method in STUDY.methods
 
 
@@ -55,6 +69,7 @@ def test_costs_are_held_against_the_same_seed_s_end_to_end():
     # of 3 evaluations at 0.25 MiB; seconds are alike
     assert tuple(cheap.total) == pytest.approx((0.75, 7.5, 3.0))
     assert tuple(cheap.less) == pytest.approx((4.0, 4.0, 1.0))
+    assert (whole.memory, cheap.memory) == ((8.0, 1.0), (2.0, 4.0))
 
 
 def test_an_accuracy_on_the_way_is_a_trailing_mean_of_three():
@@ -90,22 +105,72 @@ def test_what_is_asked_is_counted_over_tasks_by_mean_and_by_interval():
     assert told.startswith(
         "**Of 3 tasks, a schedule is within half a point of end-to-end training with half the FLOPs in 2"
     )
-    assert "and a third of the bytes in 2 by the mean and 1 by the interval.**" in told
-    assert "| apart | freeze 9+27: FLOPs ÷4.0, bytes ÷4.0 | +0.3 (-8.4 to +9.1) |" in "\n".join(summary(tables))
+    assert "a third of the bytes and less step memory in 2 by the mean and 1 by the interval.**" in told
+    line = "| apart | freeze 9+27: FLOPs ÷4.0, bytes ÷4.0, memory ÷4.0 | +0.3 (-8.4 to +9.1) |"
+    assert line in "\n".join(summary(tables))
     assert "| dear | none |  | none |  |" in summary(tables)
     half_bytes = rows_of(runs([0.0, 0.1, 0.2], cost=0.4), list(STUDY.methods))
     assert best(half_bytes, half) is not None
     assert best(half_bytes, third) is None
+    as_heavy = [row._replace(memory=Memory(8.0, 1.0)) for row in near]
+    assert best(as_heavy, half).method == CHEAP
+    assert best(as_heavy, third) is None
 
 
 def test_the_page_has_a_picture_and_a_line_for_each_method(tmp_path):
-    write(STUDY, Shown(runs([0.0, 0.1, 0.2]), 3, {"har-scratch": {"all": 1.234}}), tmp_path / "frontier.md")
+    write(STUDY, Shown(runs([0.0, 0.1, 0.2]), 3, "Measured somewhere."), tmp_path / "frontier.md")
     text = (tmp_path / "frontier.md").read_text()
     assert text.splitlines()[2].startswith("**Of 1 task, a schedule is within half a point")
     assert (tmp_path / "frontier" / "frontier.svg").stat().st_size > 1000
-    assert "| freeze 9+27 | 89.9 ± 0.1 | -0.1 (-0.3 to +0.1) | yes | yes | 1 (÷4.0) | 7.5 (÷4.0) |" in text
+    assert "| freeze 9+27 | 89.9 ± 0.1 | -0.1 (-0.3 to +0.1) | yes | yes | 1 (÷4.0) | 7.5 (÷4.0) | 2.0 (÷4.0) |" in text
     assert "## har_hapt from random weights" in text
-    assert "all: 1.23." in text
+    assert "take for any step.\nMeasured somewhere.\n" in text
     assert "## av_digits" not in text  # nothing of it has been run
     assert "* av_digits from random weights: everything" in text
     assert "layer-wise 2+10+24" in text.partition("## Not run yet")[2]
+
+
+def test_measured_memory_is_told_against_end_to_end_of_the_same_task():
+    whole, own, heads = measured.METHODS
+    peaks = [Peak("a", whole, "1", 8.0), Peak("a", own, "2", 4.0), Peak("b", own, "3", 1.0)]
+    text = measured.told(peaks)
+    assert text.startswith(f"Measured on real fleets, {own} 1/2.0 to 1/2.0 of end-to-end training's (")  # b has none
+    text = measured.told([*peaks, Peak("b", whole, "4", 3.0), Peak("b", heads, "5", 2.0)])
+    assert f"{own} 1/3.0 to 1/2.0 of end-to-end training's and {heads} 1/1.5 to 1/1.5" in text
+    assert measured.told([]) == measured.told(peaks[:1]) == "It was not measured."
+
+
+def test_memory_is_measured_once_for_a_run_file(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(measured, "measure", lambda values: float(len(ran) or ran.append(values) or 1) * 2**20)
+    monkeypatch.setattr("sys.argv", ["measured", "--only", "har-scratch", "--results", str(tmp_path / "new")])
+    measured.main()
+    found = measured.known(tmp_path / "new")
+    assert [(one.task, one.method) for one in found] == [("har-scratch", method) for method in measured.METHODS[:2]]
+    assert ran[0]["training"]["rounds"] == [0, 0, 2]
+    assert ran[0]["training"]["epochs"] == 1
+    monkeypatch.setattr(measured, "measure", None)  # nothing is due
+    measured.main()
+    assert measured.known(tmp_path / "new") == found
+
+
+def test_every_kind_of_schedule_has_a_look_of_its_own():
+    kinds = {method["kind"] for method in STUDY.methods.values()}
+    assert kinds == set(LOOKS)
+    assert len(set(LOOKS.values())) == len(LOOKS)
+    assert set(measured.METHODS) <= set(STUDY.methods)
+
+
+def test_step_memory_is_the_largest_over_seeds_and_the_least_saving():
+    rows = [msgspec.structs.replace(one, step_peak_predicted=one.step_peak_predicted * (1 + one.seed))
+            if one.method == CHEAP else one for one in runs([0.0, 0.1])]  # fmt: skip
+    assert rows_of(rows, list(STUDY.methods))[1].memory == (4.0, 2.0)
+
+
+def test_trials_count_that_a_setting_was_chosen_by(tmp_path):
+    cell = STUDY.tuned_as(next(STUDY.cells()))
+    results = Results(tmp_path / "tuning.jsonl")
+    for file in ("of another study", digest(tuning._values(STUDY, STUDY.trials(cell)[0]))):
+        results.add(Outcome(**cell._asdict(), file=file))
+    # the second is also the best of the first turn, whose run of all rounds is still due
+    assert tuning.count(STUDY, results) == 1

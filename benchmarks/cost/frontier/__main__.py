@@ -14,11 +14,12 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.accuracy.claims.__main__ import fill, standing
+from benchmarks.accuracy.claims.__main__ import fill, standing, trials_of
 from benchmarks.accuracy.claims.carry import RUNS, Limits
 from benchmarks.accuracy.claims.study import Study
+from benchmarks.accuracy.claims.tuning import count
 from benchmarks.common.exclusive import claimed
-from benchmarks.cost.frontier.memory import step_peaks
+from benchmarks.cost.frontier import measured
 from benchmarks.cost.frontier.page import Shown, write
 
 FOLDER = Path(__file__).resolve().parent
@@ -43,10 +44,9 @@ def main() -> None:
     if not options.page:
         with claimed(RUNS / "frontier.lock"):
             fill(study(), options.results, options.only, Limits(options.workers, until))
-    made, rows, tried = standing(study(), options.results)
-    cells = {row.task: row.cell for row in rows}
-    memory = {task: step_peaks(made.run_file(cell, {"lr": 1e-3})) for task, cell in cells.items()}
-    write(made, Shown(rows, len(tried), memory), options.results.with_suffix(".md"))
+    made, rows, _ = standing(study(), options.results)
+    trials = count(made, trials_of(made, options.results))
+    write(made, Shown(rows, trials, measured.told(measured.known(options.results))), options.results.with_suffix(".md"))
 
 
 if __name__ == "__main__":

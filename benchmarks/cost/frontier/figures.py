@@ -28,6 +28,13 @@ class Spent(NamedTuple):
     seconds: float
 
 
+class Memory(NamedTuple):
+    """Predicted step memory of the dearest stage, MiB, and how many times less than the reference's."""
+
+    mib: float
+    less: float
+
+
 class Row(NamedTuple):
     """A method in a task. ``reached``: margin -> of its runs that came within it on the way, the median costs there.
 
@@ -41,6 +48,7 @@ class Row(NamedTuple):
     less: Spent
     reached: Mapping[float, Spent | None]
     reaching: Mapping[float, int]
+    memory: Memory
 
 
 def spent(point: Point) -> Spent:
@@ -99,7 +107,13 @@ def _row(method: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
         _each([_times(whole, cost) for whole, cost in zip(wholes, totals, strict=True)], fmean),
         {m: _each(values, median) if values else None for m, values in reached.items()},
         {m: len(values) for m, values in reached.items()},
+        _memory(pairs),
     )
+
+
+def _memory(pairs: Sequence[tuple[Outcome, Outcome]]) -> Memory:
+    peaks = [(one.step_peak_predicted, whole.step_peak_predicted) for one, whole in pairs]
+    return Memory(max(own for own, _ in peaks) / 2**20, min(whole / own for own, whole in peaks))
 
 
 def _times(whole: Spent, own: Spent) -> Spent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,25 +16,32 @@ _AXES: tuple[tuple[str, Callable[[Spent], float]], ...] = (
     ("MiB down and up, all devices", lambda cost: cost.mib),
     ("GFLOP, all devices", lambda cost: cost.gflop),
 )
-#: Marks of kinds of schedules, told apart in grey too; one of a kind with fewer rounds has the same mark.
-_MARKS = {"end-to-end": "o", "freeze": "s", "last": "^", "layer-wise": "D", "progressive": "v", "heads": "P"}
-#: Beside the colours of all plots, as there are more methods here.
-_MORE = ("#332288", "#882255", "#44aa99")
+#: Marks and colours of kinds of schedules, told apart in grey too; one of a kind with other rounds has the same.
+LOOKS = {
+    "end-to-end": ("o", COLOURS[7]),
+    "end-to-end ×3": ("o", COLOURS[6]),
+    "progressive": ("v", COLOURS[3]),
+    "freeze": ("s", COLOURS[4]),
+    "last stage": ("^", COLOURS[5]),
+    "heads": ("P", COLOURS[2]),
+    "layer-wise": ("D", COLOURS[0]),
+    "layer-wise ×4": ("*", COLOURS[1]),
+    "layer-wise ×2": ("X", "#882255"),
+}
 
 
 def frontier(
-    tasks: Mapping[str, tuple[Sequence[Outcome], Sequence[Row]]], methods: Sequence[str], folder: Path
+    tasks: Mapping[str, tuple[Sequence[Outcome], Sequence[Row]]], kinds: Mapping[str, str], folder: Path
 ) -> None:
-    """Draw ``frontier.svg`` into ``folder``. ``tasks``: title -> its runs and its rows; a method has one colour."""
+    """Draw ``frontier.svg`` into ``folder``. ``tasks``: title -> its runs and its rows; ``kinds``: method -> kind."""
     from matplotlib.figure import Figure
 
-    colours = dict(zip(methods, cycle((*COLOURS, *_MORE)), strict=False))
     with style():
         figure = Figure(figsize=(6.4, 1.1 + 2.3 * max(len(tasks), 1)), layout="constrained")
         panels = figure.subplots(max(len(tasks), 1), 2, squeeze=False, sharey="row")
         for pair, (title, (runs, rows)) in zip(panels, tasks.items(), strict=False):
             for axes, (label, cost) in zip(pair, _AXES, strict=True):
-                _panel(axes, runs, rows, cost, colours)
+                _panel(axes, runs, rows, cost, kinds)
                 axes.set_xlabel(label)
             pair[0].set_title(title, loc="left", fontsize=9)
             pair[0].set_ylabel("accuracy, %")
@@ -43,8 +49,8 @@ def frontier(
         for panel in panels[:, 0]:
             handles, labels = panel.get_legend_handles_labels()
             named |= dict(zip(labels, handles, strict=True))
-        shown = [method for method in methods if method in named]
-        figure.legend([named[method] for method in shown], shown, loc="outside upper center", ncols=3, fontsize=7)
+        shown = [kind for kind in dict.fromkeys(kinds.values()) if kind in named]
+        figure.legend([named[kind] for kind in shown], shown, loc="outside upper center", ncols=3, fontsize=9)
         save(figure, folder / "frontier.svg")
 
 
@@ -53,19 +59,19 @@ def _panel(
     runs: Sequence[Outcome],
     rows: Sequence[Row],
     cost: Callable[[Spent], float],
-    colours: Mapping[str, str],
+    kinds: Mapping[str, str],
 ) -> None:
     axes.grid(color="#dddddd", linewidth=0.5)
     axes.set_xscale("log")
     for row in rows:
-        colour = colours[row.method]
-        kind = row.method.split()[0]
+        mark, colour = LOOKS[kinds[row.method]]
         curves = [one for one in runs if one.method == row.method]
         xs, ys = _mean_curve(curves, cost)
-        axes.plot(xs, ys, color=colour, lw=0.7, alpha=0.6)
+        axes.plot(xs, ys, color=colour, lw=0.7, alpha=0.4)
+        size = 9 if mark == "*" else 5
         axes.errorbar(
-            cost(row.total), row.last.mean, row.last.deviation, fmt=_MARKS.get(kind, "o"), color=colour, ms=5, lw=1,
-            label=row.method,
+            cost(row.total), row.last.mean, row.last.deviation, fmt=mark, color=colour, ms=size, lw=1,
+            label=kinds[row.method],
         )  # fmt: skip
     best = max((row.last.mean for row in rows), default=100.0)
     least = min((row.last.mean for row in rows), default=0.0)
