@@ -32,6 +32,7 @@ from torch import nn
 from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet, state_of
+from benchmarks.common.result_lines import rows_in
 from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
@@ -308,8 +309,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def kept(path: Path | None) -> list[Row]:
     """The rows in a file, one JSON object a line; none where there is no file."""
-    lines = path.read_bytes().splitlines() if path is not None and path.exists() else []
-    return [msgspec.json.decode(line, type=Row) for line in lines]
+    return [] if path is None else rows_in(path, Row)
 
 
 def main() -> None:

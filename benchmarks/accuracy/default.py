@@ -25,6 +25,7 @@ import yaml
 
 from benchmarks.accuracy import unseen
 from benchmarks.common.inprocess import run_fleet, state_of
+from benchmarks.common.result_lines import add_row, rows_in
 from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
@@ -136,19 +137,17 @@ def figures_of(plan: RunPlan, parts: Mapping[str, Any], test: Dataset) -> dict[s
 
 def kept(path: Path = ROWS) -> list[Row]:
     """The rows in a file, one JSON object a line; none where there is no file."""
-    return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines()] if path.exists() else []
+    return rows_in(path, Row)
 
 
 def run_all(cells: Sequence[tuple[str, str, str, int]]) -> None:
     """Run what the file lacks of ``cells``."""
     known = {row.cell for row in kept()}
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for cell in cells:
         if cell in known:
             continue
         row = measured(*cell)
-        with ROWS.open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
+        add_row(ROWS, row)
         sys.stderr.write(f"{row.cell}: {row.seconds} s\n")
 
 

@@ -28,6 +28,7 @@ from benchmarks.accuracy.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet
+from benchmarks.common.result_lines import add_row, rows_in
 from edgefl.api.run_inputs import PlanOptions, price_of, shares_of
 from edgefl.config.profiles import load_run
 from edgefl.plan.compile import compile_run
@@ -161,14 +162,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--write", type=Path, help=f"folder of {PAGE}, whose last section this is")
     options = parser.parse_args()
-    kept = options.jsonl.read_text().splitlines() if options.jsonl.exists() else []
-    rows = [msgspec.json.decode(line, type=Row) for line in kept]
+    rows = rows_in(options.jsonl, Row)
     done = {(row.task, row.way, row.seed) for row in rows}
     for seed in range(1, options.seeds + 1):
         for task, way in ((task, way) for task in TASKS for way in WAYS if (task, way, seed) not in done):
             rows.append(measured(task, way, seed))
-            with options.jsonl.open("ab") as file:
-                file.write(msgspec.json.encode(rows[-1]) + b"\n")
+            add_row(options.jsonl, rows[-1])
     text = section(rows)
     if options.write is not None:
         page = options.write / PAGE

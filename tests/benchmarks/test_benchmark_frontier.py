@@ -11,8 +11,8 @@ from benchmarks.accuracy.claims.judge import MEASURES
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results
 from benchmarks.accuracy.claims.study import digest
 from benchmarks.accuracy.table.measures import Interval
-from benchmarks.cost.frontier import measured
-from benchmarks.cost.frontier.__main__ import study
+from benchmarks.common.result_lines import rows_in
+from benchmarks.cost.frontier import measured, study
 from benchmarks.cost.frontier.figures import REFERENCE, Memory, first_at, rows_of, within
 from benchmarks.cost.frontier.measured import Peak
 from benchmarks.cost.frontier.page import ASKED, Shown, best, sentence, summary, write
@@ -32,10 +32,8 @@ def outcome(method: str, seed: int, accuracies: list[float], cost: float = 1.0) 
         Point(2 * n, {"a+b|none|accuracy": value / 100}, n * cost * 2**20, n * cost * 1e10, float(n))
         for n, value in enumerate(accuracies, start=1)
     )
-    return Outcome(
-        "frontier", "har-scratch", "all", method, seed, "file", settings={"lr": 0.1}, curve=curve,
-        step_peak_predicted=cost * 2**23,
-    )  # fmt: skip
+    told = {"settings": {"lr": 0.1}, "curve": curve, "step_peak_predicted": cost * 2**23}
+    return Outcome("frontier", "har-scratch", "all", method, seed, "file", **told)
 
 
 def runs(behind: list[float], cost: float = 0.25) -> list[Outcome]:
@@ -142,16 +140,21 @@ def test_measured_memory_is_told_against_end_to_end_of_the_same_task():
 
 def test_memory_is_measured_once_for_a_run_file(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(measured, "measure", lambda values: float(len(ran) or ran.append(values) or 1) * 2**20)
+
+    def measure(values):
+        ran.append(values)
+        return 2.0**20
+
+    monkeypatch.setattr(measured, "measure", measure)
     monkeypatch.setattr("sys.argv", ["measured", "--only", "har-scratch", "--results", str(tmp_path / "new")])
     measured.main()
-    found = measured.known(tmp_path / "new")
+    found = rows_in(tmp_path / "new" / measured.FILE, Peak)
     assert [(one.task, one.method) for one in found] == [("har-scratch", method) for method in measured.METHODS[:2]]
     assert ran[0]["training"]["rounds"] == [0, 0, 2]
     assert ran[0]["training"]["epochs"] == 1
-    monkeypatch.setattr(measured, "measure", None)  # nothing is due
     measured.main()
-    assert measured.known(tmp_path / "new") == found
+    assert rows_in(tmp_path / "new" / measured.FILE, Peak) == found
+    assert len(ran) == 2
 
 
 def test_every_kind_of_schedule_has_a_look_of_its_own():
@@ -162,9 +165,9 @@ def test_every_kind_of_schedule_has_a_look_of_its_own():
 
 
 def test_step_memory_is_the_largest_over_seeds_and_the_least_saving():
-    rows = [msgspec.structs.replace(one, step_peak_predicted=one.step_peak_predicted * (1 + one.seed))
-            if one.method == CHEAP else one for one in runs([0.0, 0.1])]  # fmt: skip
-    assert rows_of(rows, list(STUDY.methods))[1].memory == (4.0, 2.0)
+    whole, cheap = runs([0.0, 0.1])[:2], runs([0.0, 0.1])[2:]
+    dear = msgspec.structs.replace(cheap[1], step_peak_predicted=2 * cheap[1].step_peak_predicted)
+    assert rows_of([*whole, cheap[0], dear], list(STUDY.methods))[1].memory == (4.0, 2.0)
 
 
 def test_trials_count_that_a_setting_was_chosen_by(tmp_path):

@@ -20,6 +20,7 @@ from benchmarks.accuracy.claims.__main__ import RESULTS
 from benchmarks.accuracy.claims.outcome import Results
 from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Values, digest
 from benchmarks.accuracy.claims.tuning import chosen
+from benchmarks.common.result_lines import add_row, rows_in
 from coordinator.ledger.ledger import Ledger
 from edgefl.records import Manifest
 from edgefl.storage.disk import LEDGER
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines")
     options = parser.parse_args()
     path = options.results / FILE
-    known = kept(path)
+    known = rows_in(path, Compared)
     for study, cell in first_cells(options.only):
         tried = Results(options.results / f"{study.paper}-tuning.jsonl")
         settings = chosen(study, cell, tried)
@@ -109,16 +110,9 @@ def main() -> None:
         if any(one.file in files for one in known):
             continue
         found = compared(cell, study.run_file(cell, settings, short=options.short), short=options.short)
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(found) + b"\n")
+        add_row(path, found)
         told = "equal to the last bit" if found.same else f"only {found.equal} of {found.states} states are equal"
         sys.stderr.write(f"{cell.key}: {told}; fleet {found.fleet_s:.0f} s, one process {found.one_s:.0f} s\n")
-
-
-def kept(path: Path) -> list[Compared]:
-    """The lines of the file, none where there is none."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Compared) for line in lines]
 
 
 if __name__ == "__main__":

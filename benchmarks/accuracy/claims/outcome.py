@@ -11,6 +11,7 @@ import msgspec
 
 from benchmarks.accuracy.claims.study import Cell, Trial
 from benchmarks.accuracy.table.collect import own
+from benchmarks.common.result_lines import add_row, rows_in
 from edgefl.report.rounds import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 
@@ -60,13 +61,11 @@ class Results:
 
     def __init__(self, path: Path, rows: Iterable[Outcome] | None = None) -> None:
         self.path = path
-        self.rows = _read(path) if rows is None else list(rows)
+        self.rows = rows_in(path, Outcome) if rows is None else list(rows)
 
     def add(self, row: Outcome) -> None:
         """Append and keep."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
+        add_row(self.path, row)
         self.rows.append(row)
 
     def of(self, cell: Cell, file: str) -> Outcome | None:
@@ -77,11 +76,6 @@ class Results:
     def only(self, keep: Callable[[Outcome], bool]) -> Results:
         """Those that ``keep`` approves of; nothing is written."""
         return Results(self.path, filter(keep, self.rows))
-
-
-def _read(path: Path) -> list[Outcome]:
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()]
 
 
 def outcome_of(trial: Trial, file: str, report: RunReport) -> Outcome:

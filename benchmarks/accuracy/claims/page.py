@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy.claims.as_fleet import FILE, kept
+from benchmarks.accuracy.claims.as_fleet import FILE, Compared
 from benchmarks.accuracy.claims.baseline import Baseline, key
 from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.plots import differences
 from benchmarks.accuracy.claims.study import Study, Values
 from benchmarks.accuracy.table.measures import over
+from benchmarks.common.result_lines import rows_in
 
 #: Measures that are no accuracies: columns of every table, and not of the plot.
 COSTS = ("payload, MiB", "GFLOP", "step memory, MiB")
@@ -97,7 +98,7 @@ def _as_fleets(path: Path) -> list[str]:
         f"* {one.task}, {one.method}, {one.condition}, seed {one.seed}"
         f"{', a third of the rounds' if one.short else ''}: {one.equal} of {one.states} states are the same"
         f" to the last bit; fleet {one.fleet_s:.0f} s, one process {one.one_s:.0f} s"
-        for one in kept(path)
+        for one in rows_in(path, Compared)
     ]
     return ["## As a fleet over MQTT", "", *rows, ""] if rows else []
 

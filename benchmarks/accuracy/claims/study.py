@@ -133,11 +133,11 @@ class Study:
         own = method.get("set", {})
         return {**task.get("slots", {}), **own, **tuned, **(own if "tuned_as" in method else {})}
 
-    def trial_file(self, trial: Trial, source: str, test: str = "") -> Values:
+    def trial_file(self, trial: Trial, source: Path, test: Path | None = None) -> Values:
         """The run file of a trial, on data that holds nothing of the test set; ``test``: what it is tested on."""
-        values = self.run_file(trial.cell, trial.settings, short=trial.short, source=source)
-        if test:
-            values["data"]["test"] = test
+        values = self.run_file(trial.cell, trial.settings, short=trial.short, source=str(source))
+        if test is not None:
+            values["data"]["test"] = str(test)
         return values
 
 

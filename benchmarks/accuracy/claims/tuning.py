@@ -67,15 +67,15 @@ def due(study: Study, trials: list[Trial], tried: Results) -> list[Job]:
     jobs = [Job(one, _values(study, one)) for one in trials if _row(study, one, tried) is None]
     for task in {job.trial.cell.task for job in jobs}:
         path, test = training_data(study, task), held_out_data(study, task)
+        if path.exists() and (test is None or test.exists()):
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         source = study.tasks[task]["run"]["data"]["source"]
         if test is None:
-            if not path.exists():
-                load(source).save_npz(path)
-        elif not (path.exists() and test.exists()):
-            trained, held = apart(source, study.tasks[task]["held_out"])
-            trained.save_npz(path)
-            held.save_npz(test)
+            load(source).save_npz(path)
+        else:
+            for samples, file in zip(apart(source, study.tasks[task]["held_out"]), (path, test), strict=True):
+                samples.save_npz(file)
     return jobs
 
 
@@ -113,8 +113,8 @@ def held_out_data(study: Study, task: str) -> Path | None:
 
 
 def _values(study: Study, trial: Trial) -> Values:
-    test = held_out_data(study, trial.cell.task)
-    return study.trial_file(trial, str(training_data(study, trial.cell.task)), str(test or ""))
+    task = trial.cell.task
+    return study.trial_file(trial, training_data(study, task), held_out_data(study, task))
 
 
 def _row(study: Study, trial: Trial, tried: Results) -> Outcome | None:

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from benchmarks.accuracy.table.grid import Cell, Settings, Values
+from benchmarks.common.result_lines import add_row, rows_in
 from edgefl.process.parent_death import leashed
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
@@ -60,13 +61,11 @@ class Results:
 
     def __init__(self, path: Path, rows: list[Outcome] | None = None) -> None:
         self.path = path
-        self.rows = _read(path) if rows is None else rows
+        self.rows = rows_in(path, Outcome) if rows is None else rows
 
     def add(self, row: Outcome) -> None:
         """Append and keep."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
+        add_row(self.path, row)
         self.rows.append(row)
 
     def of(self, cell: Cell) -> list[Outcome]:
@@ -85,11 +84,6 @@ class Results:
     def tries(self, cell: Cell, values: Values) -> list[Outcome]:
         """The runs of a cell with exactly this run file."""
         return [row for row in self.rows if row.cell == cell and row.file == digest(values)]
-
-
-def _read(path: Path) -> list[Outcome]:
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()]
 
 
 def digest(values: Values) -> str:

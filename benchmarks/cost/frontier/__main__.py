@@ -16,19 +16,11 @@ from pathlib import Path
 
 from benchmarks.accuracy.claims.__main__ import fill, standing, trials_of
 from benchmarks.accuracy.claims.carry import RUNS, Limits
-from benchmarks.accuracy.claims.study import Study
 from benchmarks.accuracy.claims.tuning import count
 from benchmarks.common.exclusive import claimed
-from benchmarks.cost.frontier import measured
+from benchmarks.common.result_lines import rows_in
+from benchmarks.cost.frontier import RESULTS, measured, study
 from benchmarks.cost.frontier.page import Shown, write
-
-FOLDER = Path(__file__).resolve().parent
-RESULTS = Path("docs/results/frontier")
-
-
-def study() -> Study:
-    """What is run: ``frontier.yaml``."""
-    return Study("frontier", FOLDER)
 
 
 def main() -> None:
@@ -46,7 +38,11 @@ def main() -> None:
             fill(study(), options.results, options.only, Limits(options.workers, until))
     made, rows, _ = standing(study(), options.results)
     trials = count(made, trials_of(made, options.results))
-    write(made, Shown(rows, trials, measured.told(measured.known(options.results))), options.results.with_suffix(".md"))
+    write(
+        made,
+        Shown(rows, trials, measured.told(rows_in(options.results / measured.FILE, measured.Peak))),
+        options.results.with_suffix(".md"),
+    )
 
 
 if __name__ == "__main__":

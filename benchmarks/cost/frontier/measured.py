@@ -19,13 +19,14 @@ import msgspec
 
 import edgefl
 from benchmarks.accuracy.claims.study import Study, Values, digest
+from benchmarks.common.result_lines import add_row, rows_in
+from benchmarks.cost.frontier import RESULTS, study
 from benchmarks.cost.frontier.figures import REFERENCE
 from coordinator.ledger.ledger import Ledger
 from edgefl.report.resources import measured
 from edgefl.storage.disk import LEDGER
 
 COMMAND = "python -m benchmarks.cost.frontier.measured"
-RESULTS = Path("docs/results/frontier")
 FILE = "measured.jsonl"
 #: Rounds of a stage that has any.
 ROUNDS = 2
@@ -60,13 +61,6 @@ def measure(values: Values) -> float:
     return largest.value
 
 
-def known(folder: Path) -> list[Peak]:
-    """What has been measured; none where there is no file."""
-    path = folder / FILE
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Peak) for line in lines]
-
-
 def told(peaks: Sequence[Peak]) -> str:
     """A sentence for the page: each schedule's step memory as a part of end-to-end training's."""
     of = {method: {one.task: one.measured for one in peaks if one.method == method} for method in METHODS}
@@ -85,9 +79,8 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="only tasks whose name has this")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines")
     options = parser.parse_args()
-    made = Study("frontier", Path(__file__).resolve().parent)
-    options.results.mkdir(parents=True, exist_ok=True)
-    done = {one.file for one in known(options.results)}
+    made, path = study(), options.results / FILE
+    done = {one.file for one in rows_in(path, Peak)}
     for task in made.tasks:
         for method in METHODS:
             if options.only not in task or task not in made.methods[method].get("tasks", made.tasks):
@@ -96,8 +89,7 @@ def main() -> None:
             if digest(values) in done:
                 continue
             peak = Peak(task, method, digest(values), measure(values))
-            with (options.results / FILE).open("ab") as file:
-                file.write(msgspec.json.encode(peak) + b"\n")
+            add_row(path, peak)
             sys.stderr.write(f"{task}, {method}: {peak.measured / 2**20:.1f} MiB\n")
 
 
