@@ -176,4 +176,4 @@ def test_trials_count_that_a_setting_was_chosen_by(tmp_path):
     for file in ("of another study", digest(tuning._values(STUDY, STUDY.trials(cell)[0]))):
         results.add(Outcome(**cell._asdict(), file=file))
     # the second is also the best of the first turn, whose run of all rounds is still due
-    assert tuning.count(STUDY, results) == 1
+    assert [one.file for one in tuning.decisive(STUDY, results)] == [results.rows[1].file]

@@ -19,7 +19,7 @@ from benchmarks.accuracy.claims import baseline
 from benchmarks.accuracy.claims.carry import RUNS, Job, Limits, carry_out
 from benchmarks.accuracy.claims.outcome import Outcome, Results
 from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Trial, digest
-from benchmarks.accuracy.claims.tuning import chosen, tune
+from benchmarks.accuracy.claims.tuning import chosen, decisive, tune
 from benchmarks.common.exclusive import claimed
 
 RESULTS = Path("docs/results/systems")
@@ -55,14 +55,14 @@ def fill(study: Study, folder: Path, only: list[str], limits: Limits) -> bool:
 
 
 def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], list[Outcome]]:
-    """The study, the good runs of its grid as it is now with the settings that won, and tuning's trials."""
+    """The study, the good runs of its grid as it is now with the settings that won, and the trials that chose them."""
     tried, runs = trials_of(study, folder), Results(folder / f"{study.paper}-runs.jsonl")
     rows = []
     for cell in study.cells():
         row = runs.of(cell, digest(study.run_file(cell, chosen(study, cell, tried))))
         if row is not None:
             rows.append(row)
-    return study, rows, [] if study.quick else tried.rows
+    return study, rows, [] if study.quick else decisive(study, tried)
 
 
 def main() -> None:

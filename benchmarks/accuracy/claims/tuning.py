@@ -41,12 +41,12 @@ def chosen(study: Study, cell: Cell, tried: Results) -> Values:
     return best.settings
 
 
-def count(study: Study, tried: Results) -> int:
-    """How many trials the study's settings were chosen by."""
-    found = 0
+def decisive(study: Study, tried: Results) -> list[Outcome]:
+    """The trials that the study's settings are chosen by; others in the file are of settings it no longer tries."""
+    found = []
     for cell in dict.fromkeys(study.tuned_as(cell) for cell in study.cells()):
         first = ranked(study, study.trials(cell), tried)
-        found += len(first) + len(ranked(study, study.finals(first), tried))
+        found += [row for one in (*first, *study.finals(first)) if (row := _row(study, one, tried)) is not None]
     return found
 
 

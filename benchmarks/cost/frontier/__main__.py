@@ -14,9 +14,8 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.accuracy.claims.__main__ import fill, standing, trials_of
+from benchmarks.accuracy.claims.__main__ import fill, standing
 from benchmarks.accuracy.claims.carry import RUNS, Limits
-from benchmarks.accuracy.claims.tuning import count
 from benchmarks.common.exclusive import claimed
 from benchmarks.common.result_lines import rows_in
 from benchmarks.cost.frontier import RESULTS, measured, study
@@ -36,11 +35,10 @@ def main() -> None:
     if not options.page:
         with claimed(RUNS / "frontier.lock"):
             fill(study(), options.results, options.only, Limits(options.workers, until))
-    made, rows, _ = standing(study(), options.results)
-    trials = count(made, trials_of(made, options.results))
+    made, rows, tried = standing(study(), options.results)
     write(
         made,
-        Shown(rows, trials, measured.told(rows_in(options.results / measured.FILE, measured.Peak))),
+        Shown(rows, len(tried), measured.told(rows_in(options.results / measured.FILE, measured.Peak))),
         options.results.with_suffix(".md"),
     )
 
