@@ -132,9 +132,11 @@ def test_measured_memory_is_told_against_end_to_end_of_the_same_task():
     whole, own, heads = measured.METHODS
     peaks = [Peak("a", whole, "1", 8.0), Peak("a", own, "2", 4.0), Peak("b", own, "3", 1.0)]
     text = measured.told(peaks)
-    assert text.startswith(f"Measured on real fleets, {own} 1/2.0 to 1/2.0 of end-to-end training's (")  # b has none
+    assert text.startswith(
+        f"On real fleets it was, in parts of end-to-end training's: {own} 1/2.0 to 1/2.0 ("
+    )  # b has none
     text = measured.told([*peaks, Peak("b", whole, "4", 3.0), Peak("b", heads, "5", 2.0)])
-    assert f"{own} 1/3.0 to 1/2.0 of end-to-end training's and {heads} 1/1.5 to 1/1.5" in text
+    assert f"{own} 1/3.0 to 1/2.0, {heads} 1/1.5 to 1/1.5" in text
     assert measured.told([]) == measured.told(peaks[:1]) == "It was not measured."
 
 

@@ -37,11 +37,11 @@ claim is *yes* when all its comparisons are, *no* when one of them is. *The pape
 of tuning with {trial_hours:.1f}; two run at a time, and steps are some 70 % of the time. Every run is the product's own
 fleet in one process (`edgefl run --in-process`, [decision 52](../decisions/0052-one-process-is-another-transport.md)).
 Tuning gives every method the same number of settings, by successive halving: all for a third of the rounds, the best
-two for all rounds, on samples of the training set that are held out, judged as the claim is judged; the test set is not
-seen. Accuracies are means over the evaluations in the last third of the rounds. A variant has the settings of the
-method that it varies. Step memory is predicted, tensors of a step (one process can
-not measure a device's). Encoders are small (three blocks, 32 wide), so that all of it can be run again on a small
-machine: accuracies are not those of the papers.
+two for all rounds, by the measure of the claim, on training samples that are held out: a whole speaker or person where
+the data have them, even where the test has the same ones. The test set is not seen. Accuracies are means over the
+evaluations in the last third of the rounds. A variant has the settings of the method that it varies. Step memory is
+predicted, tensors of a step (one process can not measure a device's). Encoders are small (three blocks, 32 wide), so
+that all of it can be run again on a small machine: accuracies are not those of the papers.
 """
 
 

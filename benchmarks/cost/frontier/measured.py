@@ -69,8 +69,10 @@ def told(peaks: Sequence[Peak]) -> str:
     for method, own in zip(METHODS[1:], others, strict=True):
         less = [whole[task] / spent for task, spent in own.items() if task in whole]
         if less:
-            found.append(f"{method} 1/{max(less):.1f} to 1/{min(less):.1f} of end-to-end training's")
-    return f"Measured on real fleets, {' and '.join(found)} (`{COMMAND}`)." if found else "It was not measured."
+            found.append(f"{method} 1/{max(less):.1f} to 1/{min(less):.1f}")
+    if not found:
+        return "It was not measured."
+    return f"On real fleets it was, in parts of end-to-end training's: {', '.join(found)} (`{COMMAND}`)."
 
 
 def main() -> None:
