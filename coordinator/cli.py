@@ -31,7 +31,7 @@ IDENTITY = typer.Option(
 )
 INSECURE = typer.Option("--insecure", envvar="EDGEFL_INSECURE", help="Accept a broker elsewhere without TLS.")
 DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
-RUN = typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")
+RUN = typer.Option("--run", metavar="RUN", help="Id of the new run; default: its name, date and time.")
 RESUME = typer.Option(metavar="RUN", help="Go on with this run where it stopped.")
 UNLESS_STOPPED = typer.Option("--unless-stopped", help="With --resume: not if its operator has stopped it (code 22).")
 LEDGER = typer.Option(metavar="URL", help="Database of the ledger, such as postgresql://…; default: a file.")
