@@ -62,6 +62,8 @@ import json, sys
 import numpy, onnxruntime
 listed, runs = onnxruntime.get_available_providers(), []
 model = bytes.fromhex(sys.argv[1])
+if hasattr(onnxruntime, "preload_dlls"):  # from 1.21 on: CUDA's and cuDNN's libraries from pip's packages
+    onnxruntime.preload_dlls()
 for name in listed:
     if name in ("CUDAExecutionProvider", "CPUExecutionProvider"):
         try:

@@ -9,8 +9,9 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+import io
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -53,6 +54,8 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Sessi
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads
+    if _PROVIDERS["cuda"][0] in wanted:
+        _load_cuda(onnxruntime)
     try:
         session: Session = onnxruntime.InferenceSession(data, options, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no public base
@@ -79,6 +82,13 @@ def _wanted(device: str, listed: Sequence[str]) -> list[str]:
     names = list(_PROVIDERS)
     able = names[names.index(device) :] if device != "auto" else [name for name in names if _is_here(name)]
     return [_PROVIDERS[name][0] for name in able if _PROVIDERS[name][0] in {*listed, _PROVIDERS["cpu"][0]}]
+
+
+def _load_cuda(onnxruntime: Any) -> None:
+    """CUDA and cuDNN from pip's packages, where nobody but this loader looks. It prints what it does not find."""
+    if hasattr(onnxruntime, "preload_dlls"):  # from 1.21 on
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from edgefl.errors import ExportError
@@ -49,3 +51,22 @@ def test_what_ran_is_what_the_session_says(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_processor_is_always_here():
     assert session._is_here("cpu")
+
+
+class Runtime:
+    """An onnxruntime whose loader of CUDA's libraries prints what it does not find."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def preload_dlls(self) -> None:
+        self.loaded += 1
+        sys.stdout.write("Failed to load libcudnn.so.9\n")
+
+
+def test_cuda_s_libraries_are_looked_for_in_pip_s_packages_without_a_word(capsys: pytest.CaptureFixture[str]):
+    runtime = Runtime()
+    session._load_cuda(runtime)
+    session._load_cuda(object())  # an onnxruntime before 1.21 has no such loader
+    assert runtime.loaded == 1
+    assert capsys.readouterr() == ("", "")
