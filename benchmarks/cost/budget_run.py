@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 
 from benchmarks.common.fleet import largest
-from benchmarks.cost.resource_table import UNTESTED
+from benchmarks.cost.resource_table import elsewhere, page_name
 from edgefl.config.yaml_files import parse_bytes
 from edgefl.records import has_card
 from edgefl.resources.memory_probe import KEEP_MARK
@@ -153,7 +153,8 @@ def page(budget: int, peaks: Peaks, report: str, device: str, *, shared: bool) -
             "# A device with little memory",
             "",
             *about[1].splitlines(),
-            *(["", UNTESTED] if device == "cpu" else ["", *about[2].splitlines()]),
+            *([] if device == "cpu" else ["", *about[2].splitlines()]),
+            *elsewhere("budget_run", device),
             "",
             f"Budget {budget / 1e6:,.0f} MB; {told}: {'within' if peak <= budget else 'BEYOND'}.",
             "",
@@ -171,7 +172,7 @@ def main() -> None:
     parser.add_argument("--budget", default="1.5 GB")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the trainer computes")
-    parser.add_argument("--write", type=Path, help="folder for budget_run.md")
+    parser.add_argument("--write", type=Path, help="folder for budget_run.md; on a GPU budget_run_cuda.md")
     options = parser.parse_args()
     budget = int(parse_bytes(options.budget))
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
@@ -179,7 +180,7 @@ def main() -> None:
     text = page(budget, peaks, report, options.device, shared=shared)
     sys.stdout.write(text)
     if options.write is not None:
-        (options.write / "budget_run.md").write_text(text)
+        (options.write / page_name("budget_run", options.device)).write_text(text)
 
 
 if __name__ == "__main__":

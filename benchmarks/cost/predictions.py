@@ -14,13 +14,14 @@ import argparse
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from benchmarks.cost.resource_table import UNTESTED
+from benchmarks.cost.resource_table import elsewhere, page_name
 from benchmarks.cost.resources import random_inputs, small_step
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
@@ -128,6 +129,16 @@ def compare(pair: str, index: int, device: str) -> Compared:
     return Compared(pair, what, job.stage.index, float(predicted_peak), measured, predicted_flops, float(counter.flops))
 
 
+def measured(pair: str, index: int, device: str) -> Compared:
+    """One job's row, from a process of its own."""
+    asked = json.dumps({"pair": pair, "index": index, "device": device})
+    command = [sys.executable, "-m", "benchmarks.cost.predictions", "--child", asked]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    row = msgspec.json.decode(done.stdout.splitlines()[-1], type=Compared)
+    sys.stderr.write(f"{pair} · {row.what} · stage {row.stage}: {row.measured_peak / 2**20:,.0f} MiB\n")
+    return row
+
+
 def page(rows: list[Compared], device: str) -> str:
     """Markdown."""
     lines = [
@@ -156,8 +167,7 @@ def page(rows: list[Compared], device: str) -> str:
     memory_error = max((abs(row.predicted_peak / row.measured_peak - 1) for row in rows), default=0.0)
     flops_error = max((abs(row.predicted_flops / row.counted_flops - 1) for row in rows), default=0.0)
     lines += ["", f"Largest error of memory {memory_error:.1%}, of FLOPs {flops_error:.2%}, of {len(rows)} stages."]
-    if device == "cpu":
-        lines += ["", UNTESTED]
+    lines += elsewhere("predictions", device)
     return "\n".join(lines) + "\n"
 
 
@@ -165,25 +175,21 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--write", type=Path, help="folder for predictions.md")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("--write", type=Path, help="folder for predictions.md; on a GPU predictions_cuda.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         asked = json.loads(options.child)
         sys.stdout.write(msgspec.json.encode(compare(**asked)).decode() + "\n")
         return
-    rows = []
-    for pair in PAIRS:
-        for index, (what, job) in enumerate(jobs(pair)):
-            asked = json.dumps({"pair": pair, "index": index, "device": options.device})
-            command = [sys.executable, "-m", "benchmarks.cost.predictions", "--child", asked]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            rows.append(msgspec.json.decode(done.stdout.splitlines()[-1], type=Compared))
-            sys.stderr.write(f"{pair} · {what} · stage {job.stage.index}: {rows[-1].measured_peak / 2**20:,.0f} MiB\n")
+    asked = [(pair, index, options.device) for pair in PAIRS for index in range(len(jobs(pair)))]
+    with ThreadPoolExecutor(options.parallel) as pool:
+        rows = list(pool.map(lambda one: measured(*one), asked))
     text = page(rows, options.device)
     sys.stdout.write(text)
     if options.write is not None:
-        (options.write / "predictions.md").write_text(text)
+        (options.write / page_name("predictions", options.device)).write_text(text)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,23 @@ HEAD = (
 #: What each setting is to reach against end-to-end training in batches of 256: ratio of memory, FLOPs, bytes, seconds.
 GOALS = {"fast": (5.0, 5.5, 10.0, 8.0), "small": (10.0, 4.0, 10.0, 6.0)}
 GOAL_BATCH = 256
-#: Of every page whose figures are a CPU's.
+#: Of every page whose figures are a CPU's alone.
 UNTESTED = "**Untested on a GPU**: none was at hand. `--device cuda` measures torch's allocator."
+
+
+def page_name(what: str, device: str, ending: str = "md") -> str:
+    """File of a page or plot: those of a GPU stand beside those of a processor."""
+    return f"{what}.{ending}" if device == "cpu" else f"{what}_{device.partition(':')[0]}.{ending}"
+
+
+def elsewhere(what: str, device: str) -> list[str]:
+    """Lines that tell on which processor a page's figures are, and where the other's are."""
+    if device == "cpu":
+        return ["", "Of a processor; [what was measured on a GPU](gpu.md)."]
+    import torch
+
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "a GPU"
+    return ["", f"On {card}; [the same on a processor]({page_name(what, 'cpu')})."]
 
 
 def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | None) -> str:
@@ -41,15 +56,15 @@ def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | No
         "",
         f"Made by `{command}` on {platform.machine()}, {threads} threads, device {device}.",
     ]
-    if device == "cpu":
-        lines += ["", UNTESTED]
+    lines += elsewhere("resources", device)
     for batch in sorted({row.batch for row in rows}):
         lines += ["", *_table([row for row in rows if row.batch == batch])]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        _plot(rows, folder / "resources.svg")
-        lines += ["", "![Step memory against FLOPs of each row](resources.svg)"]
-        (folder / "resources.md").write_text("\n".join(lines) + "\n")
+        plot = page_name("resources", device, "svg")
+        _plot(rows, folder / plot)
+        lines += ["", f"![Step memory against FLOPs of each row]({plot})"]
+        (folder / page_name("resources", device)).write_text("\n".join(lines) + "\n")
     return "\n".join(lines) + "\n"
 
 
@@ -79,7 +94,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
             f"{row.predicted_flops / row.flops_per_sample - 1:+.1%}",
             f"{row.run_flops / 1e9:,.0f}",
             f"{row.payload_bytes / MIB:,.0f}",
-            f"{row.seconds:.2f}",
+            f"{row.seconds:.{2 if row.seconds >= 1 else 3}f}",
             *(f"{ratio:.1f}" for ratio in ratios),
         ]
         lines.append("| " + " | ".join(cells) + " |")

@@ -39,9 +39,17 @@ def test_rows_of_the_table_and_their_ratios(tmp_path: Path) -> None:
         "| + Adafactor = smallest | 100 | +10% | 400 | 4.00 | +0.0% | 360 | 20 | 2.00 | 10.0 | 4.0 | 4.0 | 20.0 | 4.0 |"
         in text
     )
-    assert "Untested on a GPU" in text
+    assert "[what was measured on a GPU](gpu.md)" in text
     assert (tmp_path / "resources.svg").read_text().startswith("<?xml")
     assert text == (tmp_path / "resources.md").read_text()
+
+
+def test_figures_of_a_gpu_stand_beside_those_of_a_processor(tmp_path: Path) -> None:
+    text = write_page([row(0, 64, 1000, 16e9, 0.0312, 400 * MIB)], "cuda", "2", tmp_path)
+    assert {place.name for place in tmp_path.iterdir()} == {"resources_cuda.md", "resources_cuda.svg"}
+    assert "| 0.031 |" in text
+    assert "[the same on a processor](resources.md)" in text
+    assert "](resources_cuda.svg)" in text
 
 
 def test_each_row_adds_to_the_one_before() -> None:
@@ -170,10 +178,11 @@ def test_a_budget_run_is_held_to_the_memory_where_its_tensors_are() -> None:
         for device, shared in (("cpu", False), ("cuda", False), ("cuda", True))
     )
     assert "high-water mark 900 MB: within." in plain
-    assert UNTESTED in plain
+    assert "[what was measured on a GPU](gpu.md)" in plain
     assert "held 700 MB for 500 MB of tensors; beside it 900 MB of the process: within." in card
     assert "tensors, together with 900 MB of the process: BEYOND." in pool
-    assert UNTESTED not in card + pool
+    assert "[the same on a processor](budget_run.md)" in card
+    assert "gpu.md" not in card + pool
 
 
 @pytest.mark.slow
