@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test test-all test-postgresql test-kserve test-runtimes lint docs site bench fuzz mutants clean
+.PHONY: help wheel wheels demo test test-all test-gpu test-postgresql test-kserve test-runtimes lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -74,6 +74,9 @@ test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL server of its own (installed when missing)
 	.ci/postgresql sh -c "$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS) \
 		&& $(BIN)/python -m pytest -m 'not slow' tests/coordinator/test_ledger_faults.py" # which restarts the server
+
+test-gpu: $(VENV)/.dev  ## training, memory limits and bundles on this machine's NVIDIA card
+	EDGEFL_REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
 # In an environment of its own: KServe's package has versions of pandas, protobuf and psutil that are not ours.
 test-kserve: $(VENV)/.dev  ## `edgefl serve` with KServe's own client, installed for it (nightly)
