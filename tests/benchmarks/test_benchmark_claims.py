@@ -101,11 +101,11 @@ def test_a_trial_sees_no_test_set_and_a_third_of_the_rounds(study):
     assert study.trial_file(trial._replace(short=False), "train.npz")["training"]["rounds"] == rounds
 
 
-def test_a_quick_study_has_one_seed_and_a_third_of_the_rounds(study):
+def test_a_quick_study_has_one_seed_and_a_sixth_of_the_rounds(study):
     quick, cell = Study(study.paper, quick=True), next(study.cells())
     assert {one.seed for one in quick.cells()} == {study.seeds[0]}
     whole, part = (one.run_file(cell, {"lr": 1e-3}) for one in (study, quick))
-    assert part["training"].pop("rounds") == [n // 3 for n in whole["training"].pop("rounds")]
+    assert part["training"].pop("rounds") == [n // 6 for n in whole["training"].pop("rounds")]
     assert part == whole
     trial = study.trials(study.tuned_as(cell))[0]._replace(short=False)
     assert quick.trial_file(trial, "data.npz") == study.trial_file(trial, "data.npz")
@@ -387,7 +387,7 @@ def test_a_preview_tunes_nothing_and_lies_apart(monkeypatch, tmp_path):
     monkeypatch.setattr(program, "carry_out", lambda jobs, *_: asked.extend(jobs) or True)
     program.main()
     assert {job.trial.cell.seed for job in asked} == {1}
-    assert {tuple(job.values["training"]["rounds"]) for job in asked} == {(10, 0, 0)}
+    assert {tuple(job.values["training"]["rounds"]) for job in asked} == {(5, 0, 0)}
     text = (tmp_path / program.QUICK).with_suffix(".md").read_text()
     assert "A preview: one seed" in text
     assert "`python -m benchmarks.accuracy.claims --quick`" in text

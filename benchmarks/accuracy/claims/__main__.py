@@ -4,7 +4,7 @@ python -m benchmarks.accuracy.claims                   # all papers; what has be
 python -m benchmarks.accuracy.claims --paper mmic      # one of them
 python -m benchmarks.accuracy.claims --minutes 60      # begin no run after an hour
 python -m benchmarks.accuracy.claims --page            # the page of what there is
-python -m benchmarks.accuracy.claims --quick           # a preview: one seed, a third of the rounds
+python -m benchmarks.accuracy.claims --quick           # a preview: one seed, a sixth of the rounds
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
     parser.add_argument("--page", action="store_true", help="only write the page of what there is")
     parser.add_argument(
-        "--quick", action="store_true", help=f"a preview of one seed and a third of the rounds, into {QUICK}"
+        "--quick", action="store_true", help=f"a preview of one seed and a sixth of the rounds, into {QUICK}"
     )
     parser.add_argument("--results", type=Path, help=f"folder of the lines and plots (default: {RESULTS})")
     options = parser.parse_args()

@@ -46,8 +46,8 @@ that all of it can be run again on a small machine: accuracies are not those of 
 
 
 _QUICK = (
-    " A preview: one seed, a third of the rounds, the settings that tuning chose for the whole, else the middle ones. "
-    "It decides nothing. (A third of MMiC's rounds is its warm-up, which draws devices at random.)"
+    " A preview: one seed, a sixth of the rounds, the settings that tuning chose for the whole, else the middle ones. "
+    "It decides nothing: MMiC's warm-up of ten rounds, which draws devices at random, is not over by its end."
 )
 
 

@@ -14,8 +14,10 @@ import yaml
 FOLDER = Path(__file__).resolve().parent
 #: The seed of tuning runs, which no run of the table has.
 TUNING_SEED = 100
-#: Tuning's first turn has this part of the rounds.
+#: Tuning's first turn, and a real fleet beside the study's runner, have this part of the rounds.
 SHORT = 3
+#: A preview has this part of them: all its runs in ten minutes.
+PREVIEW = 6
 #: The one device of a method that trains on all data in one place.
 ALONE = "all"
 #: A setting that no field has: the encoders' part of the learning rate in each stage.
@@ -102,8 +104,8 @@ class Study:
     def run_file(self, cell: Cell, settings: Values, *, short: bool | None = None, source: Values | str = "") -> Values:
         """The run file of a cell. ``settings``: its learning rate ``lr`` and other fields by dotted names.
 
-        ``short``: with a part of the rounds; None: as the study is. ``source``: data in place of the task's, without
-        its test set.
+        ``short``: with a part of the rounds; None: as the study is, a preview with less. ``source``: data in place of
+        the task's, without its test set.
         """
         task, method = self.tasks[cell.task], self.methods[cell.method]
         values: Values = copy.deepcopy(task["run"])
@@ -119,8 +121,8 @@ class Study:
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
         for name, value in self._fields(cell, settings).items():
             set_field(values, name, value)
-        if self.quick if short is None else short:
-            values["training"]["rounds"] = [n // SHORT for n in values["training"]["rounds"]]
+        part = SHORT if short else PREVIEW if self.quick and short is None else 1
+        values["training"]["rounds"] = [n // part for n in values["training"]["rounds"]]
         if source:
             values["data"]["source"] = source
             values["data"].pop("test", None)
