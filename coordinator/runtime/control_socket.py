@@ -150,8 +150,7 @@ def request(directory: Path, ask: Ask) -> bytes:
         with _address(directory) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(STATUS_S if ask.verb == "status" else ANSWER_S)
             link.connect(address)
-            link.sendall(msgspec.json.encode(ask) + b"\n")
-            line = _line(link)
+            line = _exchange(link, msgspec.json.encode(ask) + b"\n")
     except TimeoutError as error:
         text = f"the coordinator of {directory.name} runs, and has not answered for {link.gettimeout():g} s"
         raise ControlError(text, remedy="It is very busy, or hangs: see its output, or `edgefl runs`.") from error
@@ -165,6 +164,19 @@ def request(directory: Path, ask: Ask) -> bytes:
     if answer.error:
         raise ControlError(answer.error, remedy=answer.remedy)
     return bytes(answer.result)
+
+
+def _exchange(link: socket.socket, sent: bytes) -> bytes:
+    """The answer's line. Who has no room for a request says so and closes before it was sent whole."""
+    refused: ConnectionError | None = None
+    try:
+        link.sendall(sent)
+    except ConnectionError as error:
+        refused = error
+    line = _line(link)
+    if refused is not None and not line:
+        raise refused
+    return line
 
 
 def _line(link: socket.socket) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,30 @@ def test_what_is_no_request_is_answered_as_such_and_the_run_goes_on(tmp_path: Pa
         await task
 
     played(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(b'{"error":"2 requests are being answered"}\n', "2 requests are being answered"), (b"", "does not answer")],
+)
+def test_an_answer_that_comes_before_the_request_is_sent_whole_is_read(
+    tmp_path: Path, answer: bytes, told: str
+) -> None:
+    """A request larger than the socket's buffer, so that it is still being sent when the other side closes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen()
+
+        def refuse() -> None:
+            link, _ = listener.accept()
+            with link:
+                link.sendall(answer)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(ControlError, match=told):
+            request(tmp_path, Ask("leave_out", device="x" * 2**22))
+        thread.join()
 
 
 def test_more_terminals_than_there_is_room_for_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
