@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 TUNING_SEED = 100
 #: Tuning's first turn, and a real fleet beside the study's runner, have this part of the rounds.
 SHORT = 3
-#: A preview has this part of them: all its runs in ten minutes.
+#: A preview has this part of them, rounded up: all its runs in ten minutes, and every stage.
 PREVIEW = 6
 #: The one device of a method that trains on all data in one place.
 ALONE = "all"
@@ -121,8 +122,10 @@ class Study:
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
         for name, value in self._fields(cell, settings).items():
             set_field(values, name, value)
-        part = SHORT if short else PREVIEW if self.quick and short is None else 1
-        values["training"]["rounds"] = [n // part for n in values["training"]["rounds"]]
+        if short:
+            values["training"]["rounds"] = [n // SHORT for n in values["training"]["rounds"]]
+        elif self.quick and short is None:
+            values["training"]["rounds"] = [math.ceil(n / PREVIEW) for n in values["training"]["rounds"]]
         if source:
             values["data"]["source"] = source
             values["data"].pop("test", None)
