@@ -62,11 +62,11 @@ import json, sys
 import numpy, onnxruntime
 listed, runs = onnxruntime.get_available_providers(), []
 model = bytes.fromhex(sys.argv[1])
-if hasattr(onnxruntime, "preload_dlls"):  # from 1.21 on: CUDA's and cuDNN's libraries from pip's packages
-    onnxruntime.preload_dlls()
 for name in listed:
     if name in ("CUDAExecutionProvider", "CPUExecutionProvider"):
         try:
+            if name.startswith("CUDA") and hasattr(onnxruntime, "preload_dlls"):  # from 1.21 on: pip's CUDA
+                onnxruntime.preload_dlls()
             session = onnxruntime.InferenceSession(model, providers=[name])
             if session.get_providers()[0] == name and session.run(None, {"x": numpy.ones(1, "f4")})[0][0] == 2:
                 runs.append(name)

@@ -54,9 +54,9 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Sessi
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads
-    if _PROVIDERS["cuda"][0] in wanted:
-        _load_cuda(onnxruntime)
     try:
+        if _PROVIDERS["cuda"][0] in wanted:
+            _load_cuda(onnxruntime)
         session: Session = onnxruntime.InferenceSession(data, options, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no public base
         raise ExportError(
@@ -84,10 +84,11 @@ def _wanted(device: str, listed: Sequence[str]) -> list[str]:
     return [_PROVIDERS[name][0] for name in able if _PROVIDERS[name][0] in {*listed, _PROVIDERS["cpu"][0]}]
 
 
+@functools.cache
 def _load_cuda(onnxruntime: Any) -> None:
-    """CUDA and cuDNN from pip's packages, where nobody but this loader looks. It prints what it does not find."""
+    """Load CUDA and cuDNN from pip's packages, which onnxruntime does not search by itself."""
     if hasattr(onnxruntime, "preload_dlls"):  # from 1.21 on
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does not find
             onnxruntime.preload_dlls()
 
 

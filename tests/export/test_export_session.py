@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,19 +55,38 @@ def test_the_processor_is_always_here():
 
 
 class Runtime:
-    """An onnxruntime whose loader of CUDA's libraries prints what it does not find."""
+    """A stand-in for onnxruntime, with a loader of CUDA's libraries that prints what it does not find."""
+
+    __version__ = "1.31.1"
+    SessionOptions = SimpleNamespace
 
     def __init__(self) -> None:
         self.loaded = 0
+
+    def get_available_providers(self) -> list[str]:
+        return GPU
 
     def preload_dlls(self) -> None:
         self.loaded += 1
         sys.stdout.write("Failed to load libcudnn.so.9\n")
 
+    def InferenceSession(self, data: bytes, options: object, providers: list[str]) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(get_providers=lambda: providers)
 
-def test_cuda_s_libraries_are_looked_for_in_pip_s_packages_without_a_word(capsys: pytest.CaptureFixture[str]):
+
+@pytest.mark.parametrize(("device", "loaded"), [("cuda", 1), ("tensorrt", 1), ("cpu", 0)])
+def test_a_session_on_a_gpu_finds_cuda_in_pip_s_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: session.Device, loaded: int
+):
     runtime = Runtime()
-    session._load_cuda(runtime)
-    session._load_cuda(object())  # an onnxruntime before 1.21 has no such loader
-    assert runtime.loaded == 1
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    for _ in range(2):  # once is enough for a process
+        session.open_session(b"", device)
+    assert runtime.loaded == loaded
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_onnxruntime_without_such_a_loader_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(Runtime, "preload_dlls")  # as before 1.21
+    monkeypatch.setitem(sys.modules, "onnxruntime", Runtime())
+    assert session.open_session(b"", "cuda").get_providers() == GPU[1:]
