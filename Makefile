@@ -75,7 +75,7 @@ test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL serv
 	.ci/postgresql sh -c "$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS) \
 		&& $(BIN)/python -m pytest -m 'not slow' tests/coordinator/test_ledger_faults.py" # which restarts the server
 
-test-gpu: $(VENV)/.dev  ## training, memory limits and bundles on this machine's NVIDIA card
+test-gpu: $(VENV)/.dev  ## training and its memory limits on this machine's NVIDIA card
 	EDGEFL_REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
 # In an environment of its own: KServe's package has versions of pandas, protobuf and psutil that are not ours.

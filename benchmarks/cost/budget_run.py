@@ -140,6 +140,7 @@ def measured(folder: Path, budget: int, rounds: int, device: str) -> tuple[Peaks
 def page(budget: int, peaks: Peaks, report: str, device: str, *, shared: bool) -> str:
     """Markdown."""
     about = (__doc__ or "").split("\n\n")
+    scene = about[1] if device == "cpu" else about[1].partition(" The peak is")[0]
     if device == "cpu":
         told, peak = f"the kernel's high-water mark {peaks.resident / 1e6:,.0f} MB", peaks.resident
     else:
@@ -150,9 +151,9 @@ def page(budget: int, peaks: Peaks, report: str, device: str, *, shared: bool) -
         )
     return "\n".join(
         [
-            "# A device with little memory",
+            "# A device with little memory" + ("" if device == "cpu" else " on its GPU"),
             "",
-            *about[1].splitlines(),
+            *scene.splitlines(),
             *([] if device == "cpu" else ["", *about[2].splitlines()]),
             *elsewhere("budget_run", device),
             "",

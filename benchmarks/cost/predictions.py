@@ -141,12 +141,15 @@ def measured(pair: str, index: int, device: str) -> Compared:
 
 def page(rows: list[Compared], device: str) -> str:
     """Markdown."""
+    about, option = (__doc__ or "").split("\n\n")[1], ""
+    if device != "cpu":
+        about, option = about.replace("the kernel's high-water mark", "torch's allocator"), f" --device {device}"
     lines = [
-        "# Predicted against measured",
+        "# Predicted against measured" + ("" if device == "cpu" else " on a GPU"),
         "",
-        *((__doc__ or "").split("\n\n")[1].splitlines()),
+        *about.splitlines(),
         "",
-        f"Made by `python -m benchmarks.cost.predictions` on device {device}.",
+        f"Made by `python -m benchmarks.cost.predictions{option}` on device {device}.",
         "",
         "| pair | what | stage | step memory predicted, MiB | measured | error | GFLOP predicted | counted | error |",
         "|---|---|---|---|---|---|---|---|---|",

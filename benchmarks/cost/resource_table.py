@@ -27,8 +27,8 @@ HEAD = (
 #: What each setting is to reach against end-to-end training in batches of 256: ratio of memory, FLOPs, bytes, seconds.
 GOALS = {"fast": (5.0, 5.5, 10.0, 8.0), "small": (10.0, 4.0, 10.0, 6.0)}
 GOAL_BATCH = 256
-#: Of every page whose figures are a CPU's alone.
-UNTESTED = "**Untested on a GPU**: none was at hand. `--device cuda` measures torch's allocator."
+#: Of every page that was made on a processor alone.
+UNTESTED = "**Not run on a GPU**, though `--device cuda` would; [what was](gpu.md)."
 
 
 def page_name(what: str, device: str, ending: str = "md") -> str:
@@ -50,7 +50,7 @@ def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | No
     """Markdown; with ``folder`` also written there as resources.md, with its plot beside it."""
     command = "python -m benchmarks.cost.resources" + ("" if device == "cpu" else f" --device {device}")
     lines = [
-        "# Resources of one training step",
+        "# Resources of one training step" + ("" if device == "cpu" else " on a GPU"),
         "",
         ABOUT,
         "",

@@ -118,12 +118,19 @@ def test_what_is_counted_is_counted_alike() -> None:
     assert there.samples == here.samples
 
 
-def test_mixed_precision_learns() -> None:
-    made = job(model_spec(stages=1), epochs=15, batch_size=16, precision="bf16")
-    losses = []
+def losses_in(precision: str) -> list[float]:
+    made = job(model_spec(stages=1), epochs=15, batch_size=16, precision=precision)
+    losses: list[float] = []
     state = LocalState(device="cuda")
     train_round(made, dataset(48), parts_of(made), state, on_progress=lambda *told: losses.append(told[3]))
-    assert losses[-1] < 0.3 * losses[0]
+    return losses
+
+
+def test_mixed_precision_learns() -> None:
+    mixed, whole = losses_in("bf16"), losses_in("f32")
+    assert mixed[0] != whole[0]
+    assert mixed[0] == pytest.approx(whole[0], rel=0.05)
+    assert mixed[-1] < 0.3 * mixed[0]
 
 
 # ---- limits
@@ -148,7 +155,7 @@ def test_the_allocator_stops_at_its_limit_and_goes_on_below_it() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_free_memory_is_what_the_driver_tells() -> None:
+def test_a_card_is_what_the_driver_tells() -> None:
     gpu = gpu_of(torch.cuda, "cuda")
     assert gpu.total_bytes == torch.cuda.get_device_properties(0).total_memory
     assert 0 < gpu.free_bytes <= gpu.total_bytes
@@ -199,7 +206,7 @@ def test_a_round_beyond_the_card_s_budget_is_declined_and_the_trainer_takes_the_
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_fleet_trains_on_the_gpu_within_its_budget(tmp_path: Path, precision: str) -> None:
-    """A device with little of the GPU declines nothing: it was planned for it; one without a limit trains beside it."""
+    """A device with little of the GPU beside one without a limit. That the limit acts, the tests above show."""
     with Fleet(tmp_path) as fleet:
         little = SEGMENT_BYTES + 140 * MIB
         fleet.agent("little", share(40, "acc", "gyro", seed=1), gpu_memory_bytes=little)
@@ -219,7 +226,6 @@ def test_a_fleet_trains_on_the_gpu_within_its_budget(tmp_path: Path, precision: 
     for row in rows:
         assert row.measured["cuda_allocated_peak_bytes"].value > 0
         assert row.measured["cuda_reserved_peak_bytes"].value >= row.measured["cuda_allocated_peak_bytes"].value
-        assert row.measured["energy_j"].value is None or row.measured["energy_j"].value > 0
     held = [row.measured["cuda_reserved_peak_bytes"].value for row in rows if row.device == "little"]
     assert max(held) <= little
 
