@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", type=Path, help="folder for runner.md, whose section is made anew")
     chosen = parser.parse_args()
     about = (__doc__ or "").partition("    python")[0].strip()
     command = f"python -m benchmarks.cost.runner --times {chosen.times} --tasks {' '.join(chosen.tasks)}"
