@@ -28,7 +28,8 @@ import yaml
 
 from benchmarks.common.fleet import accuracy, largest, run
 from benchmarks.common.plotting import COLOURS, plot
-from benchmarks.cost.resource_table import MIB, UNTESTED
+from benchmarks.cost.device_pages import UNTESTED
+from benchmarks.cost.resource_table import MIB
 from edgefl.api.run_inputs import PlanOptions, price_of
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import trained_stages

@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 
 from benchmarks.common.fleet import largest
-from benchmarks.cost.resource_table import elsewhere, page_name
+from benchmarks.cost.device_pages import elsewhere, page_name, title
 from edgefl.config.yaml_files import parse_bytes
 from edgefl.records import has_card
 from edgefl.resources.memory_probe import KEEP_MARK
@@ -151,7 +151,7 @@ def page(budget: int, peaks: Peaks, report: str, device: str, *, shared: bool) -
         )
     return "\n".join(
         [
-            "# A device with little memory" + ("" if device == "cpu" else " on its GPU"),
+            title("A device with little memory", device),
             "",
             *scene.splitlines(),
             *([] if device == "cpu" else ["", *about[2].splitlines()]),

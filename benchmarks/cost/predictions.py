@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from benchmarks.cost.resource_table import elsewhere, page_name
+from benchmarks.cost.device_pages import elsewhere, page_name, title
 from benchmarks.cost.resources import random_inputs, small_step
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
@@ -145,7 +145,7 @@ def page(rows: list[Compared], device: str) -> str:
     if device != "cpu":
         about, option = about.replace("the kernel's high-water mark", "torch's allocator"), f" --device {device}"
     lines = [
-        "# Predicted against measured" + ("" if device == "cpu" else " on a GPU"),
+        title("Predicted against measured", device),
         "",
         *about.splitlines(),
         "",

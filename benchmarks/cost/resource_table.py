@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common.plotting import COLOURS, plot
+from benchmarks.cost.device_pages import elsewhere, page_name, title
 
 if TYPE_CHECKING:
     from benchmarks.cost.resources import Row
@@ -27,30 +28,13 @@ HEAD = (
 #: What each setting is to reach against end-to-end training in batches of 256: ratio of memory, FLOPs, bytes, seconds.
 GOALS = {"fast": (5.0, 5.5, 10.0, 8.0), "small": (10.0, 4.0, 10.0, 6.0)}
 GOAL_BATCH = 256
-#: Of every page that was made on a processor alone.
-UNTESTED = "**Not run on a GPU**, though `--device cuda` would; [what was](gpu.md)."
-
-
-def page_name(what: str, device: str, ending: str = "md") -> str:
-    """File of a page or plot: those of a GPU stand beside those of a processor."""
-    return f"{what}.{ending}" if device == "cpu" else f"{what}_{device.partition(':')[0]}.{ending}"
-
-
-def elsewhere(what: str, device: str) -> list[str]:
-    """Lines that tell on which processor a page's figures are, and where the other's are."""
-    if device == "cpu":
-        return ["", "Of a processor; [what was measured on a GPU](gpu.md)."]
-    import torch
-
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "a GPU"
-    return ["", f"On {card}; [the same on a processor]({page_name(what, 'cpu')})."]
 
 
 def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | None) -> str:
     """Markdown; with ``folder`` also written there as resources.md, with its plot beside it."""
     command = "python -m benchmarks.cost.resources" + ("" if device == "cpu" else f" --device {device}")
     lines = [
-        "# Resources of one training step" + ("" if device == "cpu" else " on a GPU"),
+        title("Resources of one training step", device),
         "",
         ABOUT,
         "",

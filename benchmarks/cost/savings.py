@@ -29,7 +29,7 @@ from benchmarks.accuracy.table.collect import Outcome, Results, digest, run_cell
 from benchmarks.accuracy.table.grid import Cell, Grid, Settings
 from benchmarks.common.exclusive import claimed
 from benchmarks.common.plotting import COLOURS, plot
-from benchmarks.cost.resource_table import UNTESTED
+from benchmarks.cost.device_pages import UNTESTED
 
 #: A cell, the settings it was tuned to, its run file.
 Run = tuple[Cell, Settings, dict[str, Any]]

@@ -13,7 +13,8 @@ from benchmarks.accuracy.one_regime import Results
 from benchmarks.accuracy.table.collect import Outcome, digest
 from benchmarks.accuracy.table.grid import Grid
 from benchmarks.cost import budget_run, predictions, resources, savings
-from benchmarks.cost.resource_table import UNTESTED, write_page
+from benchmarks.cost.device_pages import UNTESTED
+from benchmarks.cost.resource_table import write_page
 from benchmarks.cost.resources import SETTINGS, Row, job_of, payload, stages_of
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.training_samples import prefixes
