@@ -77,7 +77,7 @@ def _presence(
 ) -> Presence:
     sighting = next((one for one in report.sightings if one.device == name), None)
     at, source = (sighting.at, sighting.source) if sighting else (last_seen(report, name), "ledger")
-    if live is not None and live.seen_at > (at or 0.0):
+    if live is not None and live.seen_at:  # the ledger's record of it is written a moment later
         at, source = live.seen_at, live.seen_by
     if row is None:
         state = "never seen"

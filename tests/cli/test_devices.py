@@ -23,7 +23,7 @@ from edgefl.cli.main import main
 from edgefl.errors import RunError
 from edgefl.plan.job import RoundPolicy
 from edgefl.records import Capabilities
-from edgefl.report.presence import Enrolled, presences
+from edgefl.report.presence import Enrolled, Live, presences
 from edgefl.run_records import DeviceRow, EventRow, RunReport, SightingRow
 from edgefl.storage.disk import hold_directory
 
@@ -67,6 +67,23 @@ def test_each_device_has_a_state_and_the_age_and_kind_of_its_last_sign_of_life()
     assert seen["cam-01"] == (NOW - 30, "heartbeat")
     assert seen["cam-02"] == (NOW - 3600, "last will")
     assert seen["cam-04"] == (NOW - 7200, "ledger")
+
+
+def test_what_the_operator_does_with_a_device_is_no_sign_of_its_life() -> None:
+    asked = [EventRow(NOW - 1, kind, device="cam-04") for kind in ("left_out", "taken_in")]
+    report = msgspec.structs.replace(REPORT, events=(*REPORT.events, *asked))
+    assert {one.device: one.seen_at for one in presences(report, {}, NOW)}["cam-04"] == NOW - 7200
+    live = {"cam-04": Live(True, True, NOW - 3, "accept"), "cam-05": Live(True, False)}
+    seen = {one.device: (one.seen_at, one.seen_by) for one in presences(report, {}, NOW, live=live)}
+    assert seen["cam-04"] == (NOW - 3, "accept")
+    assert seen["cam-05"] == (NOW - 5, "hello")  # its coordinator has heard nothing of it since it was started
+
+
+def test_a_sign_that_the_coordinator_has_counts_before_the_ledgers_record_of_it() -> None:
+    """The record is written a moment after the message came."""
+    report = msgspec.structs.replace(REPORT, events=(EventRow(NOW - 2.9, "accepted", device="cam-04"),))
+    (seen,) = presences(report, {}, NOW, live={"cam-04": Live(True, False, NOW - 3, "accept")})[3:4]
+    assert (seen.device, seen.seen_at, seen.seen_by) == ("cam-04", NOW - 3, "accept")
 
 
 def test_a_fleets_identity_adds_certificates_and_devices_that_never_came() -> None:
