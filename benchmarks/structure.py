@@ -45,11 +45,11 @@ class Tree(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """One row. ``goal``: where it is to go; ``count`` gives the figure as text."""
+    """One row. ``goal``: where it is to go; ``figure`` gives it as text."""
 
     name: str
     goal: str
-    count: Callable[[Tree], str]
+    figure: Callable[[Tree], str]
     how: str
 
 
@@ -267,9 +267,9 @@ def main() -> None:
     for commit in asked.against:
         with work_tree(commit) as place:
             tree = read_tree(place)
-            columns[commit] = [measure.count(tree) for measure in measures]
+            columns[commit] = [measure.figure(tree) for measure in measures]
     tree = read_tree(ROOT)
-    columns["now"] = [measure.count(tree) for measure in measures]
+    columns["now"] = [measure.figure(tree) for measure in measures]
     text = page(
         columns, measures, " ".join(["python -m benchmarks.structure", *(f"--against {c}" for c in asked.against)])
     )

@@ -10,6 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from edgefl.data.arrays import Rows
+
 Array = NDArray[Any]
 #: Inverse strengths of the regularisation that a probe tries.
 STRENGTHS = (0.01, 0.1, 1.0)
@@ -31,18 +33,19 @@ def regression(strength: float) -> Pipeline:
     return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=300))
 
 
-def distinct(values: Array) -> Array:
+def distinct(values: Rows) -> Array:
     """Rows of ``values`` that are not equal to an earlier one: recordings and texts are in several pairs."""
     first: dict[bytes, int] = {}
-    for row, value in enumerate(values):
+    for row, value in enumerate(np.asarray(values)):
         first.setdefault(value.tobytes(), row)
     return np.array(list(first.values()))
 
 
-def simple(values: Array, modality: str) -> Array:
+def simple(values: Rows, modality: str) -> Array:
     """[N, D] of samples [N, ...]: statistics and spectrum of signals, colours and edges of pictures, which words a text
     has; else the values.
     """
+    values = np.asarray(values)
     if values.dtype == np.int64:
         return _words(values)
     if modality in {"acc", "gyro"}:
@@ -87,4 +90,5 @@ def _edges(x: Array) -> Array:
     for k in range(8):
         own = np.where(direction == k, strength, 0.0)
         cells.append(own.reshape(len(x), 4, x.shape[1] // 4, 4, x.shape[2] // 4).mean(axis=(2, 4)).reshape(len(x), -1))
-    return np.sqrt(np.concatenate(cells, axis=1))
+    found: Array = np.sqrt(np.concatenate(cells, axis=1))
+    return found

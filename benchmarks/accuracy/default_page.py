@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,7 +107,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 def picture(rows: Sequence[Row], path: Path) -> None:
     """One dot a task, modality and test: filled where devices hold the group, hollow where none does."""
-    found: Mapping[tuple[str, str, str], list[Difference]] = {
+    found: dict[tuple[str, str, str], list[Difference]] = {
         (*key, start): differences for start in STARTS for key, differences in compared(rows, start).items()
     }
     with plot(path, "one modality alone: points of accuracy against zeros", "", height=5.4) as axes:

@@ -24,7 +24,7 @@ import torch
 import yaml
 
 from benchmarks.accuracy.baselines import distinct, probe, simple
-from benchmarks.accuracy.pretrain import How, encoder, model_of, pretrain
+from benchmarks.accuracy.pretrain import How, encoder, labels_of, model_of, pretrain
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import Named, named
 from edgefl.errors import DataError
@@ -116,8 +116,8 @@ def measure(name: str, entry: Entry, seconds: float) -> Iterator[Row]:
     data, model = data_of(entry), start_of(entry, FOLDER / f"{name}.safetensors")
     samples = len(data.reserved) if data.reserved is not None and entry.how else 0
     for m in entry.encoders:
-        train = data.train.subset(distinct(data.train.modalities[m]))
-        found = probe((features(model, m, train), train.labels), (features(model, m, data.test), data.test.labels))
+        train, test = data.train.subset(distinct(data.train.modalities[m])), data.test
+        found = probe((features(model, m, train), labels_of(train)), (features(model, m, test), labels_of(test)))
         bar = _simple(msgspec.json.encode(entry.source), m)
         yield Row(name, m, samples, entry.how.get("epochs", 0), seconds, found, bar)
 
@@ -127,7 +127,7 @@ def _simple(source: bytes, modality: str) -> float:
     data = _data(source)
     train = data.train.subset(distinct(data.train.modalities[modality]))
     of_train, of_test = (simple(part.modalities[modality], modality) for part in (train, data.test))
-    return probe((of_train, train.labels), (of_test, data.test.labels))
+    return probe((of_train, labels_of(train)), (of_test, labels_of(data.test)))
 
 
 def table(rows: list[Row]) -> str:

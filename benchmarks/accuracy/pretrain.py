@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.augment import AUGMENT
 from benchmarks.accuracy.baselines import simple
-from edgefl.config.settings import EncoderConfig
+from edgefl.config.encoder import EncoderConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import named
 from edgefl.errors import ModelError
@@ -147,7 +147,7 @@ def pretrain(model: StagedModel, train: Dataset, how: How = How(), seed: int = 0
             loss = F.cross_entropy(heads[m](h), y, label_smoothing=how.smoothing)
             loss = loss + how.simple * tellers[m](h, x) if how.simple else loss
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             falling.step()
     return heads

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.pretrain import encoder, first_share, model_of, pretrain
+from benchmarks.accuracy.pretrain import How, encoder, first_share, model_of, pretrain
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Grid
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import named
@@ -114,6 +114,6 @@ def pretrained(task: str, seed: int, train: Dataset, folder: Path) -> dict[str, 
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             model = model_of({m: encoder(fields, train.signature()[m])}, multiway=False, seed=0)
-            pretrain(model, first_share(train, SHARE), epochs=EPOCHS, seed=0)
+            pretrain(model, first_share(train, SHARE), How(epochs=EPOCHS))
             save_encoders(path, model)
     return found

@@ -147,9 +147,9 @@ class _Reader:
     def narrowed(self, holder: ast.AST, key: ast.AST | None, env: Env) -> frozenset[str]:
         """Roles of ``holder[key]``: a role's name narrows, an option's value holds no name."""
         word = _text(key)
-        if word in self.roles:
-            return frozenset({word})
-        return self.held(holder, env) if word is None else frozenset()
+        if word is None:
+            return self.held(holder, env)
+        return frozenset({word} & self.roles.keys())
 
     def read(self, node: ast.AST, env: Env) -> None:
         """Note the names in one node: its comparisons, look-ups, values written and tables."""

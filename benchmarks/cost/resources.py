@@ -99,7 +99,8 @@ def paper_model() -> ModelSpec:
 
 def stages_of(model: ModelSpec, schedule: str) -> tuple[Stage, ...]:
     """The stages, with the paper's rounds; embeddings are pretrained, and so frozen layer-wise."""
-    return method("schedule", schedule).stages(model, ROUNDS[schedule], "frozen")  # type: ignore[index]
+    stages: tuple[Stage, ...] = method("schedule", schedule).stages(model, ROUNDS[schedule], "frozen")
+    return stages
 
 
 def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:

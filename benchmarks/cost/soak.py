@@ -90,8 +90,9 @@ def run_file(folder: Path, rounds: int) -> dict[str, object]:
     """Two sensors, three activities, two devices."""
     rng = np.random.default_rng(1)
     labels = np.arange(96) % 3
-    arrays = {m: rng.normal(labels[:, None, None], 1.0, (96, 16, 3)).astype(np.float32) for m in ("acc", "gyro")}
-    np.savez(folder / "data.npz", label=labels, label_names=np.array(["rest", "walk", "run"]), **arrays)
+    acc, gyro = (rng.normal(labels[:, None, None], 1.0, (96, 16, 3)).astype(np.float32) for _ in range(2))
+    names = np.array(["rest", "walk", "run"])
+    np.savez(folder / "data.npz", label=labels, label_names=names, acc=acc, gyro=gyro)
     sensor = {"kind": "sensor", "width": 16, "depth": 2, "heads": 2, "patch": 4}
     return {
         "name": "soak",
@@ -181,8 +182,8 @@ def slope(rounds: Mapping[int, float]) -> Slope | None:
     if len(points) < 5:
         return None
     fitted = theilslopes([value for _, value in points], [at for at, _ in points], 0.95)
-    found = (100 * float(one) for one in (fitted[0], fitted[2], fitted[3]))
-    return Slope(*found, points[0][1], points[-1][1])
+    middle, low, high = (100 * float(one) for one in (fitted[0], fitted[2], fitted[3]))
+    return Slope(middle, low, high, points[0][1], points[-1][1])
 
 
 def grows(found: Slope | None) -> bool:

@@ -63,16 +63,16 @@ POINTS = {
 
 
 class Point(NamedTuple):
-    """``count``: which call of the disturbed round, from 1. ``what`` happens then."""
+    """``call``: which of the disturbed round, from 1. ``what`` happens then."""
 
     role: str
     name: str
     when: str  # before, after
-    count: int = 1
+    call: int = 1
     what: str = KILLED
 
     def __str__(self) -> str:
-        return "/".join((self.role, self.name, self.when, str(self.count), self.what)).removesuffix(f"/{KILLED}")
+        return "/".join((self.role, self.name, self.when, str(self.call), self.what)).removesuffix(f"/{KILLED}")
 
 
 def point(text: str) -> Point:
@@ -126,7 +126,7 @@ class Crash:
         if not self.armed or name != self.at.name:
             return False
         self.calls += 1
-        return self.calls == self.at.count
+        return self.calls == self.at.call
 
     def _happen(self) -> None:
         """Once: whoever is started in place of this process finds the mark."""

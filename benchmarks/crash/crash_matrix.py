@@ -163,7 +163,7 @@ def page(verdicts: Sequence[Verdict], seconds: float, ledger: str = "SQLite") ->
     for one in verdicts:
         told = "yes" if not one.faults else "**no**: " + "; ".join(one.faults)
         told = told if one.reached else "not reached" + (f": {'; '.join(one.faults)}" if one.faults else "")
-        at = (one.at.role, one.at.what, one.at.when, one.at.name, str(one.at.count))
+        at = (one.at.role, one.at.what, one.at.when, one.at.name, str(one.at.call))
         lines.append(f"| {' | '.join(at)} | {told} | {one.seconds:.1f} |")
     return "\n".join(lines) + "\n"
 

@@ -17,8 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import yaml
@@ -34,6 +35,8 @@ CASE = Case("brokers", 96, 2, agents=3, rounds=7)
 KILLED_IN, AWAY_S = 4, 3.0
 #: Longest that a broker may take to listen, and that a run may take.
 START_S, PATIENCE_S = 60.0, 180.0
+#: Starts the broker anew.
+Start = Callable[[], Awaitable["subprocess.Popen[bytes]"]]
 BEGIN, END = "<!-- brokers: begin -->", "<!-- brokers: end -->"
 
 
@@ -71,7 +74,9 @@ async def measured(kind: Kind, folder: Path) -> Row:
     return _row(kind, events)
 
 
-async def _run(folder: Path, environment: dict[str, str], broker: list, again: Callable, log: object) -> list[EventRow]:  # type: ignore[type-arg]
+async def _run(
+    folder: Path, environment: dict[str, str], broker: list[subprocess.Popen[bytes]], again: Start, log: IO[bytes]
+) -> list[EventRow]:
     """The coordinator's events; the broker is killed once meanwhile."""
     command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events", "--run", "r1"]
     command += ["--directory", str(folder / "runs")]
@@ -80,7 +85,8 @@ async def _run(folder: Path, environment: dict[str, str], broker: list, again: C
     events: list[EventRow] = []
 
     async def follow() -> None:
-        async for line in coordinator.stdout or ():
+        assert coordinator.stdout is not None
+        async for line in coordinator.stdout:
             events.append(msgspec.json.decode(line, type=EventRow))
             if len(broker) == 1 and events[-1].kind == "round_started" and events[-1].round == KILLED_IN:
                 _kill(broker[0])
@@ -110,14 +116,14 @@ def _row(kind: Kind, events: Sequence[EventRow]) -> Row:
     return Row(kind.name, started.data["mqtt"], started.data["chunk_bytes"], ended, whole, usual, killed)
 
 
-async def _started(command: list[str], port: int, log: object) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(leashed(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # type: ignore[call-overload]
+async def _started(command: list[str], port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(leashed(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     until = asyncio.get_running_loop().time() + START_S
     while asyncio.get_running_loop().time() < until and process.poll() is None:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
-            return process  # type: ignore[no-any-return]
+            return process
         await asyncio.sleep(0.05)
     _kill(process)
     raise SystemExit(f"{command[0]} does not listen on port {port}")

@@ -84,7 +84,11 @@ def connected(address: Address, name: str, topic: str, on_message: Any) -> Clien
     client.on_message = on_message
     subscribed = threading.Event()
     client.on_subscribe = lambda *_: subscribed.set()
-    client.on_connect = lambda *_: client.subscribe(topic, 1)
+
+    def subscribe(*_: object) -> None:
+        client.subscribe(topic, 1)
+
+    client.on_connect = subscribe
     client.connect(address.host, address.port)
     client.loop_start()
     if not subscribed.wait(PATIENCE_S):

@@ -71,7 +71,7 @@ def form(bundles: Path) -> bytes:
 def start(where: Path, bundles: Path, body: bytes) -> tuple[float, int]:
     """Seconds to the first answer, and resident bytes after it."""
     begun = time.perf_counter()
-    command = [where / "bin/edgefl", "serve", bundles, "--host", f"127.0.0.1:{PORT}"]
+    command = [str(where / "bin/edgefl"), "serve", str(bundles), "--host", f"127.0.0.1:{PORT}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
             while server.poll() is None:

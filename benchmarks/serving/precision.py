@@ -45,12 +45,12 @@ from edgefl.registry import method
 from edgefl.run_records import BundleRow
 
 MIB = 2**20
-#: Kind -> size and what of it is not the size's own.
-ENCODERS: dict[str, tuple[str, dict[str, object]]] = {
-    "sensor": ("base", {"input_shape": (128, 6)}),
-    "text": ("paper", {}),
-    "vision": ("paper", {}),
-    "audio": ("paper", {}),
+#: Kind -> size, and the shape of a sample; empty: the size's own.
+ENCODERS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "sensor": ("base", (128, 6)),
+    "text": ("paper", ()),
+    "vision": ("paper", ()),
+    "audio": ("paper", ()),
 }
 #: Attention of 1214 tokens holds 0.6 GiB of weights a block at batch 8; at 32 two sessions took 16 GiB.
 LARGEST = {"audio": 8}
@@ -87,8 +87,8 @@ class Measured:
 
 def measured(kind: str, threads: int) -> Measured:
     """The encoder, exported and timed."""
-    size, changes = ENCODERS[kind]
-    encoder = encoder_of_size(kind, size, **changes)
+    size, shape = ENCODERS[kind]
+    encoder = encoder_of_size(kind, size, shape)
     spec = ModelSpec({kind: encoder}, stages=encoder.depth, head=HeadSpec(256, 128), classes=10, fusion_width=128)
     model = build(spec, seed=3).requires_grad_(False).eval()
     graph = BundleGraph(model, encoder.depth, (kind,), method("missing", "zero").make)
@@ -147,8 +147,15 @@ def trained(folder: Path) -> list[tuple[BundleRow, Reduced]]:
         train.subset(own).save_npz(path)
     (folder / "run.yaml").write_text(yaml.safe_dump({**RUN, "seed": 1, "data": {"test": str(folder / "test.npz")}}))
     config, recipe = load_run(str(folder / "run.yaml"), [])
-    told = {"run": "run", "shapes": test.signature(), "label_names": test.label_names}
-    run_fleet(folder, compile_run(config, recipe, **told, test=str(folder / "test.npz")), paths, seconds=3600)
+    plan = compile_run(
+        config,
+        recipe,
+        run="run",
+        shapes=test.signature(),
+        label_names=test.label_names,
+        test=str(folder / "test.npz"),
+    )
+    run_fleet(folder, plan, paths, seconds=3600)
     return exported(folder / "run", folder / "bundles")
 
 

@@ -105,8 +105,8 @@ def curve_of(report: RunReport, done: list[AssignmentRow]) -> tuple[Point, ...]:
     points: dict[tuple[int, int], dict[str, float]] = {}
     for row in report.evaluations:
         if row.metric.startswith(KEPT) or row.metric.endswith(KEPT):
-            key = f"{'+'.join(row.available)}|{row.missing}|{row.metric}"
-            points.setdefault((row.stage, row.round), {})[key] = round(row.value, 5)
+            metric = f"{'+'.join(row.available)}|{row.missing}|{row.metric}"
+            points.setdefault((row.stage, row.round), {})[metric] = round(row.value, 5)
     found = []
     for key, metrics in sorted(points.items()):
         until = [row for row in done if (row.stage, row.round) <= key]

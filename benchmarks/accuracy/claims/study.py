@@ -72,9 +72,8 @@ class Study:
             for task, values in self.tasks.items():
                 for condition in values["conditions"]:
                     for name, method in self.methods.items():
-                        if task in method.get("tasks", self.tasks) and condition in method.get(
-                            "conditions", values["conditions"]
-                        ):
+                        own = {"tasks": self.tasks, "conditions": values["conditions"], **method}
+                        if task in own["tasks"] and condition in own["conditions"]:
                             yield Cell(self.paper, task, condition, name, seed)
 
     def tuned_as(self, cell: Cell) -> Cell:

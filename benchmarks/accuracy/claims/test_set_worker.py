@@ -47,7 +47,7 @@ def test_set(path: Path, modalities: tuple[str, ...], *, labelled: bool) -> Data
 
 def main() -> None:
     """Serve until the study closes the pipe."""
-    LocalTrainer._split = split_with_test  # type: ignore[method-assign]  # noqa: SLF001
+    LocalTrainer._split = split_with_test  # type: ignore[method-assign, assignment]  # noqa: SLF001
     study_worker.main()
 
 

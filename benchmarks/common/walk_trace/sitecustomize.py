@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 
 TREE = os.environ["EDGEFL_WALK_TREE"] + os.sep
 NOTES = Path(os.environ["EDGEFL_WALK_NOTES"])
-_IMPORTING = importlib._bootstrap.__name__  # type: ignore[attr-defined]  # noqa: SLF001 - the frames of every import
+_IMPORTING = importlib._bootstrap.__name__  # noqa: SLF001 - the frames of every import
 _done: set[CodeType] = set()
 _files: set[str] = set()
 
