@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:  # torch waits for the first request: that it is missing has to be told as an answer
     from edgefl.data.dataset import Dataset
-    from edgefl.pricing.round_price import Pricer
     from edgefl.training.evaluate import Tensors
 
 
@@ -72,8 +71,9 @@ class Evaluator:
     def plan_stage(self, request: Request) -> list[Placement]:
         """One placement a candidate, in order."""
         from edgefl.budget.fit import place
+        from edgefl.pricing.round_price import process_pricer
 
-        pricer = _pricer()
+        pricer = process_pricer()
         plan, stage = request.plan, request.plan.stages[request.stage - 1]
         job = Job(plan.model, stage, plan.hypers[request.stage - 1], plan.slots, transfer=plan.transfer)
         sizes = {part: ref.size for part, ref in request.manifest.items()}
@@ -132,14 +132,6 @@ class Evaluator:
         if plan.test not in self._tests:
             self._tests[plan.test] = load_test_set(plan.test, plan.model)
         return self._tests[plan.test]
-
-
-@cache
-def _pricer() -> Pricer:
-    """The prices of this process: runs of one model, such as a study's, are traced once."""
-    from edgefl.pricing.round_price import Pricer
-
-    return Pricer()
 
 
 def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:

@@ -14,7 +14,7 @@ from edgefl.models.parts import part_layout
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Job, RunPlan
 from edgefl.plan.stages import restrict
-from edgefl.pricing.round_price import Pricer
+from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import Cost
 from edgefl.registry import Choice, default, method
 from edgefl.run_records import DeviceRow, EndToEnd
@@ -46,7 +46,7 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
     sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
     hyper = replace(plan.hypers[0], cache="", precision="f32")
     job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
-    whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server)), Pricer())
+    whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server)), process_pricer())
     trains = [row for row in devices if any(row.samples.get(m) for m in plan.model.encoders)]
     return {row.device: _price(whole, row) for row in trains}
 

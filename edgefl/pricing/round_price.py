@@ -7,6 +7,7 @@ weights, gradients, optimiser state, activations and batch. Nothing is allocated
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import msgspec
 import torch
@@ -118,6 +119,12 @@ class Pricer:
             self._steps.put(kind, shape, step)
             self._largest.setdefault(_kind_of_peak(job), price)
         return step
+
+
+@cache
+def process_pricer() -> Pricer:
+    """The prices of this process: runs of one model, such as a study's, are traced once."""
+    return Pricer()
 
 
 def _kind_of_peak(job: Job) -> tuple[object, ...]:

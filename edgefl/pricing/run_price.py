@@ -24,7 +24,7 @@ from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.stages import encoder_stage, stage_before, with_closing
 from edgefl.plan.training_samples import can_cache, with_cache
-from edgefl.pricing.round_price import Pricer
+from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
 from edgefl.registry import Choice, method, methods
 from edgefl.resources.tensor_counters import FlopCounter
@@ -70,7 +70,8 @@ class _Run(NamedTuple):
 def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOptions) -> RunPrice:
     """Price of every schedule with each batch size, and what each device would train in each stage of the run."""
     model = build(plan.model, device="meta")
-    run = _Run(plan, devices, {part: object_bytes(part_layout(model, part)) for part in model.parts_present}, Pricer())
+    sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
+    run = _Run(plan, devices, sizes, process_pricer())
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
