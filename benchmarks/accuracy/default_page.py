@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +19,13 @@ SERVED = {"zero": "zeros", "prototype": "prototypes"}
 
 
 class Difference(NamedTuple):
-    """Percentage points to the bar with one modality or all, paired by seed."""
+    """Percentage points to the bar with one modality or all, paired by seed. ``each``: seed -> its own."""
 
     task: str
     test: str
     given: str
     points: Interval
+    each: Mapping[int, float]
 
     @property
     def mean(self) -> float:
@@ -32,8 +33,13 @@ class Difference(NamedTuple):
         return self.points.mean
 
     def __str__(self) -> str:
-        spread = "" if self.points.seeds == 1 else f" ± {self.points.high - self.mean:.1f}"
-        return f"{self.mean:+.1f}{spread}" + (" **worse**" if self.points.high < 0 else "")
+        return in_words(self.points)
+
+
+def in_words(points: Interval) -> str:
+    """Mean and half the interval's width; whether all of it is below the bar."""
+    spread = "" if points.seeds == 1 else f" ± {points.high - points.mean:.1f}"
+    return f"{points.mean:+.1f}{spread}" + (" **worse**" if points.high < 0 else "")
 
 
 def paired(rows: Sequence[Row], training: str, served: str, start: str) -> list[Difference]:
@@ -41,18 +47,24 @@ def paired(rows: Sequence[Row], training: str, served: str, start: str) -> list[
     by_cell = {row.cell: row.figures for row in rows}
     found = []
     for task, modalities in MODALITIES.items():
-        pairs = [
-            (by_cell[cell], by_cell[task, start, BAR[0], cell[3]])
+        pairs = {
+            cell[3]: (by_cell[cell], by_cell[task, start, BAR[0], cell[3]])
             for cell in by_cell
             if cell[:3] == (task, start, training) and (task, start, BAR[0], cell[3]) in by_cell
-        ]
+        }
         for test in TESTS:
             for given in (*modalities, "+".join(sorted(modalities))):
                 ours, bar = (f"{test}/{given}/{'none' if '+' in given else by}" for by in (served, BAR[1]))
-                values = [100 * (one[ours] - other[bar]) for one, other in pairs if ours in one]
-                if points := interval(values):
-                    found.append(Difference(task, test, given, points))
+                each = {seed: 100 * (one[ours] - other[bar]) for seed, (one, other) in pairs.items() if ours in one}
+                if points := interval(list(each.values())):
+                    found.append(Difference(task, test, given, points, each))
     return found
+
+
+def averaged(found: Sequence[Difference]) -> Interval | None:
+    """The mean of several differences seed by seed, of the seeds that all of them have; None: they share no seed."""
+    shared = sorted(set[int].intersection(*(set(one.each) for one in found)))
+    return interval([statistics.fmean(one.each[seed] for one in found) for seed in shared])
 
 
 def compared(rows: Sequence[Row], start: str) -> dict[tuple[str, str], list[Difference]]:
@@ -88,19 +100,21 @@ def table(rows: Sequence[Row], start: str, task: str) -> list[str]:
 def summary(rows: Sequence[Row]) -> list[str]:
     """Markdown: the mean and the lowest of the single-modality differences of each training, over all tasks."""
     lines = [
-        "| trained with | served by | start | known, mean | unseen, mean | lowest | below the bar | seeds |",
+        "| trained with | served by | start | known, mean | unseen, mean | lowest | below the bar, **worse** | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for start in STARTS:
         for (training, served), found in compared(rows, start).items():
             alone = [one for one in found if "+" not in one.given]
-            means = [statistics.mean(one.mean for one in alone if one.test == test) for test in TESTS]
+            means = [averaged([one for one in alone if one.test == test]) for test in TESTS]
+            known, fresh = (in_words(one) if one else "" for one in means)
             worst = min(alone, key=lambda one: one.mean)
             below = sum(one.mean < 0 for one in alone)
+            decided = sum(one.points.high < 0 for one in alone)
             seeds = sorted({one.points.seeds for one in alone})
             lines.append(
-                f"| {training} | {SERVED[served]} | {start} | {means[0]:+.1f} | {means[1]:+.1f} | {worst.mean:+.1f}: "
-                f"{worst.given}, {worst.test} | {below} of {len(alone)} | {'-'.join(map(str, seeds))} |"
+                f"| {training} | {SERVED[served]} | {start} | {known} | {fresh} | {worst.mean:+.1f}: "
+                f"{worst.given}, {worst.test} | {below}, {decided} of {len(alone)} | {'-'.join(map(str, seeds))} |"
             )
     return lines
 

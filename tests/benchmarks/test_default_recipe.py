@@ -59,6 +59,16 @@ def test_differences_are_paired_by_seed():
     assert str(worse[0]).endswith("**worse**")
 
 
+def test_several_differences_are_averaged_over_the_seeds_that_all_of_them_have():
+    """(2 + 0) / 2 and (4 + 2) / 2; a seed that one of them lacks does not count."""
+    every = [*rows("zeros", dict.fromkeys((1, 2, 3), 0.5)), *rows("contrast", {1: 0.52, 2: 0.54, 3: 0.6})]
+    found = default_page.paired(every, "contrast", "zero", "pretrained")[:2]
+    points = default_page.averaged([found[0], found[1]._replace(each={1: 0.0, 2: 2.0})])
+    assert points is not None
+    assert (points.mean, points.seeds) == (pytest.approx(2.0), 2)
+    assert default_page.averaged([found[0], found[1]._replace(each={4: 0.0})]) is None
+
+
 def test_the_page_has_a_picture_and_what_is_lacking_is_left_out(tmp_path: Path):
     every = [*rows("zeros", {1: 0.5, 2: 0.6}), *rows("contrast", {1: 0.4, 2: 0.6})]
     (tmp_path / "default").mkdir()
