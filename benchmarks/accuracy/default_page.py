@@ -100,7 +100,7 @@ def table(rows: Sequence[Row], start: str, task: str) -> list[str]:
 def summary(rows: Sequence[Row]) -> list[str]:
     """Markdown: the mean and the lowest of the single-modality differences of each training, over all tasks."""
     lines = [
-        "| trained with | served by | start | known, mean | unseen, mean | lowest | below the bar, **worse** | seeds |",
+        "| trained with | served by | start | known, mean | unseen, mean | lowest | below the bar: mean, interval | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for start in STARTS:
@@ -124,7 +124,7 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     found: dict[tuple[str, str, str], list[Difference]] = {
         (*key, start): differences for start in STARTS for key, differences in compared(rows, start).items()
     }
-    with plot(path, "one modality alone: points of accuracy against zeros", "", height=5.4) as axes:
+    with plot(path, "one modality alone: points of accuracy against zeros", "", height=1 + 0.18 * len(found)) as axes:
         for y, differences in enumerate(reversed(found.values())):
             for one in differences:
                 if "+" not in one.given:
@@ -158,7 +158,8 @@ def write(rows: Sequence[Row], path: Path) -> None:
         "shared cores), then `--page`. Points of accuracy; *unseen*: groups that no device holds. ±: the 95 % interval"
     ]
     lines += [
-        "of the mean difference, paired by seed; **worse**: the interval lies below the bar.",
+        "of the mean difference, paired by seed; **worse**: the interval lies below the bar. *Below the bar*: of how many",
+        "comparisons, one a task, modality and test, the mean is, and of how many the interval.",
         "",
         *summary(rows),
         "",
