@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from benchmarks.common.plotting import COLOURS, plot
 
 BAR = ("zeros", "zero")
 TESTS = ("known", "unseen")
+#: (training, served by) of the picture and the first table; the others are variants.
+MAIN = (("zeros", "prototype"), ("zeros, dropout", "zero"), ("contrast", "zero"), ("prototypes", "prototype"))
 #: Stand-ins that are served -> how they are called on the page.
 SERVED = {"zero": "zeros", "prototype": "prototypes"}
 
@@ -97,14 +99,16 @@ def table(rows: Sequence[Row], start: str, task: str) -> list[str]:
     return lines
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
-    """Markdown: the mean and the lowest of the single-modality differences of each training, over all tasks."""
+def summary(rows: Sequence[Row], keys: Container[tuple[str, str]]) -> list[str]:
+    """Markdown: mean and lowest of the single-modality differences over all tasks. ``keys``: (training, served by)."""
     lines = [
-        "| trained with | served by | start | known, mean | unseen, mean | lowest | below the bar: mean, interval | seeds |",
+        "| trained with | served by | start | known, mean | unseen, mean | lowest | below: mean, interval | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for start in STARTS:
         for (training, served), found in compared(rows, start).items():
+            if (training, served) not in keys:
+                continue
             alone = [one for one in found if "+" not in one.given]
             means = [averaged([one for one in alone if one.test == test]) for test in TESTS]
             known, fresh = (in_words(one) if one else "" for one in means)
@@ -120,25 +124,34 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:
-    """One dot a task, modality and test: filled where devices hold the group, hollow where none does."""
-    found: dict[tuple[str, str, str], list[Difference]] = {
-        (*key, start): differences for start in STARTS for key, differences in compared(rows, start).items()
-    }
-    with plot(path, "one modality alone: points of accuracy against zeros", "", height=1 + 0.18 * len(found)) as axes:
-        for y, differences in enumerate(reversed(found.values())):
-            for one in differences:
-                if "+" not in one.given:
+    """MAIN by start. A small dot a task, modality and test; the average of each test with its interval.
+
+    Filled where devices hold the group, hollow where none does.
+    """
+    every = [(key, start, found) for start in STARTS for key, found in compared(rows, start).items() if key in MAIN]
+    with plot(path, "one modality alone: points of accuracy against zeros", "", height=1.4 + 0.45 * len(every)) as axes:
+        for y, (_, _, found) in enumerate(reversed(every)):
+            alone = [one for one in found if "+" not in one.given]
+            for at, test in ((y + 0.16, "known"), (y - 0.16, "unseen")):
+                own = [one for one in alone if one.test == test]
+                for one in own:
                     colour = COLOURS[list(MODALITIES).index(one.task)]
-                    face = colour if one.test == "known" else "none"
-                    axes.scatter(one.mean, y, s=26, facecolor=face, edgecolor=colour)
+                    face = colour if test == "known" else "none"
+                    axes.scatter(one.mean, at, s=18, facecolor=face, edgecolor=colour)
+                if (mean := averaged(own)) and mean.seeds > 1:
+                    face = "#222222" if test == "known" else "white"
+                    spread = mean.high - mean.mean
+                    axes.errorbar(
+                        mean.mean, at, xerr=spread, fmt="D", markersize=5, color="#222222", markerfacecolor=face
+                    )
         axes.axvline(0, color="#444444", linewidth=0.8)
-        axes.set_yticks(
-            range(len(found)), [f"{name}, by {SERVED[by]}, {start}" for name, by, start in reversed(found)], fontsize=7
-        )
+        names = [f"{name}, by {SERVED[by]}\n{start}" for (name, by), start, _ in reversed(every)]
+        axes.set_yticks(range(len(every)), names, fontsize=8)
         for at, task in enumerate(MODALITIES):
-            for face, test in ((COLOURS[at], "known"), ("none", "unseen")):
-                axes.scatter([], [], s=26, facecolor=face, edgecolor=COLOURS[at], label=f"{task}, {test}")
-        axes.legend(fontsize=7, loc="lower left")
+            axes.scatter([], [], s=18, color=COLOURS[at], label=task)
+        for face, test in (("#222222", "known: average"), ("white", "unseen: average")):
+            axes.errorbar([], [], xerr=[], fmt="D", markersize=5, color="#222222", markerfacecolor=face, label=test)
+        axes.legend(fontsize=8, loc="lower left")
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
@@ -150,7 +163,10 @@ def write(rows: Sequence[Row], path: Path) -> None:
     said = (path.with_suffix("") / "says.md").read_text(encoding="utf-8")
     first, _, rest = said.partition("\n\n")
     lines = ["# One modality alone: a default that is safe", "", first, ""]
-    lines += [f"![Differences to the bar, one dot a task, modality and test]({path.stem}.svg)", ""]
+    lines += [
+        f"![Differences to the bar: a dot a task and modality, and their averages with intervals]({path.stem}.svg)",
+        "",
+    ]
     lines += [
         f"`python -m benchmarks.accuracy.default` ({sum(row.seconds for row in rows) / 3600:.1f} h of runs on two"
     ]
@@ -158,10 +174,16 @@ def write(rows: Sequence[Row], path: Path) -> None:
         "shared cores), then `--page`. Points of accuracy; *unseen*: groups that no device holds. ±: the 95 % interval"
     ]
     lines += [
-        "of the mean difference, paired by seed; **worse**: the interval lies below the bar. *Below the bar*: of how many",
+        "of the mean difference, paired by seed; **worse**: the interval lies below the bar. *Below*: of how many",
         "comparisons, one a task, modality and test, the mean is, and of how many the interval.",
         "",
-        *summary(rows),
+        *summary(rows, MAIN),
+        "",
+        "<details><summary>Every training and service</summary>",
+        "",
+        *summary(rows, [(training, by) for training in TRAININGS for by in SERVED]),
+        "",
+        "</details>",
         "",
     ]
     lines += [rest.strip(), "", "## What was run", "", *(command.__doc__ or "").split("\n\n")[1].splitlines(), ""]
