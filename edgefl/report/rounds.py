@@ -11,8 +11,8 @@ from edgefl.report.grid import Cell, Column, Grid, Record, Tone, amount, limit_c
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, RoundRow, RunReport
 
 _TONES: dict[str, Tone] = {"failed": "bad", "running": "dim"}
-#: Events that name a device and tell nothing of its life.
-_BY_OPERATOR = ("left_out", "taken_in")
+#: Events that name a device and are no sign of its life: what the operator does, what the coordinator concludes.
+_NO_SIGN = ("left_out", "taken_in", "readmitted", "device_left")
 #: After the parts of the closing round.
 CLOSING = " (closing round: every eligible device, the model does not change)"
 _LATE_NOTE = (
@@ -209,11 +209,8 @@ def devices(report: RunReport) -> Grid:
 
 
 def last_seen(report: RunReport, device: str) -> float | None:
-    """Time of the device's latest event, else of the end of its last round; seconds since the epoch.
-
-    What the operator does with it is no sign of its life.
-    """
-    times = [event.at for event in report.events if event.device == device and event.kind not in _BY_OPERATOR]
+    """Time of the latest event that shows the device alive, else its last round's end; seconds since the epoch."""
+    times = [event.at for event in report.events if event.device == device and event.kind not in _NO_SIGN]
     if not times:
         times = [row.ended_at or row.started_at for row in report.rounds if device in row.participants]
     return max(times, default=None)

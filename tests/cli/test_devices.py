@@ -69,9 +69,9 @@ def test_each_device_has_a_state_and_the_age_and_kind_of_its_last_sign_of_life()
     assert seen["cam-04"] == (NOW - 7200, "ledger")
 
 
-def test_what_the_operator_does_with_a_device_is_no_sign_of_its_life() -> None:
-    asked = [EventRow(NOW - 1, kind, device="cam-04") for kind in ("left_out", "taken_in")]
-    report = msgspec.structs.replace(REPORT, events=(*REPORT.events, *asked))
+@pytest.mark.parametrize("kind", ["left_out", "taken_in", "readmitted", "device_left"])
+def test_what_others_do_with_a_device_is_no_sign_of_its_life(kind: str) -> None:
+    report = msgspec.structs.replace(REPORT, events=(*REPORT.events, EventRow(NOW - 1, kind, device="cam-04")))
     assert {one.device: one.seen_at for one in presences(report, {}, NOW)}["cam-04"] == NOW - 7200
     live = {"cam-04": Live(True, True, NOW - 3, "accept"), "cam-05": Live(True, False)}
     seen = {one.device: (one.seen_at, one.seen_by) for one in presences(report, {}, NOW, live=live)}
