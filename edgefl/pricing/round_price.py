@@ -35,7 +35,7 @@ from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
 from edgefl.training.fill import matcher_of
-from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in, shapes_of
 from edgefl.training.forward import Auxiliary, copied, tables_of
 from edgefl.training.optimizers import TOGETHER_BYTES, OptimizerInBackward, factor_shapes, may_update_in_backward
 from edgefl.training.prefix_cache import through_part
@@ -103,7 +103,7 @@ class Pricer:
 
     def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
         """(peak in bytes, FLOPs by row) of taking samples through one frozen part."""
-        key = (msgspec.msgpack.encode((job.model, job.hyper.cache, together_in(job))), part)
+        key = (msgspec.msgpack.encode((shapes_of(job.model), job.hyper.cache, together_in(job))), part)
         if key not in self._stores:
             self._stores[key] = price_part(job, m, part, depth)
         return self._stores[key]

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 import msgspec
 import numpy as np
 
-from edgefl.models.spec import encodes_together
+from edgefl.models.spec import ModelSpec, encodes_together
 from edgefl.plan.job import Job
 from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import ShapeKey
@@ -43,7 +43,7 @@ class FlopCounts:
         if shape in known or linear == "nothing":
             return known.get(shape)
         names = [name for name, _ in shape]
-        family = [s for s in known if [name for name, _ in s] == names]
+        family = [s for s in tuple(known) if [name for name, _ in s] == names]  # another thread may add to them
         if not family:
             return None
         rows = np.array([_row(s, linear) for s in family])
@@ -109,8 +109,18 @@ def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
     """Key of a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
     hyper = job.hyper
     sizes = (hyper.batch_size, hyper.micro_batch, hyper.checkpoint)
-    decisive = (job.model, job.stage.present, job.stage.trained, sizes, hyper.cache, job.slots)
+    stage = (job.stage.depth, job.stage.present, job.stage.trained)
+    decisive = (shapes_of(job.model), stage, sizes, hyper.cache, job.slots)
     return msgspec.msgpack.encode((decisive, with_tables))
+
+
+def shapes_of(model: ModelSpec) -> ModelSpec:
+    """The model without names of labels and values of statistics: equal for models whose steps cost the same."""
+    encoders = {
+        m: msgspec.structs.replace(encoder, mean=(0.0,) * len(encoder.mean), std=(1.0,) * len(encoder.std))
+        for m, encoder in model.encoders.items()
+    }
+    return msgspec.structs.replace(model, encoders=encoders, label_names=())
 
 
 def linear_in(job: Job) -> Linear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from training_fixture import (
     CLIP,
     CONTRAST,
@@ -28,6 +29,7 @@ from edgefl.prototypes.mask import Table
 from edgefl.registry import method, methods
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch, meta_batch
+from edgefl.training.flop_cache import kind_of_step
 from edgefl.training.forward import Auxiliary
 from edgefl.training.local_round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -205,6 +207,20 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
         assert peak == found[0][0]
     after = found[0][1] - 5 * price_step(made, {"a": 20, "b": 20})[1]
     assert pricer(made, {"": 10, "a": 10, "b": 10})[1] == pytest.approx(after / 10)  # no step, yet prototypes
+
+
+def test_a_step_s_kind_is_what_decides_its_cost_and_nothing_else():
+    def kind(depth: int = 2, labels: tuple[str, ...] = ("x", "y"), **changes: object) -> bytes:
+        spec = model_spec()
+        one = replace(spec.encoders["a"], **changes)
+        named = replace(spec, encoders={**spec.encoders, "a": one}, label_names=labels)
+        made = job(named)
+        return kind_of_step(replace(made, stage=replace(made.stage, depth=depth)), with_tables=False)
+
+    scaled = kind(mean=(0.0,), std=(1.0,))
+    assert kind(mean=(3.5,), std=(0.1,)) == scaled
+    assert kind(labels=("p", "q")) == kind()
+    assert len({scaled, kind(), kind(depth=1)}) == 3  # scaling takes a copy of the batch
 
 
 def test_the_paper_s_model_is_priced_without_its_memory():

@@ -12,6 +12,7 @@ from fleet_fixture import RUN, share
 from edgefl.api.run_inputs import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.budget.fit import RunPrice
 from edgefl.errors import ConfigError
+from edgefl.pricing.round_price import price_step, process_pricer
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_tables import price_grids
 from edgefl.report.units import MIB
@@ -90,6 +91,28 @@ def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> 
     assert price.devices[0].placement.hyper.batch_size == 8  # the run's
     totals = price_grids(price)[1]
     assert [(row[0].text, row[1].text) for row in totals.rows][:2] == [("end_to_end", "4"), ("end_to_end", "16")]
+
+
+def test_plans_of_one_process_share_their_traces_and_have_the_prices_of_a_fresh_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [("seed=1",), ("seed=2",), ("training.batch_size=4",), ("seed=2", "model.stages=1", "training.rounds=[2]")]
+    fresh = []
+    for overrides in plans:
+        process_pricer.cache_clear()
+        fresh.append(priced(tmp_path, *overrides))
+    process_pricer.cache_clear()
+    traced = []
+    monkeypatch.setattr("edgefl.pricing.round_price.price_step", lambda *job: traced.append(job) or price_step(*job))
+    counts = []
+    for overrides, alone in zip(plans, fresh, strict=True):
+        assert priced(tmp_path, *overrides) == alone
+        counts.append(len(traced))
+    first, second, third, fourth = counts
+    assert 0 < first == second < third < fourth
+    for overrides, alone in zip(reversed(plans), reversed(fresh), strict=True):
+        assert priced(tmp_path, *overrides) == alone
+    assert len(traced) == fourth
 
 
 def test_a_batch_that_no_share_fills_is_not_priced(tmp_path: Path) -> None:
