@@ -2,10 +2,11 @@
 
 Tasks: benchmarks/accuracy/unseen.py. Every run is the product's coordinator and agents in one process; the last
 model is tested with each modality alone, the other filled in by zeros and by class prototypes. The bar is plain
-layer-wise training, zeros for what is missing (lw-fedmml); class means made beside it change no weight. One line of
-JSON a run is kept, and the same command goes on where it stopped.
+layer-wise training, zeros for what is missing (lw-fedmml); class means made beside it change no weight. A device makes
+one pass over its samples in a round, or four where the start says so. One line of JSON a run is kept, and the same
+command goes on where it stopped.
 
-    python -m benchmarks.accuracy.default [--seeds 3] [--start pretrained] [--training zeros contrast]
+    python -m benchmarks.accuracy.default [--seeds 5] [--start pretrained] [--training zeros contrast]
     python -m benchmarks.accuracy.default --page  # write docs/results/default.md and its picture
 """
 
@@ -41,7 +42,7 @@ ROWS = FOLDER / "rows.jsonl"
 PAGE = FOLDER.with_suffix(".md")
 ENCODERS = Path("build/pretrained/unseen")
 STARTS = ("pretrained", "scratch", "scratch, four passes")
-#: Passes over a device's samples in a round, where not one: what docs/methods.md advises from random weights.
+#: Passes over a device's samples in a round, where not one; all else is as with one.
 EPOCHS = {"scratch, four passes": 4}
 
 _TABLES = {"class_mean": {"weighting": "class"}}
@@ -158,7 +159,7 @@ def run_all(cells: Sequence[tuple[str, str, str, int]]) -> None:
 def main() -> None:
     """Run what is lacking, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--task", choices=unseen.TASKS, nargs="+", default=list(unseen.TASKS))
     parser.add_argument("--start", choices=STARTS, nargs="+", default=list(STARTS))
     parser.add_argument("--training", choices=TRAININGS, nargs="+", default=list(TRAININGS))

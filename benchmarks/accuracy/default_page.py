@@ -39,9 +39,10 @@ class Difference(NamedTuple):
 
 
 def in_words(points: Interval) -> str:
-    """Mean and half the interval's width; whether all of it is below the bar."""
+    """Mean and half the interval's width; whether all of it is on one side of the bar."""
     spread = "" if points.seeds == 1 else f" ± {points.high - points.mean:.1f}"
-    return f"{points.mean:+.1f}{spread}" + (" **worse**" if points.high < 0 else "")
+    told = " **worse**" if points.high < 0 else " **better**" if points.low > 0 else ""
+    return f"{points.mean:+.1f}{spread}{told}"
 
 
 def paired(rows: Sequence[Row], training: str, served: str, start: str) -> list[Difference]:
@@ -65,6 +66,8 @@ def paired(rows: Sequence[Row], training: str, served: str, start: str) -> list[
 
 def averaged(found: Sequence[Difference]) -> Interval | None:
     """The mean of several differences seed by seed, of the seeds that all of them have; None: they share no seed."""
+    if not found:
+        return None
     shared = sorted(set[int].intersection(*(set(one.each) for one in found)))
     return interval([statistics.fmean(one.each[seed] for one in found) for seed in shared])
 
@@ -100,24 +103,24 @@ def table(rows: Sequence[Row], start: str, task: str) -> list[str]:
 
 
 def summary(rows: Sequence[Row], keys: Container[tuple[str, str]]) -> list[str]:
-    """Markdown: mean and lowest of the single-modality differences over all tasks. ``keys``: (training, served by)."""
-    lines = [
-        "| trained with | served by | start | known, mean | unseen, mean | lowest | below: mean, interval | seeds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Markdown: mean and lowest differences over all tasks. ``keys``: (training, served by)."""
+    columns = ["trained with", "served by", "start", "one: known", "one: unseen", "all: known", "all: unseen"]
+    columns += ["lowest of one", "below: mean, interval", "seeds"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for start in STARTS:
         for (training, served), found in compared(rows, start).items():
             if (training, served) not in keys:
                 continue
             alone = [one for one in found if "+" not in one.given]
-            means = [averaged([one for one in alone if one.test == test]) for test in TESTS]
-            known, fresh = (in_words(one) if one else "" for one in means)
+            whole = [one for one in found if "+" in one.given]
+            means = [averaged([one for one in some if one.test == test]) for some in (alone, whole) for test in TESTS]
+            cells = " | ".join(in_words(one) if one else "" for one in means)
             worst = min(alone, key=lambda one: one.mean)
             below = sum(one.mean < 0 for one in alone)
             decided = sum(one.points.high < 0 for one in alone)
             seeds = sorted({one.points.seeds for one in alone})
             lines.append(
-                f"| {training} | {SERVED[served]} | {start} | {known} | {fresh} | {worst.mean:+.1f}: "
+                f"| {training} | {SERVED[served]} | {start} | {cells} | {worst.mean:+.1f}: "
                 f"{worst.given}, {worst.test} | {below}, {decided} of {len(alone)} | {'-'.join(map(str, seeds))} |"
             )
     return lines
@@ -174,14 +177,15 @@ def write(rows: Sequence[Row], path: Path) -> None:
         "shared cores), then `--page`. Points of accuracy; *unseen*: groups that no device holds. ±: the 95 % interval"
     ]
     lines += [
-        "of the mean difference, paired by seed; **worse**: the interval lies below the bar. *Below*: of how many",
-        "comparisons, one a task, modality and test, the mean is, and of how many the interval.",
+        "of the mean difference, paired by seed; **worse**, **better**: all of it lies below, above the bar. *One*,",
+        "*all*: with one modality and with all, averaged over the tasks. *Below*: of how many comparisons with one,",
+        "each of a task, modality and test, the mean is below the bar, and of how many the interval.",
         "",
         *summary(rows, MAIN),
         "",
-        "<details><summary>Every training and service</summary>",
+        "<details><summary>The other trainings and services</summary>",
         "",
-        *summary(rows, [(training, by) for training in TRAININGS for by in SERVED]),
+        *summary(rows, {(training, by) for training in TRAININGS for by in SERVED} - set(MAIN)),
         "",
         "</details>",
         "",

@@ -3,7 +3,8 @@
 har_hapt: the 21 people of the authors' training part are devices, the 9 of their test part are held by none. av_digits:
 one of the six speakers is left out, emoji_pairs: one of the five vendors, another one with each seed; the test concepts
 are new in either test. Every third device lacks the second modality; the others' samples lose each modality by 30 %,
-and keep one. Encoders, heads and batches as in one_regime.yaml; 12 rounds, four for each of three stages.
+and keep one. Encoders, heads and batches as in one_regime.yaml; 12 rounds, four for each of three stages, of a
+share of the devices drawn each time: 20 % (har), 40 % (av), 50 % (emoji).
 """
 
 from __future__ import annotations

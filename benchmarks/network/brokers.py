@@ -35,7 +35,7 @@ CASE = Case("brokers", 96, 2, agents=3, rounds=7)
 KILLED_IN, AWAY_S = 4, 3.0
 #: Longest that a broker may take to listen, and that a run may take.
 START_S, PATIENCE_S = 60.0, 180.0
-#: Starts the broker anew.
+#: Restarts the broker.
 Start = Callable[[], Awaitable["subprocess.Popen[bytes]"]]
 BEGIN, END = "<!-- brokers: begin -->", "<!-- brokers: end -->"
 
