@@ -30,6 +30,11 @@ class Difference(NamedTuple):
     each: Mapping[int, float]
 
     @property
+    def alone(self) -> bool:
+        """Whether one modality is given."""
+        return "+" not in self.given
+
+    @property
     def mean(self) -> float:
         """Over the seeds."""
         return self.points.mean
@@ -75,7 +80,7 @@ def averaged(found: Sequence[Difference]) -> Interval | None:
 def compared(rows: Sequence[Row], start: str) -> dict[tuple[str, str], list[Difference]]:
     """(training, served by) -> its differences to the bar, which itself is left out."""
     every = {(name, by): paired(rows, name, by, start) for name in TRAININGS for by in SERVED}
-    shown = {key: found for key, found in every.items() if any("+" not in one.given for one in found)}
+    shown = {key: found for key, found in every.items() if any(one.alone for one in found)}
     return {key: found for key, found in shown.items() if key != BAR}
 
 
@@ -111,8 +116,7 @@ def summary(rows: Sequence[Row], keys: Container[tuple[str, str]]) -> list[str]:
         for (training, served), found in compared(rows, start).items():
             if (training, served) not in keys:
                 continue
-            alone = [one for one in found if "+" not in one.given]
-            whole = [one for one in found if "+" in one.given]
+            alone, whole = ([one for one in found if one.alone is wanted] for wanted in (True, False))
             means = [averaged([one for one in some if one.test == test]) for some in (alone, whole) for test in TESTS]
             cells = " | ".join(in_words(one) if one else "" for one in means)
             worst = min(alone, key=lambda one: one.mean)
@@ -134,9 +138,8 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     every = [(key, start, found) for start in STARTS for key, found in compared(rows, start).items() if key in MAIN]
     with plot(path, "one modality alone: points of accuracy against zeros", "", height=1.4 + 0.45 * len(every)) as axes:
         for y, (_, _, found) in enumerate(reversed(every)):
-            alone = [one for one in found if "+" not in one.given]
             for at, test in ((y + 0.16, "known"), (y - 0.16, "unseen")):
-                own = [one for one in alone if one.test == test]
+                own = [one for one in found if one.alone and one.test == test]
                 for one in own:
                     colour = COLOURS[list(MODALITIES).index(one.task)]
                     face = colour if test == "known" else "none"
@@ -166,17 +169,12 @@ def write(rows: Sequence[Row], path: Path) -> None:
     said = (path.with_suffix("") / "says.md").read_text(encoding="utf-8")
     first, _, rest = said.partition("\n\n")
     lines = ["# One modality alone: a default that is safe", "", first, ""]
+    hours = sum(row.seconds for row in rows) / 3600
     lines += [
         f"![Differences to the bar: a dot a task and modality, and their averages with intervals]({path.stem}.svg)",
         "",
-    ]
-    lines += [
-        f"`python -m benchmarks.accuracy.default` ({sum(row.seconds for row in rows) / 3600:.1f} h of runs on two"
-    ]
-    lines += [
-        "shared cores), then `--page`. Points of accuracy; *unseen*: groups that no device holds. ±: the 95 % interval"
-    ]
-    lines += [
+        f"`python -m benchmarks.accuracy.default` ({hours:.1f} h of runs on two",
+        "shared cores), then `--page`. Points of accuracy; *unseen*: groups that no device holds. ±: the 95 % interval",
         "of the mean difference, paired by seed; **worse**, **better**: all of it lies below, above the bar. *One*,",
         "*all*: with one modality and with all, averaged over the tasks. *Below*: of how many comparisons with one,",
         "each of a task, modality and test, the mean is below the bar, and of how many the interval.",

@@ -22,17 +22,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 
 from benchmarks.accuracy.har_prototypes import PLAIN
-from benchmarks.common.inprocess import run_fleet
+from benchmarks.common.inprocess import run_shares
 from edgefl.api.export_run import export_run
 from edgefl.cli.predict import accuracy
-from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load_pair
 from edgefl.export.runtime import apply, find_bundles
-from edgefl.plan.compile import compile_run
 from edgefl.run_records import RunReport
 
 SENSORS = ("body", "gravity", "gyro")
@@ -98,23 +95,8 @@ def measured(training: str, seed: int) -> Figures:
     test = test.subset(np.random.default_rng(0).permutation(len(test))[:TEST])
     with tempfile.TemporaryDirectory(prefix="edgefl-three-") as name:
         folder = Path(name)
-        test.save_npz(folder / "test.npz")
-        paths = {f"device-{i}": folder / f"share-{i}.npz" for i in range(DEVICES)}
-        for path, share in zip(paths.values(), shares(train, rng), strict=True):
-            share.save_npz(path)
-        (folder / "run.yaml").write_text(
-            yaml.safe_dump({**RUN, "seed": seed, "data": {"test": str(folder / "test.npz")}})
-        )
-        config, recipe = load_run(str(folder / "run.yaml"), list(overrides))
-        plan = compile_run(
-            config,
-            recipe,
-            run="run",
-            shapes=test.signature(),
-            label_names=test.label_names,
-            test=str(folder / "test.npz"),
-        )
-        report = run_fleet(folder, plan, paths, seconds=3600)
+        own = {f"device-{i}": share for i, share in enumerate(shares(train, rng))}
+        report = run_shares(folder, {**RUN, "seed": seed}, own, test, overrides)
         export_run(folder / "run", output=folder / "bundles")
         return {some: (told(report, some, mask), answered(folder / "bundles", test, some, mask)) for some in SUBSETS}
 

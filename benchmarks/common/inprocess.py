@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import yaml
 
 from coordinator.ledger.ledger import Ledger
 from device_agent.runtime.connect import Options
 from edgefl.api import in_process
+from edgefl.config.profiles import load_run
+from edgefl.data.dataset import Dataset
+from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Manifest
 from edgefl.run_records import RunReport
@@ -43,6 +48,27 @@ def run_fleet(
 
     run = in_process.run_fleet(plan, directory / "run", every, lambda event: None, failed)
     return asyncio.run(asyncio.wait_for(run, seconds))
+
+
+def run_shares(
+    folder: Path, values: Mapping[str, Any], shares: Mapping[str, Dataset], test: Dataset, overrides: Sequence[str] = ()
+) -> RunReport:
+    """``run_fleet`` of a run file's ``values``, an agent a share (device -> samples); files go to ``folder``."""
+    test.save_npz(folder / "test.npz")
+    paths = {device: folder / f"{device}.npz" for device in shares}
+    for device, share in shares.items():
+        share.save_npz(paths[device])
+    (folder / "run.yaml").write_text(yaml.safe_dump({**values, "data": {"test": str(folder / "test.npz")}}))
+    config, recipe = load_run(str(folder / "run.yaml"), list(overrides))
+    plan = compile_run(
+        config,
+        recipe,
+        run="run",
+        shapes=test.signature(),
+        label_names=test.label_names,
+        test=str(folder / "test.npz"),
+    )
+    return run_fleet(folder, plan, paths, seconds=3600)
 
 
 def state_of(directory: Path, run: str) -> tuple[ObjectStore, Manifest]:

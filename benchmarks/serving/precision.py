@@ -21,12 +21,10 @@ from statistics import median
 
 import numpy as np
 import torch
-import yaml
 
-from benchmarks.common.inprocess import run_fleet
+from benchmarks.common.inprocess import run_shares
 from benchmarks.common.sections import put
 from edgefl.api.export_run import export_run
-from edgefl.config.profiles import load_run
 from edgefl.data.sources import load_pair
 from edgefl.export import precision
 from edgefl.export.bundle_format import Manifest, input_ports, output_ports, read_manifest
@@ -40,7 +38,6 @@ from edgefl.export.tracing import to_onnx
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
-from edgefl.plan.compile import compile_run
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
 
@@ -140,22 +137,8 @@ def trained(folder: Path) -> list[tuple[BundleRow, Reduced]]:
     """The run, its export with int8, and what that cost."""
     train, test = (half for half in load_pair("har_hapt") if half is not None)
     test = test.subset(np.random.default_rng(0).permutation(len(test))[:TEST])
-    test.save_npz(folder / "test.npz")
     rows = np.random.default_rng(1).permutation(len(train))[: DEVICES * ROWS].reshape(DEVICES, ROWS)
-    paths = {f"device-{i}": folder / f"share-{i}.npz" for i in range(DEVICES)}
-    for path, own in zip(paths.values(), rows, strict=True):
-        train.subset(own).save_npz(path)
-    (folder / "run.yaml").write_text(yaml.safe_dump({**RUN, "seed": 1, "data": {"test": str(folder / "test.npz")}}))
-    config, recipe = load_run(str(folder / "run.yaml"), [])
-    plan = compile_run(
-        config,
-        recipe,
-        run="run",
-        shapes=test.signature(),
-        label_names=test.label_names,
-        test=str(folder / "test.npz"),
-    )
-    run_fleet(folder, plan, paths, seconds=3600)
+    run_shares(folder, {**RUN, "seed": 1}, {f"device-{i}": train.subset(own) for i, own in enumerate(rows)}, test)
     return exported(folder / "run", folder / "bundles")
 
 
