@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import wave
 from pathlib import Path
 
 import numpy as np
+from data_fixture import needed
 from PIL import Image
 
-DATA = Path(os.environ.get("EDGEFL_DATA", Path(__file__).parents[2] / "shared/data"))
 RATE = 50.0  # Hz, of har_hapt
 
 
 def photos_and_texts(folder: Path, samples: int = 160) -> Path:
     """<vendor>/<label>/<number>.png with a .txt of the same name; some pictures of another size."""
-    data = np.load(DATA / "emoji_pairs/emoji_mini32.npz")
-    lines = (DATA / "emoji_pairs/concepts.jsonl").read_text(encoding="utf-8").splitlines()
+    data = np.load(needed("emoji_pairs") / "emoji_mini32.npz")
+    lines = (needed("emoji_pairs") / "concepts.jsonl").read_text(encoding="utf-8").splitlines()
     concepts = [json.loads(line)["text"] for line in lines]
     names = data["label_names"].tolist()
     for i in np.linspace(0, len(data["label"]) - 1, samples).astype(int).tolist():
@@ -32,7 +31,7 @@ def photos_and_texts(folder: Path, samples: int = 160) -> Path:
 
 def sounds_and_pictures(folder: Path, samples: int = 150) -> Path:
     """images/<label>_<number>.png of digits, audio/<label>_<number>.wav: a tone that the digit sets, in noise."""
-    data, rng = np.load(DATA / "av_digits/av_mini.npz"), np.random.default_rng(1)
+    data, rng = np.load(needed("av_digits") / "av_mini.npz"), np.random.default_rng(1)
     chosen = np.flatnonzero(data["label"] < 4)[:samples]
     for name in ("images", "audio"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -50,7 +49,7 @@ def sounds_and_pictures(folder: Path, samples: int = 150) -> Path:
 
 
 def _har() -> dict[str, np.ndarray]:
-    return dict(np.load(DATA / "har_hapt/har_mini.npz"))
+    return dict(np.load(needed("har_hapt") / "har_mini.npz"))
 
 
 def three_sensors(file: Path, *, gaps: bool = True) -> Path:

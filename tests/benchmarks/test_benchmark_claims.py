@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from data_fixture import needed
 from memory_fleet import share
 from report_fixture import run_report
 
@@ -253,6 +254,7 @@ def test_the_best_setting_of_those_with_all_rounds_is_chosen(monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("reserve", [0.0, 0.3])
 def test_trials_are_tested_on_emoji_that_nobody_trained_on(reserve):
+    needed("emoji_pairs")
     source = {"emoji_pairs": {"mini": True, "reserve": reserve}}
     trained, held = tuning.apart(source, 0.2)
     whole = load(source)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from data_fixture import needed
 
 from benchmarks.cost.flower import simulation
 from benchmarks.cost.flower.__main__ import VALUES, Watch
@@ -21,6 +22,7 @@ from edgefl.models.parts import part_tensors
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Flower's side, of a small data set's run."""
+    needed("har_hapt")
     values = copy.deepcopy(VALUES) | {"seed": 1}
     values["data"]["source"] = {"har_hapt": {"clients": 4, "mini": True}}
     values["fleet"] = values["fleet"][:4]

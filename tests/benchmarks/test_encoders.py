@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -10,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from data_fixture import needed
 from safetensors.numpy import load_file
 
 from benchmarks.accuracy import encoders
 from benchmarks.accuracy.augment import AUGMENT
 from benchmarks.accuracy.baselines import distinct, probe, simple
-from edgefl.data.named import data_folder
 from edgefl.errors import DataError
 
 SHAPES = {"vision": (8, 8, 3), "audio": (12, 10), "sensor": (16, 3), "text": (6,)}
@@ -85,12 +84,7 @@ def test_every_entry_is_of_a_known_form():
 @pytest.mark.data
 @pytest.mark.parametrize("multiway", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_entry_from_its_file_to_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiway: bool):
-    try:
-        data_folder("har_hapt")
-    except DataError as error:
-        if os.environ.get("EDGEFL_REQUIRE_DATA") == "1":
-            raise
-        pytest.skip(str(error))
+    needed("har_hapt")
     monkeypatch.setattr(encoders, "FOLDER", tmp_path)
     small = {"kind": "sensor", "width": 8, "depth": 2, "heads": 2, "patch": 32}
     modalities = {"acc": small, "gyro": small} if multiway else {"acc": small}

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_fixture import needed
 
 from benchmarks.accuracy import pretrain
 from edgefl.data.dataset import Dataset
-from edgefl.data.named import data_folder, named
-from edgefl.errors import DataError, ModelError
+from edgefl.data.named import named
+from edgefl.errors import ModelError
 from edgefl.models.checkpoints import check_pretrained
 from edgefl.models.spec import EncoderSpec, ModelSpec
 
@@ -73,10 +74,7 @@ def test_the_encoder_is_that_of_a_run_file():
 
 @pytest.fixture
 def har() -> None:
-    try:
-        data_folder("har_hapt")
-    except DataError as error:
-        pytest.skip(str(error))
+    needed("har_hapt")
 
 
 @pytest.mark.data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 import weakref
@@ -11,9 +10,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from data_fixture import needed
 
 from edgefl.data import named as named_module
-from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named
+from edgefl.data.named import NAMED, ORIGINS, _last_in_time, named
 from edgefl.data.sources import fit, load, load_pair
 from edgefl.data.ts_files import read_ts
 from edgefl.errors import DataError, MissingDependencyError
@@ -23,12 +23,7 @@ from edgefl.models.spec import EncoderSpec
 @pytest.fixture
 def sets(request):
     """Skips a test whose data is absent, unless EDGEFL_REQUIRE_DATA=1."""
-    try:
-        return data_folder(request.node.get_closest_marker("data").kwargs["name"])
-    except DataError as error:
-        if os.environ.get("EDGEFL_REQUIRE_DATA") == "1":
-            raise
-        pytest.skip(f"{error.message}. {error.remedy}")
+    return needed(request.node.get_closest_marker("data").kwargs["name"])
 
 
 def test_basic_motions_windows_by_hand():

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from data_fixture import needed
 
 from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
-from edgefl.data.named import data_folder, named
+from edgefl.data.named import named
 from edgefl.data.reserve import draw, repaired
 from edgefl.data.sources import as_test, load
 from edgefl.errors import DataError
@@ -22,12 +22,7 @@ from edgefl.errors import DataError
 def sets(request):
     """Skips a test whose data is absent, unless EDGEFL_REQUIRE_DATA=1."""
     marker = request.node.get_closest_marker("data")
-    try:
-        return marker and data_folder(marker.kwargs["name"])
-    except DataError as error:
-        if os.environ.get("EDGEFL_REQUIRE_DATA") == "1":
-            raise
-        pytest.skip(f"{error.message}. {error.remedy}")
+    return marker and needed(marker.kwargs["name"])
 
 
 def test_a_draw_by_hand():
