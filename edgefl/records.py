@@ -7,6 +7,7 @@ in the name.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Literal, get_args
 
@@ -28,7 +29,8 @@ FIGURES: dict[str, str] = {
     "prototypes_up_bytes": "B",  # of these, prototype tables
     "prototypes_down_bytes": "B",
     "signature_up_bytes": "B",  # of these, what clusters are made of, once
-    "layer_down_bytes": "B",  # of these, the one layer a device was sent in place of its poverty layer
+    "layer_up_bytes": "B",  # of these, single layers, in rounds that exchange nothing else
+    "layer_down_bytes": "B",  # of these, the layers a device was sent in place of its poverty layers
     "resent_up_bytes": "B",  # chunks of the upload that arrived though they had arrived before
     "resent_down_bytes": "B",  # chunks of the download that were sent though they had been sent before
     "wire_up_bytes": "B",  # what the device wrote to the broker's socket, offer to update, and the upload with repeats
@@ -158,6 +160,7 @@ class Cost(msgspec.Struct, frozen=True):
     entering_down_bytes: int = 0  # of its first round in the stage, when it took part in the stage before
     prototypes_down_bytes: int = 0  # of the bytes down, from the run's second round on
     signature_bytes: int = 0  # up, once: what clusters are made of
+    layer_bytes: int = 0  # each way in a round between two whole exchanges, at most; 0: there are none
     step_flops: float = 0.0  # of the round's training steps alone; 0: all of them
     operations: float = 0.0  # of the round's training steps, forward and backward
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
@@ -173,6 +176,12 @@ GPU_MEMORY = "memory of the GPU"
 
 #: Reason of a refusal: the device has not installed a method that the job names.
 METHOD = "method"
+
+
+#: Reason of a refusal: the recipe exchanges single layers, and the stage has none that is small enough.
+LAYER = "layer"
+#: Reason of a refusal inside a period: the device does not retain what its next round goes on from.
+OUT_OF_STEP = "out_of_step"
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -195,6 +204,12 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 #: {part name: object}; a whole model state, or the parts of one update.
 Manifest = dict[str, ObjectRef]
+
+
+def digest_of(manifest: Manifest) -> str:
+    """The sha256 (hex) of a manifest: of every part's name and object; "" for an empty one."""
+    lines = "".join(f"{part} {ref.id}\n" for part, ref in sorted(manifest.items()))
+    return hashlib.sha256(lines.encode()).hexdigest() if lines else ""
 
 
 class Attempt(msgspec.Struct, frozen=True, order=True):

@@ -240,6 +240,27 @@ class Objective(Method):
         return self.labels or self.pairs
 
 
+class Period(NamedTuple):
+    """Period: ``rounds`` from one whole exchange to the next, and most ``layers`` of a device in those between."""
+
+    rounds: int = 1
+    layers: int = 0
+
+
+class Member(NamedTuple):
+    """Member of a period, in a round that exchanges layers. Layers are named "part|tensor".
+
+    ``layer``, ``change``: its layer to repair by its last update, and how much that changed; "", 0: none.
+    ``parts``: those it trains; ``largest``: the largest layer it may be asked for. ``cluster`` -1: none is known.
+    """
+
+    cluster: int
+    layer: str
+    change: float
+    parts: tuple[str, ...]
+    largest: str
+
+
 class Observer(Protocol):
     """Observer of a device's training for a repair; batches are complete or not, never mixed, while it does."""
 
@@ -260,6 +281,9 @@ class Observer(Protocol):
     def layer(self, sending: Mapping[str, Mapping[str, Array]]) -> int:
         """Place of the layer to repair among the sorted weight tensors of the parts that are sent; -1: none."""
 
+    def poorest(self) -> str | None:
+        """The layer to repair, as "part|tensor"; None: none."""
+
 
 @dataclass(frozen=True)
 class Repair(Method):
@@ -272,6 +296,9 @@ class Repair(Method):
     parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it cannot observe it.
     ``personal``: devices keep a model of their own; ``part``: name of the part they are sent for it. ``moves``: as a
     weight's.
+    With periods (``edgefl.plan.periods``): ``period``: (options) -> the ``Period``; None: one of one round.
+    ``ask``: ({device: ``Member``}, options) -> {device: layers to upload}. ``lend``: (updates, {device: its layer by
+    the update before}, store, {device: cluster}, options) -> ({device: {layer: values}}, the record of ``mend``).
     """
 
     mend: Callable[..., tuple[dict[tuple[str, str], Tensors], dict[str, Tensors], Mapping[str, object]]] | None = None
@@ -282,6 +309,9 @@ class Repair(Method):
     personal: bool = False
     part: str = ""
     moves: bool = False
+    period: Callable[..., Period] | None = None
+    ask: Callable[..., dict[str, tuple[str, ...]]] | None = None
+    lend: Callable[..., tuple[dict[str, Tensors], Mapping[str, object]]] | None = None
 
 
 @dataclass(frozen=True)

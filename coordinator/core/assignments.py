@@ -12,9 +12,9 @@ from coordinator.core.moves import SendOffer, Steps
 from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.aggregation.weights import signed, wanted
-from edgefl.models.spec import PROTOTYPES
+from edgefl.models.spec import LAYERS, PROTOTYPES
 from edgefl.plan.falling_rates import fallen
-from edgefl.plan.job import Job, Placement, RunPlan, Transfer
+from edgefl.plan.job import Job, PeriodRound, Placement, RunPlan, Transfer
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Offer
 from edgefl.records import Attempt, Figures, Manifest
@@ -81,13 +81,18 @@ def row_of(
         trained=placement.stage.trained,
         samples=update.samples if update is not None else {},
         metrics=update.metrics if update is not None else {},
-        predicted=expected(state, attempt, placement, device) if planned else {},
+        predicted=expected(state, attempt, placement, device, assignment.period) if planned else {},
         measured=measured or {},
     )
 
 
-def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
-    """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more."""
+def expected(
+    state: State, attempt: Attempt, placement: Placement, device: str, period: PeriodRound | None = None
+) -> Figures:
+    """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more.
+
+    Inside a period it exchanges layers alone, of the largest of which these are the sizes.
+    """
     cost, known, rounds = placement.cost, state.devices.get(device), state.rounds
     arrival = arrival_of(known, attempt.stage, rounds)
     found = placement.predicted
@@ -102,7 +107,12 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
             sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
     ends = attempt.round == rounds[attempt.stage - 1]
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
+    if period is not None and not period.whole:
+        up = cost.layer_bytes if period.layers else 0
     sizes["payload_up_bytes"] = up + (cost.signature_bytes if known is None or not known.holds else 0)
+    if period is not None and period.resumes:
+        member = state.memory.period.get(device)
+        sizes["payload_down_bytes"] = cost.layer_bytes if member is not None and member.lent else 0
     return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
 
 
@@ -112,13 +122,16 @@ def offer(steps: Steps, device: str) -> None:
     sent_now = replace(opened.assignments[device], offered_at=steps.at)
     steps.set(open=replace(opened, assignments={**opened.assignments, device: sent_now}))
     left_s = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - steps.at)  # 0: no deadline
-    steps.do(SendOffer(device, opened.attempt, opened.assignments[device].placement, left_s))
+    steps.do(SendOffer(device, opened.attempt, sent_now.placement, left_s, sent_now.period))
 
 
 def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
     """The offer of a placement that starts from the state ``manifest``; without the sizes of its chunks."""
     plan, stage, attempt = state.plan, one.placement.stage, one.attempt
-    names = {*stage.present, *(() if is_closing(stage) else separate_figures(plan))}
+    names = {*stage.present, *(() if is_closing(stage) else separate_figures(plan))} - {LAYERS}
+    resumes = one.period is not None and one.period.resumes
+    if resumes:
+        names = names - {*stage.trained, *separate_figures(plan)} | {LAYERS, PROTOTYPES}
     offered = {part: ref for part, ref in visible_parts(manifest, one.device, state).items() if part in names}
     unsigned = one.device not in signed(manifest) and not is_closing(stage)
     return Offer(
@@ -131,16 +144,19 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
             slots=plan.slots,
             signature=wanted(plan.server) if unsigned else "",
             transfer=transfer_of(plan, attempt),
+            period=one.period,
         ),
         manifest=offered,
         transfer=transfer_name("d", attempt),
         packed=packed_parts(manifest, offered),
+        base=state.memory.period[one.device].base if resumes else "",
     )
 
 
 def separate_figures(plan: RunPlan) -> dict[str, str]:
     """Parts beside a stage's own -> the figure that counts their download by itself."""
-    return {choose("repair", plan.server).method.part: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
+    one_layer = dict.fromkeys((choose("repair", plan.server).method.part, LAYERS), "layer_down_bytes")
+    return {**one_layer, PROTOTYPES: "prototypes_down_bytes"}
 
 
 def visible_parts(manifest: Manifest, device: str, state: State) -> Manifest:

@@ -31,6 +31,7 @@ from coordinator.core.known_devices import (
     without,
 )
 from coordinator.core.moves import Event, Instruction, Steps
+from coordinator.core.periods import makes_model
 from coordinator.core.plausibility import overweights
 from coordinator.core.round_rules import (
     aggregated_updates,
@@ -264,10 +265,11 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
-    """Whether the model is evaluated after this round."""
+    """Whether the model is evaluated after this round, which inside a period is none."""
     every = state.plan.evaluate_every
     due = number % every == 0 if isinstance(every, int) else every == "round"
-    return bool(state.plan.test) and (due or number == state.rounds[stage - 1])
+    due = due or number == state.rounds[stage - 1]
+    return bool(state.plan.test) and due and makes_model(state.plan, stage, number)
 
 
 def _evaluated(steps: Steps, event: m.Evaluated) -> None:

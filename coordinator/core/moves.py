@@ -14,7 +14,7 @@ import msgspec
 from coordinator.core.state import Changes, Round, State
 from edgefl.aggregation.history import Memory
 from edgefl.errors import EdgeFLError
-from edgefl.plan.job import Candidate, Placement, RunPlan
+from edgefl.plan.job import Candidate, PeriodRound, Placement, RunPlan
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
 from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow, SightingRow
@@ -257,6 +257,7 @@ class SendOffer(msgspec.Struct, frozen=True):
     attempt: Attempt
     placement: Placement
     deadline_s: float
+    period: PeriodRound | None = None
 
 
 class SendAbort(msgspec.Struct, frozen=True):

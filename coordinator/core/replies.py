@@ -141,13 +141,15 @@ def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
     again = refusal.reason in REPLAN and not seen
     if again:
         steps.set_device(event.device, declined=(*before, decline_of(assignment.placement, refusal)))
-    open_again = again and assignment.attempt is None  # the round of an earlier attempt is over: planned for the next
+    # The round of an earlier attempt is over, and a period goes on as it began: planned for the next.
+    resumes = assignment.period is not None and assignment.period.resumes
+    open_again = again and assignment.attempt is None and not resumes
     changed = replace(assignment, status="replanning" if open_again else "declined", refusal=refusal)
     put(steps, event.device, changed, event.figures)
     steps.emit("declined", event.device, figures_of(refusal))
     if again:
         ask(steps, [event.device])
-    else:
+    if not again or resumes:
         check_close(steps)
 
 
@@ -161,7 +163,7 @@ def replanned(steps: Steps, device: str) -> None:
         check_close(steps)
         return
     why = assignment.refusal or Refusal()
-    put(steps, device, Assignment(placement))
+    put(steps, device, Assignment(placement, period=assignment.period))
     steps.emit("replanned", device, {**how_data(placement), "reason": why.reason, "where": why.where})
     offer(steps, device)
 
@@ -200,7 +202,7 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     name, state, update = event.device, steps.state, assignment.update
     if update is None:
         raise ValueError(f"nothing was fetched from {name}")
-    predicted = expected(state, event.attempt, assignment.placement, name)
+    predicted = expected(state, event.attempt, assignment.placement, name, assignment.period)
     own, implausible = plausible(update.figures, predicted)
     manifest, metrics = event.manifest or update.manifest, likely(update.metrics)
     update = replace(update, manifest=manifest, metrics=metrics, figures=own)

@@ -16,6 +16,7 @@ import numpy as np
 from coordinator.core.assignments import offer, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
+from coordinator.core.periods import continuing, period_rounds
 from coordinator.core.plausibility import outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from edgefl.models.spec import modality_of
@@ -73,8 +74,11 @@ def open_round(steps: Steps) -> None:
         wait_for_able(steps)
         return
     number = Attempt(state.plan.run, state.stage, state.number, state.attempt + 1, state.made_ms)
-    names = _chosen(state, able)
-    assignments = {name: Assignment(p) for name in names if (p := state.devices[name].placement) is not None}
+    members = continuing(state, able)
+    names = members or _chosen(state, able)
+    periods = period_rounds(state, names)
+    placed = {name: placement for name in names if (placement := state.devices[name].placement) is not None}
+    assignments = {name: Assignment(placement, period=periods.get(name)) for name, placement in placed.items()}
     opened = Round(number, state.tries + 1, at, state.deadline(at), assignments)
     steps.do(SavedRound(number.stage, number.round, number.attempt))
     if (state.number, state.attempt) == (1, 0):
@@ -82,7 +86,11 @@ def open_round(steps: Steps) -> None:
     for name, assignment in (*assignments.items(), *not_asked(state).items()):
         steps.do(row_of(state, number, name, assignment))
     behind = {"behind": sorted(state.stragglers)} if state.stragglers else {}
-    steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **behind})
+    later = sorted(set(able) - set(members)) if members else []
+    waiting = {"next_period": later} if later else {}
+    steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **behind, **waiting})
+    if state.memory.period and not members:
+        steps.warn("no device of the period can go on with it; another period begins with this round")
     steps.set(phase=Phase.ROUND, attempt=number.attempt, tries=opened.tries, open=opened)
     for name in names:
         offer(steps, name)

@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.core.timeouts import Timeouts
 from edgefl.aggregation.history import Memory
-from edgefl.plan.job import Decline, Placement, RoundPolicy, RunPlan
+from edgefl.plan.job import Decline, PeriodRound, Placement, RoundPolicy, RunPlan
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figures, Refusal
 
@@ -129,6 +129,7 @@ class Assignment(msgspec.Struct, frozen=True):
     attempt: Attempt | None = None  # where it is not the open one but an earlier, whose update still counts
     changes: Changes = {}  # of the update
     offered_at: float | None = None  # when this process sent its last offer
+    period: PeriodRound | None = None  # of a recipe with periods
 
 
 class Round(msgspec.Struct, frozen=True):

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edgefl.aggregation.layer_round import exchangeable_layers
 from edgefl.aggregation.weights import wanted
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import Candidate, Job, Placement, RunPlan
+from edgefl.plan.periods import period_length
 from edgefl.plan.stages import stage_before
 from edgefl.process.worker import Handler, Note, serve
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -77,8 +79,14 @@ class Evaluator:
         plan, stage = request.plan, request.plan.stages[request.stage - 1]
         job = Job(plan.model, stage, plan.hypers[request.stage - 1], plan.slots, transfer=plan.transfer)
         sizes = {part: ref.size for part, ref in request.manifest.items()}
+        layers: dict[str, int] = {}
+        if period_length(plan, stage) > 1:
+            layers = exchangeable_layers(ObjectStore(Path(request.store)), request.manifest, stage.trained)
         before, signature = stage_before(plan.stages, stage), wanted(plan.server)
-        return [place(job, one, sizes, pricer, before=before, signature=signature) for one in request.candidates]
+        return [
+            place(job, one, sizes, pricer, before=before, signature=signature, layers=layers)
+            for one in request.candidates
+        ]
 
     def evaluate(self, request: Request) -> list[EvaluationRow]:
         """Accuracy with everything, and with each modality alone; prototypes of classes also by their mask.

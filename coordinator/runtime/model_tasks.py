@@ -10,19 +10,24 @@ import msgspec
 
 from coordinator.core.assignments import transfer_of
 from coordinator.core.moves import Aggregate, Aggregated, CollectGarbage, Evaluate, Evaluated, Event, Plan, Planned
+from coordinator.core.periods import makes_model
 from coordinator.runtime.environment import Worker
 from coordinator.runtime.evaluator import Request
+from coordinator.runtime.record import warning
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.history import load as load_memory
+from edgefl.aggregation.layer_round import exchange_layers, exchangeable_layers
 from edgefl.aggregation.mean import factor
 from edgefl.aggregation.server_state import shared
 from edgefl.plan.job import Placement, RunPlan
+from edgefl.plan.periods import period_length
 from edgefl.process.tasks import Tasks
 from edgefl.process.worker import understood
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, EvaluationRow, Manifest
 from edgefl.registry import choose
+from edgefl.run_records import EventRow
 from edgefl.storage.objects import ObjectStore
 
 T = TypeVar("T")
@@ -36,7 +41,7 @@ class ModelTasks:
         plan: RunPlan,
         store: ObjectStore,
         worker: Worker,
-        report: Callable[[Event | BaseException], None],
+        report: Callable[[Event | EventRow | BaseException], None],
         clock: Callable[[], float],
     ) -> None:
         self.store = store
@@ -105,6 +110,11 @@ class ModelTasks:
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         updates = [self._info(update, one.attempt) for update in one.updates]
+        if not makes_model(self.plan, one.attempt.stage, one.attempt.round):
+            given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed)
+            manifest, record = await asyncio.to_thread(exchange_layers, *given)
+            memory = await asyncio.to_thread(load_memory, self.store, manifest)
+            return Aggregated(self._clock(), one.attempt, manifest, record, memory)
         similarity: dict[str, float] = {}
         if choose("weight", self.plan.server).method.similarity is not None:
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
@@ -129,11 +139,24 @@ class ModelTasks:
             complete=update.complete,
             poverty=update.poverty,
             poverty_change=update.poverty_change,
+            layer=self._layer(update),
+            retained=update.base,
         )
         if not late:
             return info
         damped = factor(late, self.plan.policy.alpha)
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
+
+    def _layer(self, update: Update) -> str:
+        """The layer to repair that an update names, if it may be exchanged alone; "" for none."""
+        stage = self.plan.stages[update.attempt.stage - 1]
+        if not update.layer or period_length(self.plan, stage) == 1:
+            return ""
+        if update.layer in exchangeable_layers(self.store, self.manifest, stage.trained):
+            return update.layer
+        named = f"{update.device} names a poverty layer that may not be exchanged alone: {update.layer[:120]!a}"
+        self._report(warning(named, stage.index, update.attempt.round))
+        return ""
 
     async def evaluated(self, one: Evaluate) -> Evaluated:
         """The global model, with the matcher networks if there are any, on the test set."""

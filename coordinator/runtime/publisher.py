@@ -11,6 +11,7 @@ import msgspec
 
 from coordinator.core import moves as do
 from coordinator.core.assignments import (
+    assignment_of,
     in_progress,
     offer_for,
     separate_figures,
@@ -113,7 +114,10 @@ class Publisher:
         update = one.update
         seen = manifest | visible_parts(manifest, update.device, state)
         own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
-        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own, again=one.again)
+        assignment = assignment_of(state, update.device, update.attempt)
+        layers = assignment.period.layers if assignment is not None and assignment.period is not None else ()
+        name = transfer_name("u", update.attempt, update.device)
+        self.uploads.fetch(update, seen, name, own, layers=layers, again=one.again)
 
     def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
         """A device asks for objects of the state that its attempt starts from, which ``base`` gives.

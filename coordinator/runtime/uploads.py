@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import asdict
@@ -12,9 +12,10 @@ from msgspec.structs import asdict
 from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.core.state import Changes
 from coordinator.runtime.chunk_size import ChunkSizer
-from coordinator.runtime.validate_update import Own, Rules, changes_of, check_sizes, check_update
+from coordinator.runtime.validate_update import Own, Rules, asked_layout, changes_of, check_sizes, check_update
+from edgefl.aggregation.mean import Layout
 from edgefl.errors import ProtocolError
-from edgefl.models.spec import PROTOTYPES, SIGNATURE
+from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE
 from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Need, Update
 from edgefl.records import Attempt, Figure, Manifest, ObjectRef, Refusal
@@ -29,7 +30,7 @@ MOST_UPLOADS = 32
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
 #: Parts of an update whose bytes are a figure of their own in the bill.
-_APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes"}
+_APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes", LAYERS: "layer_up_bytes"}
 #: The result of checking an upload's contents.
 _Verdict = Refusal | tuple[Manifest, Changes] | Exception
 
@@ -40,6 +41,7 @@ class _Upload:
     receiver: DiskReceiver  # not running: waits for admission
     previous: Manifest  # the parts as the device was offered them
     own: Own | None = None  # what bounds its prototypes
+    asked: Layout | None = None  # of the layers that it may hold alone
     began: float = 0.0  # when it was asked for
     whole: bool = False  # its contents are being checked
 
@@ -79,12 +81,19 @@ class Uploads:
         self.dropped = 0  # messages of no upload, and malformed ones
 
     def fetch(
-        self, update: Update, previous: Manifest, transfer: str, own: Own | None = None, *, again: bool = True
+        self,
+        update: Update,
+        previous: Manifest,
+        transfer: str,
+        own: Own | None = None,
+        *,
+        layers: Sequence[str] = (),
+        again: bool = True,
     ) -> None:
         """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on.
 
-        ``own``: what bounds its prototypes. ``again``: ask at once for what has not come of an upload in progress; else
-        that is left to its receiver, which notices losses by itself.
+        ``own``: what bounds its prototypes; ``layers``: those it was asked for alone. ``again``: ask at once for what
+        has not come of an upload in progress; else that is left to its receiver, which notices losses by itself.
         """
         device = update.device
         known = self._uploads.get(device)
@@ -98,9 +107,10 @@ class Uploads:
             self._grant(device, Grant(**asdict(need)))
 
         receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, send)
-        self._uploads[device] = upload = _Upload(update, receiver, previous, own)
+        asked = asked_layout(self._store, layers, previous) if layers else None
+        self._uploads[device] = upload = _Upload(update, receiver, previous, own, asked)
         with self._rejecting(upload):
-            if (refusal := check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
+            if (refusal := check_sizes(update.manifest, previous, self._rules.transfer, asked)) is not None:
                 self._reject(upload, refusal)
             else:
                 self._admit()
@@ -216,7 +226,7 @@ class Uploads:
             verdict: _Verdict
             try:
                 self._store.publish(one.receiver.partials.values())
-                whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own)
+                whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own, one.asked)
                 verdict = whole if isinstance(whole, Refusal) else (whole, changes_of(self._store, whole, one.previous))
             except Exception as error:  # its own matter: the others' contents may be right
                 verdict = error

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import sqrt
+from math import prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from coordinator.core.state import Change, Changes, Claim
-from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensors, check, check_finite, stored_layout
+from edgefl.aggregation.mean import BLOCK, BUFFERS, Layout, MisfitError, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.server_state import shared
 from edgefl.aggregation.weights import LIMIT_BYTES
 from edgefl.errors import ProtocolError
-from edgefl.models.spec import PROTOTYPES, SIGNATURE
+from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE
 from edgefl.plan.job import Transfer
+from edgefl.plan.periods import HEADER_BYTES as LAYER_HEADER_BYTES
+from edgefl.plan.periods import VALUE_BYTES
 from edgefl.plan.stages import packing_of
 from edgefl.protocol.packing import decompress
 from edgefl.protocol.tensors import decode_part, encode_part, is_packed
@@ -34,8 +36,25 @@ PACKED_HEADER_BYTES = 4096
 BUFFERS_OF = "buffers of "
 
 
-def size_limit(part: str, previous: Manifest) -> int:
+def asked_layout(store: ObjectStore, layers: Iterable[str], previous: Manifest) -> Layout:
+    """The layout of a part of these layers ("part|tensor") of the parts ``previous``. Raises ProtocolError."""
+    found: Layout = {}
+    for layer in layers:
+        part, _, name = layer.partition("|")
+        if part in previous and name in (layout := stored_layout(store, previous[part])):
+            found[layer] = layout[name]
+    return found
+
+
+def layers_limit(layout: Layout) -> int:
+    """The largest object of such a part."""
+    return sum(VALUE_BYTES * prod(shape) + LAYER_HEADER_BYTES for shape, _ in layout.values())
+
+
+def size_limit(part: str, previous: Manifest, asked: Layout | None = None) -> int:
     """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
+    if part == LAYERS and asked:
+        return layers_limit(asked)
     if part == PROTOTYPES:
         return PROTOTYPES_BYTES
     if part == SIGNATURE:
@@ -45,15 +64,17 @@ def size_limit(part: str, previous: Manifest) -> int:
     return SIZE_FACTOR * previous[part].size + HEADER_BYTES
 
 
-def check_sizes(manifest: Manifest, previous: Manifest, transfer: Transfer) -> Refusal | None:
+def check_sizes(
+    manifest: Manifest, previous: Manifest, transfer: Transfer, asked: Layout | None = None
+) -> Refusal | None:
     """The first part whose object cannot be what the plan asks for, by its size alone.
 
-    The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. Raises ProtocolError
-    for an unknown part.
+    The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. ``asked``: layers
+    that may come alone. Raises ProtocolError for an unknown part.
     """
     for part, ref in sorted(manifest.items()):
-        least, limit = 1, size_limit(part, previous)
-        if part not in {PROTOTYPES, SIGNATURE}:
+        least, limit = 1, size_limit(part, previous, asked)
+        if part not in {PROTOTYPES, SIGNATURE, LAYERS}:
             packed = packing_of(transfer.up, part) != "f32"
             limit = previous[part].size + (PACKED_HEADER_BYTES if packed else 0)
             least = 1 if packed else limit
@@ -108,18 +129,24 @@ class Rules(NamedTuple):
 
 
 def check_update(
-    store: ObjectStore, manifest: Manifest, previous: Manifest, rules: Rules, own: Own | None = None
+    store: ObjectStore,
+    manifest: Manifest,
+    previous: Manifest,
+    rules: Rules,
+    own: Own | None = None,
+    asked: Layout | None = None,
 ) -> Refusal | Manifest:
     """The update's parts, packed ones by their decompressed objects, when every one has the tensors of the state
     before, all finite; else the first fault.
 
-    ``previous``: the parts as the device was offered them; ``own``: what bounds its prototypes. One part of each is in
-    memory at a time. Raises StoreError when the disk fails.
+    ``previous``: the parts as the device was offered them; ``own``: what bounds its prototypes; ``asked``: the layers
+    that it was asked for alone, of which it has those that it trained. One part of each is in memory at a time.
+    Raises StoreError when the disk fails.
     """
     found = dict(manifest)
     for part, ref in sorted(manifest.items()):
         try:
-            data, limit = store.view(ref.id), size_limit(part, previous)
+            data, limit = store.view(ref.id), size_limit(part, previous, asked)
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
                 tensors = decompress(data, base, packing_of(rules.transfer.up, part), limit)
@@ -133,6 +160,8 @@ def check_update(
                     own.check(tables)
             elif part == SIGNATURE:
                 signature(rules.signature).check(tensors)
+            elif part == LAYERS:
+                check(tensors, {layer: one for layer, one in (asked or {}).items() if layer in tensors})
             else:
                 check(tensors, stored_layout(store, previous[part]))
         except (ProtocolError, MisfitError) as error:
@@ -144,7 +173,8 @@ def check_update(
 def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Changes:
     """L2 norms of the changes of an update that was checked, against ``previous``, the parts the device was offered.
 
-    A part's weights and its buffers are measured apart: they have other scales. Of prototypes: the longest mean.
+    A part's weights and its buffers are measured apart: they have other scales; layers that came alone each by itself.
+    Of prototypes: the longest mean.
     """
     found: Changes = {}
     for part, ref in sorted(manifest.items()):
@@ -152,6 +182,10 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
             means = (table.means.astype(np.float64) for table in from_tensors(_tensors(store, ref)).values())
             if longest := max((float(np.linalg.norm(one, axis=1).max(initial=0.0)) for one in means), default=0.0):
                 found[part] = Change(longest)  # without a row, as of too few samples, it says nothing of the others'
+        elif part == LAYERS:
+            for layer, values in _tensors(store, ref).items():
+                whole, _, name = layer.partition("|")
+                found[layer] = _change({name: _tensors(store, previous[whole])[name]}, {name: values}, [name])
         elif part in previous:
             before = _tensors(store, previous[part])
             after = before if ref == previous[part] else _tensors(store, ref)

@@ -18,7 +18,7 @@ from device_agent.core.state import Event, Instruction, State, TaskPhase, Traine
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Job
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Figures, Manifest, Refusal
+from edgefl.records import Attempt, Figures, Manifest, Refusal, digest_of
 
 #: The first welcome is taken for the answer to the hello when it comes within this; later, the hello went out before
 #: that coordinator was there, and is sent again. Longer than a round trip of a bad mobile link.
@@ -361,7 +361,8 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     if result.refusal is not None:
         return _decline(state, task.offer, result.refusal, result.figures)
     sent = {name: value for name, value in asdict(result).items() if name not in {"retained", "refusal"}}
-    update = m.Update(device=state.device, attempt=event.attempt, **sent)
+    base = digest_of(result.retained) if task.offer.job.period is not None else ""
+    update = m.Update(device=state.device, attempt=event.attempt, base=base, **sent)
     out: list[Instruction] = [v.StopServe(state.update.attempt)] if state.update is not None else []
     state = replace(state, update=update, retained=retained(state, event.attempt, result.retained))
     out += [_save(state), v.Log("trained", {"attempt": str(event.attempt), **result.metrics})]

@@ -8,12 +8,13 @@ the one before; so a device with an identity takes up nothing older than what it
 
 from __future__ import annotations
 
+from device_agent.core.retained import retained_before
 from device_agent.core.state import DataFacts, Disk, State
 from edgefl import PROTOCOL_VERSION
 from edgefl.models.spec import ModelSpec
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.releases import mismatch, works_with
-from edgefl.records import Attempt, Refusal
+from edgefl.records import OUT_OF_STEP, Attempt, Refusal, digest_of
 
 
 def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
@@ -51,7 +52,7 @@ def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Ref
     if theirs is not None and not works_with(theirs):
         detail = mismatch("this agent", "the coordinator", state.release, theirs)
         return Refusal("protocol", float(theirs), float(PROTOCOL_VERSION), "version", detail)
-    return _data(facts, offer) or _disk(state, offer, disk)
+    return _data(facts, offer) or _step(state, offer) or _disk(state, offer, disk)
 
 
 def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
@@ -88,10 +89,24 @@ def _labels(facts: DataFacts, model: ModelSpec) -> Refusal | None:
     return None
 
 
+def _step(state: State, offer: Offer) -> Refusal | None:
+    """An offer inside a period goes on from the parts that the device retained of the last round that counts."""
+    if offer.job.period is None or not offer.job.period.resumes:
+        return None
+    held = retained_before(state, offer.attempt)
+    if held and digest_of(held[-1].manifest) == offer.base:
+        return None
+    here = f"of round {held[-1].attempt.round} of stage {held[-1].attempt.stage}" if held else "of no round"
+    detail = f"the parts retained here are {here}, not those that the period goes on from; wait for the next period"
+    return Refusal(OUT_OF_STEP, detail=detail)
+
+
 def _disk(state: State, offer: Offer, disk: Disk) -> Refusal | None:
     """An offer needs its manifest and, beside it, new versions of the parts it trains."""
     sizes = {ref.id: ref.size for ref in offer.manifest.values()}
-    trained = sum(offer.manifest[part].size for part in offer.job.stage.trained if part in offer.manifest)
+    held = retained_before(state, offer.attempt)
+    known = {**(held[-1].manifest if held else {}), **offer.manifest}
+    trained = sum(known[part].size for part in offer.job.stage.trained if part in known)
     for needed, allowed, place in (
         (sum(sizes.values()), state.budget.disk_bytes, "budget.disk_bytes"),
         (disk.missing_bytes, disk.free_bytes, "free space"),

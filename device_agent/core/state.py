@@ -46,6 +46,7 @@ class Result(msgspec.Struct, frozen=True):
     complete: bool = True
     poverty: int = -1
     poverty_change: float = 0.0
+    layer: str = ""
     retained: Manifest = {}  # what stays here for the next round: private parts, a personal model
     refusal: Refusal | None = None
 

@@ -31,8 +31,10 @@ from edgefl.resources.gpu_memory import CudaCeiling, give_back, gpu_ceiling, gpu
 from edgefl.resources.memory_probe import MemoryProbe, NotMeasured
 from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes
 from edgefl.resources.sensors import EnergyProbe, temperature
+from edgefl.storage.disk import sync_files
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
+from edgefl.training.exchanged_layers import between
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.local_round import LocalState, RoundResult, train_round
 from edgefl.training.prefix_cache import PrefixCache
@@ -153,6 +155,8 @@ class LocalTrainer:
             self._hold()  # the model is gone, and what is sent comes into the process
             staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
             outcome.kept.clear()
+            if between(job):  # the next round goes on from these, and from nothing that others have
+                sync_files([store.path(ref.id) for ref in staying.values()])
             sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         waiting = {
             key: ref
@@ -167,6 +171,7 @@ class LocalTrainer:
             complete=outcome.complete,
             poverty=outcome.poverty,
             poverty_change=outcome.poverty_change,
+            layer=outcome.layer,
             retained=staying | sending.residuals | waiting,
         )
 

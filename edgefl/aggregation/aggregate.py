@@ -37,7 +37,7 @@ from edgefl.aggregation.server_state import (
     is_shared,
     publish,
     shared,
-    without_packed,
+    without_passing,
 )
 from edgefl.aggregation.weights import RoundContext, absent_from, assign, shares_of, sign
 from edgefl.errors import ProtocolError
@@ -124,7 +124,7 @@ class _Round:
         self.exchange = exchange_of(recipe.get("weight") or {})
         signatures, strange = sign(slots["cluster"], updates, store)
         self._refuse(SIGNATURE, strange)
-        self.state = without_packed(previous) | signatures
+        self.state = without_passing(previous) | signatures
         memory = history.load(store, previous)
         groups = assign(slots["cluster"], self.state, store, memory, terms.seed)
         if groups:

@@ -71,6 +71,20 @@ class Track(msgspec.Struct, frozen=True):
     selected: int = 0  # rounds in which it took part
     weight: float = 0.0  # in its last round
     cluster: int = NO_CLUSTER
+    layer: str = ""  # its layer to repair that may be exchanged alone ("part|tensor"), by its last update; "": none
+    change: float = 0.0  # how much missing modalities changed that
+
+
+class PeriodMember(msgspec.Struct, frozen=True):
+    """A device of the period that is under way, after a round of it.
+
+    ``base``: the digest of what it retains and goes on from; ``lent``: the id of the layers it is sent, "" for none;
+    ``received``: its metric of the model that the period began with, which its return is measured against.
+    """
+
+    base: str = ""
+    lent: str = ""
+    received: float | None = None
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -84,6 +98,7 @@ class Memory(msgspec.Struct, frozen=True):
     gains: dict[int, float] = {}
     devices: dict[str, Track] = {}
     networks: dict[str, dict[str, float]] = {}
+    period: dict[str, PeriodMember] = {}  # of the period under way: empty after its last round
 
 
 def note_round(
@@ -188,6 +203,8 @@ class UpdateInfo(msgspec.Struct, frozen=True):
     complete: bool = True
     poverty: int = -1
     poverty_change: float = 0.0
+    layer: str = ""  # as in an update, where it may be exchanged alone
+    retained: str = ""  # the digest of what the device retains of this round
     staleness: int = 0
     base: Manifest = {}
     factor: float = 1.0  # what its change is damped by
@@ -218,7 +235,23 @@ def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, i
     updates = list({u.device: u for u in sorted(updates, key=lambda one: -one.staleness)}.values())
     metrics = {u.device: u.metrics[TRAINED] for u in updates if TRAINED in u.metrics}
     received = {u.device: u.metrics[RECEIVED] for u in updates if RECEIVED in u.metrics}
-    return note_round(memory, metrics, received, {u.device: u.weight for u in updates}, clusters)
+    for device, member in memory.period.items():  # what it received in this round is its own model
+        if device in received:
+            del received[device]
+            received |= {device: member.received} if member.received is not None else {}
+    noted = note_round(memory, metrics, received, {u.device: u.weight for u in updates}, clusters)
+    return note_layers(noted, updates)
+
+
+def note_layers(memory: Memory, updates: Sequence[UpdateInfo]) -> Memory:
+    """The memory with the layer to repair that each of these updates names."""
+    tracks = {
+        u.device: msgspec.structs.replace(
+            memory.devices.get(u.device, Track()), layer=u.layer, change=u.poverty_change if u.layer else 0.0
+        )
+        for u in updates
+    }
+    return msgspec.structs.replace(memory, devices={**memory.devices, **tracks})
 
 
 def networks(record: Record) -> dict[str, dict[str, float]]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from edgefl.aggregation.mean import Tensors
 from edgefl.errors import ProtocolError
+from edgefl.models.spec import LAYERS
 from edgefl.plan.job import Transfer
 from edgefl.plan.stages import packing_of
 from edgefl.protocol.messages import PackedPart
@@ -134,6 +135,10 @@ def packed_parts(state: Manifest, offered: Manifest) -> dict[str, PackedPart]:
     return dict(list(found.items())[:MOST_PACKED])
 
 
-def without_packed(state: Manifest) -> Manifest:
-    """The state as a new round begins with it: what the last one had packed leads nowhere any more."""
-    return {key: ref for key, ref in state.items() if not key.startswith(PACKED)}
+def without_passing(state: Manifest) -> Manifest:
+    """The state as the next one begins with it: without what the last round had packed, and the layers it had lent."""
+    return {key: ref for key, ref in state.items() if not key.startswith(PACKED) and not _is_lent(key)}
+
+
+def _is_lent(key: str) -> bool:
+    return key.startswith("@") and key.partition("/")[2] == LAYERS  # no device's name holds a slash

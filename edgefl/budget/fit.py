@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures
+from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures, largest_layer
 from edgefl.models.spec import ModelSpec, is_encoder
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
+from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.stages import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.training_samples import (
     after_completion,
@@ -28,7 +29,7 @@ from edgefl.plan.training_samples import (
     unlabelled,
     usable_samples,
 )
-from edgefl.records import GPU, GPU_MEMORY, HOST, METHOD, Budget, Capabilities, Cost, Refusal, has_card
+from edgefl.records import GPU, GPU_MEMORY, HOST, LAYER, METHOD, Budget, Capabilities, Cost, Refusal, has_card
 from edgefl.registry import chosen
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
@@ -90,6 +91,11 @@ def limits(cost: Cost, candidate: Candidate) -> list[Refusal]:
     ]
 
 
+#: Detail of a refusal where a stage trains so little that each of its layers is most of it.
+NO_LAYER = (
+    f"none of the stage's layers is at most {LARGEST_SHARE:.0%} of what it trains, so none can be exchanged alone; "
+    "train more in one stage (slots.schedule: end_to_end), or exchange everything in each round (slots.repair)"
+)
 _MEMORY = frozenset({"memory", "step_memory"})
 
 
@@ -110,16 +116,19 @@ def place(
     *,
     before: Stage | None = None,
     signature: str = "",
+    layers: Mapping[str, int] | None = None,
 ) -> Placement:
     """The largest part of ``job`` that fits ``candidate``'s budget; a placement with a refusal when nothing fits.
 
-    ``job.stage``: as all devices train it. ``part_bytes``, ``before``, ``signature``: as in ``StageTraffic``; a prefix
-    stored in ``before`` is used again.
+    ``job.stage``: as all devices train it. ``part_bytes`` to ``layers``: as in ``StageTraffic``; a prefix stored in
+    ``before`` is used again.
     """
     model, stage, slots = job.model, job.stage, job.slots
     filled = msgspec.structs.replace(candidate, samples=after_completion(slots, candidate.samples, model.encoders))
     lacking = (was.refusal for was in candidate.declined if was.refusal.reason == METHOD)
     refusal = next(lacking, None) or _unfit(job, filled)
+    if period_of(slots.repair).layers and not layers and not is_closing(stage):
+        refusal = refusal or Refusal(LAYER, detail=NO_LAYER)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
@@ -133,7 +142,7 @@ def place(
     job = msgspec.structs.replace(job, stage=own)
     if not candidate.capabilities.torch_device.startswith("cuda"):
         job = _with(job, precision="f32")
-    return _largest(job, candidate, price, StageTraffic(stage, part_bytes, before, signature))
+    return _largest(job, candidate, price, StageTraffic(stage, part_bytes, before, signature, layers or {}))
 
 
 def _with(job: Job, **changes: object) -> Job:
@@ -168,6 +177,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     predicted=figures_of(cost),
                     predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
                     shortened=(whole or candidate.declined[-1].refusal) if less else None,
+                    layer=largest_layer(one, traffic.layers),
                 )
             whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
@@ -289,6 +299,7 @@ class StagePrice(msgspec.Struct, frozen=True):
     memory: dict[str, int] = {}  # what step_peak_bytes consists of
     libraries_bytes: int = 0  # that a step on a CPU takes besides its tensors
     exceeds: tuple[str, ...] = ()  # devices whose budgets are short of the whole stage in whole batches
+    layer_bytes: int = 0  # each way in a round inside a period
 
 
 class DevicePlan(msgspec.Struct, frozen=True):
@@ -328,3 +339,4 @@ class RunPrice(msgspec.Struct, frozen=True):
     accounts: tuple[Account, ...] = ()  # by that convention
     schedule: str = ""
     warnings: tuple[str, ...] = ()
+    period: int = 1  # rounds from one whole exchange to the next

@@ -18,6 +18,7 @@ import msgspec
 from edgefl.models.check import token_count
 from edgefl.models.spec import PROTOTYPES, EncoderSpec, reconstruct_parts
 from edgefl.plan.job import Candidate, Job, Stage
+from edgefl.plan.periods import in_parts, period_of
 from edgefl.plan.stages import is_closing, kept, packed_bytes, packing_of, sent
 from edgefl.plan.training_samples import VALUE_BYTES, after_completion, built_parts, prefixes, stored_bytes, together_in
 from edgefl.records import Cost, Figure, Figures, has_card
@@ -33,18 +34,20 @@ class StageTraffic(NamedTuple):
     """A stage as all devices train it, and the sizes of its parts: with a device's job, they give a round's bytes.
 
     ``part_bytes``: part -> bytes of its object in f32; ``before``: the stage whose rounds came before; ``signature``:
-    what clusters are made of, which a device sends once, "" for none.
+    what clusters are made of, which a device sends once, "" for none; ``layers``: those that may be exchanged alone ->
+    bytes, where the recipe has periods.
     """
 
     stage: Stage
     part_bytes: Mapping[str, int]
     before: Stage | None = None
     signature: str = ""
+    layers: Mapping[str, int] = {}
 
 
 def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     """The bytes in the cost of ``job``, a device's part of the stage; nothing else is in it."""
-    stage, part_bytes, before, signature = traffic
+    stage, part_bytes, before, signature, layers = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     changed = [part for part in sent(stage, exchange) if part in here]
     # Parts that a device's samples say nothing of stay the object that the coordinator has.
@@ -65,7 +68,14 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
         signature_bytes=signature_bytes(signature, candidate.class_counts)
         if signature and not is_closing(job.stage)
         else 0,
+        layer_bytes=period_of(job.slots.repair).layers * layers.get(largest_layer(job, layers), 0),
     )
+
+
+def largest_layer(job: Job, layers: Mapping[str, int]) -> str:
+    """The largest of the layers that a device trains, of equals the last by name; "" for none."""
+    own = in_parts(layers, sent(job.stage, job.slots.exchange))
+    return max(own, key=lambda name: (layers[name], name), default="")
 
 
 def signature_bytes(kind: str, class_counts: Sequence[int]) -> int:
@@ -162,13 +172,17 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     if libraries:
         memory["libraries"] = libraries
     once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
+    # Inside a period a device's own parts of two rounds, of which one may be tried again.
+    retained = (
+        bytes_of(sent(job.stage, job.slots.exchange), part_bytes) if period_of(job.slots.repair).rounds > 1 else 0
+    )
     cost = msgspec.structs.replace(
         bytes_,
         step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
         filling_peak_bytes=priced.cache_fill_peak,
-        disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + stored_bytes(job, samples),
+        disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + retained + stored_bytes(job, samples),
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         step_flops=priced.step_flops,

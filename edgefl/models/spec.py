@@ -20,8 +20,9 @@ import msgspec
 
 from edgefl.registry import method
 
-#: What travels beside the parts of the model: prototypes both ways, and once what clusters are made of.
-PROTOTYPES, SIGNATURE = "prototypes", "signature"
+#: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
+#: ("part|tensor" -> its values) both ways in rounds that exchange nothing else.
+PROTOTYPES, SIGNATURE, LAYERS = "prototypes", "signature", "layers"
 _MATCH = "match/"
 
 Norm = Literal["batch", "layer", "none"]
@@ -147,7 +148,7 @@ def is_matcher(part: str) -> bool:
 
 def is_scheduled(part: str) -> bool:
     """Whether a schedule can train a part: not ``match/<m>``, nor what travels beside the model."""
-    return part not in {PROTOTYPES, SIGNATURE} and not is_matcher(part)
+    return part not in {PROTOTYPES, SIGNATURE, LAYERS} and not is_matcher(part)
 
 
 def unscaled(spec: ModelSpec) -> list[str]:

@@ -30,6 +30,7 @@ from edgefl.models.spec import (
     shares_projection,
 )
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
 from edgefl.plan.stages import OWN_HOLDOUT, exchange_of, is_closing, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
@@ -55,6 +56,8 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
+    if problems := _period_problems(config, recipe, model):
+        raise ConfigError(config.name, problems)
     schedule = choose("schedule", recipe.slots)
     stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
     plan = RunPlan(
@@ -157,6 +160,23 @@ def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
     }
     why = {field: repair.bind(repair.method.unreadable)(name) for field, name in used.items() if name}
     return [Problem(field, text) for field, text in why.items() if text]
+
+
+def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) -> list[Problem]:
+    """What does not go with rounds in which devices go on from their own parts."""
+    if period_of(recipe.slots["repair"]).rounds == 1:
+        return []
+    why = f"repair: {next(iter(recipe.slots['repair']))} exchanges single layers between whole rounds"
+    found = []
+    if model.head.kind != "none" and model.head.norm == "batch":
+        text = f"is batch, and its statistics are not of the weights that a layer is replaced in: {why}; set layer"
+        found.append(Problem("model.head.norm", text))
+    for direction in ("up", "down"):
+        rules = _rules(getattr(config.transfer, direction))
+        if any(packing != "f32" for _, packing in rules):
+            text = f"packs changes of what the other side holds, and {why}, so that it holds something else; set f32"
+            found.append(Problem(f"transfer.{direction}", text))
+    return found
 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:

@@ -99,6 +99,18 @@ class Slots(msgspec.Struct, frozen=True):
     statistics: bool = False  # batch norm's are taken at the weights received, before they are evaluated
 
 
+class PeriodRound(msgspec.Struct, frozen=True):
+    """One device's round of a period, in which only the first begins with the model and only the last sends it.
+
+    ``resumes``: the trained parts go on from the device's own; ``whole``: everything trained is uploaded, as in every
+    round outside of periods; else ``layers``: those asked for ("part|tensor").
+    """
+
+    resumes: bool = False
+    whole: bool = True
+    layers: tuple[str, ...] = ()
+
+
 class Job(msgspec.Struct, frozen=True):
     """Everything one device needs to know to train one round, besides the tensors."""
 
@@ -108,6 +120,7 @@ class Job(msgspec.Struct, frozen=True):
     slots: Slots = Slots()
     signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
     transfer: Transfer = Transfer()
+    period: PeriodRound | None = None  # None: the recipe has no periods
 
 
 class Decline(msgspec.Struct, frozen=True):
@@ -162,6 +175,7 @@ class Placement(msgspec.Struct, frozen=True):
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
     shortened: Refusal | None = None  # why ``stage`` trains fewer encoder stages than all devices'; None: it does not
+    layer: str = ""  # the largest layer ("part|tensor") that it may be asked for alone; "": the recipe has no periods
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):

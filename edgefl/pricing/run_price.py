@@ -22,6 +22,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
+from edgefl.plan.periods import exchangeable, period_length, period_of
 from edgefl.plan.stages import encoder_stage, stage_before, with_closing
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
@@ -65,13 +66,23 @@ class _Run(NamedTuple):
     devices: Sequence[PlannedDevice]
     part_bytes: Mapping[str, int]
     pricer: Pricer
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+
+    def layers(self, stage: Stage) -> dict[str, int]:
+        """The layers of a stage that may be exchanged alone -> bytes; none where the recipe has no periods."""
+        if period_length(self.plan, stage) == 1:
+            return {}
+        trained = {part: self.shapes[part] for part in stage.trained}
+        return exchangeable(trained, sum(self.part_bytes[part] for part in trained))
 
 
 def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOptions) -> RunPrice:
     """Price of every schedule with each batch size, and what each device would train in each stage of the run."""
     model = build(plan.model, device="meta")
-    sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
-    run = _Run(plan, devices, sizes, process_pricer())
+    layouts = {part: part_layout(model, part) for part in model.parts_present}
+    sizes = {part: object_bytes(layout) for part, layout in layouts.items()}
+    shapes = {part: {name: shape for name, (_, shape) in layout.items()} for part, layout in layouts.items()}
+    run = _Run(plan, devices, sizes, process_pricer(), shapes)
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
@@ -98,6 +109,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         ),
         schedule=options.schedule,
         warnings=warnings_of(plan),
+        period=period_of(plan.slots.repair).rounds,
     )
 
 
@@ -129,7 +141,7 @@ def _stage_prices(
         if not can_cache(job):
             job = with_cache(job, "")
         priced = run.pricer(job, samples)
-        whole = StageTraffic(stage, run.part_bytes, before, wanted(plan.server))
+        whole = StageTraffic(stage, run.part_bytes, before, wanted(plan.server), run.layers(stage))
         traffic = moved(job, device, whole)
         first = traffic.joining_down_bytes + traffic.signature_bytes if before is None else traffic.entering_down_bytes
         yield StagePrice(
@@ -147,6 +159,7 @@ def _stage_prices(
             memory=dict(priced.memory),
             libraries_bytes=priced.libraries,
             exceeds=tuple(_exceeding(job, samples, priced, whole, run.devices)) if stage.rounds else (),
+            layer_bytes=traffic.layer_bytes,
         )
         stored |= set(priced.cache_fill_flops) if stage.rounds else set()
 
@@ -160,7 +173,15 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
         before = stage_before(plan.stages, stage)
         device_ = newcomer if before is None else msgspec.structs.replace(newcomer, arrival="entering")
         job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
-        placement = place(job, device_, run.part_bytes, run.pricer, before=before, signature=wanted(plan.server))
+        placement = place(
+            job,
+            device_,
+            run.part_bytes,
+            run.pricer,
+            before=before,
+            signature=wanted(plan.server),
+            layers=run.layers(stage),
+        )
         fits = placement.refusal is None
         yield DevicePlan(
             newcomer.device,

@@ -78,13 +78,15 @@ class Update(_Message, frozen=True, tag="update"):
 
     device: str = ""
     attempt: Attempt = Attempt()
-    manifest: Manifest = {}  # trained parts that are exchanged, and "prototypes", "signature" where there are any
+    manifest: Manifest = {}  # trained parts that are exchanged, or "layers"; "prototypes", "signature" if there are any
     samples: dict[str, int] = {}  # part -> number of samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
     complete: bool = True  # whether it trained with complete data: with repair: poverty, has no poverty layer
     poverty: int = -1  # the poverty layer, as its place among the weight tensors of the manifest's parts; -1: none
     poverty_change: float = 0.0  # how much missing modalities changed it; 0: none, or not told
+    layer: str = ""  # of a recipe with periods: the poverty layer that may be exchanged alone, as "part|tensor"
+    base: str = ""  # the digest of what the device retains, which its next round of the period goes on from
 
 
 class Need(_Message, frozen=True, tag="need"):
@@ -179,6 +181,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     chunk_bytes: int = 0
     credit: int = 0
     packed: dict[str, PackedPart] = {}
+    base: str = ""  # of a round that goes on from the device's own parts: their digest, as in its last update
 
 
 class Grant(Need, frozen=True, tag="grant"):

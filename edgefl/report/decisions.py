@@ -34,6 +34,7 @@ _REQUESTS = {
 }
 BEHIND = "at work on an earlier round"
 NOT_CHOSEN = "not chosen"
+NEXT_PERIOD = "waits for the next period"
 
 _NOTE = (
     "Decided by the plan: the predicted cost exceeds the device's budget, or its data or methods do not suit the "
@@ -270,6 +271,7 @@ def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
             )
         elif event.kind == "round_started":
             busy = dict.fromkeys(event.data.get("behind", ()), BEHIND)
+            busy |= dict.fromkeys(event.data.get("next_period", ()), NEXT_PERIOD)
             found[event.stage, event.round] = away | busy | left_out
     return found
 

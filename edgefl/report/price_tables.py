@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.plan.job import Placement
+from edgefl.plan.periods import whole_exchanges
 from edgefl.plan.stages import is_closing, trained_stages
 from edgefl.records import Cost
 from edgefl.report import units
@@ -136,7 +137,7 @@ def _placements(price: RunPrice) -> Grid:
             if row.placement.refusal:
                 return ""
             joins = row is begins[row.device]
-            spent = row.placement.cost if group == "a step" else stage_total(row.placement, joins=joins)
+            spent = row.placement.cost if group == "a step" else stage_total(row.placement, price.period, joins=joins)
             return units.number(units.scaled(get(spent), unit))
 
         return Column(name, cell, units.printed_unit(unit), group)
@@ -157,22 +158,30 @@ def _placements(price: RunPrice) -> Grid:
         "budgets has it), and --trainer-base sets it here. A stage: all its rounds, with the larger first download and "
         "the pass that stores what is frozen, so that the stages add up to the device's bill."
     )
+    if price.period > 1:
+        largest = max((row.placement.cost.layer_bytes for row in price.devices), default=0)
+        note += (
+            f" Of {price.period} rounds one brings the model and one takes what was trained; in the others a layer of "
+            f"at most {units.mib(largest)} travels each way, as which it is counted here."
+        )
     return table("Devices", columns, price.devices, [note])
 
 
-def stage_total(placement: Placement, *, joins: bool) -> Cost:
+def stage_total(placement: Placement, period: int = 1, *, joins: bool) -> Cost:
     """FLOPs and bytes of all rounds of a stage at a device that misses none; ``joins``: it is the device's first stage.
 
     As the rounds' own predictions add up: the first brings whole parts and stores a frozen prefix, the last sends whole
-    parts, and the run's first has no prototypes to bring.
+    parts, and the run's first has no prototypes to bring. ``period``: rounds from one whole exchange to the next.
     """
-    cost, later = placement.cost, placement.stage.rounds - 1
+    cost, rounds = placement.cost, placement.stage.rounds
+    later, more = rounds - 1, whole_exchanges(rounds, period) - 1
+    layers = (later - more) * cost.layer_bytes
     first = placement.predicted_first.get("flops")
     brought = cost.joining_down_bytes - cost.prototypes_down_bytes if joins else cost.entering_down_bytes
     return Cost(
         flops=later * cost.flops + (first.value or 0.0 if first is not None else cost.flops),
-        payload_down_bytes=brought + later * cost.payload_down_bytes,
-        payload_up_bytes=later * cost.payload_up_bytes + cost.whole_up_bytes + joins * cost.signature_bytes,
+        payload_down_bytes=brought + more * cost.payload_down_bytes + layers,
+        payload_up_bytes=more * cost.payload_up_bytes + cost.whole_up_bytes + layers + joins * cost.signature_bytes,
     )
 
 

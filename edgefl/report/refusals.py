@@ -18,6 +18,8 @@ REASONS: dict[str, str] = {
     "labels": "unlabelled data",
     "method": "method not installed",
     "busy": "busy with another round",
+    "out_of_step": "other parts retained than the period goes on from",
+    "layer": "no layer small enough to be exchanged alone",
     "protocol": "other version of the protocol",
     "replay": "offer older than one taken up before",
     "transfer": "parts could not be fetched",

@@ -1,4 +1,4 @@
-"""Tables of a run's rounds, late updates, repaired layers, devices, stages and bundles; status of an unfinished run."""
+"""Tables of a run's rounds, late updates, devices, stages and bundles; status of an unfinished run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ CLOSING = " (closing round: every eligible device, the model does not change)"
 _LATE_NOTE = (
     "An update made from the model of s rounds ago moves the model by the change it makes, times (1 + s) to the power "
     "of −alpha. Too old: made from a model older than round.max_staleness, and dropped."
-)
-_REPAIR_NOTE = (
-    "A device whose batches lacked modalities after complete ones has a poverty layer, the one that changed most. It "
-    "is replaced by the mean of its cluster's donors in the round."
 )
 
 
@@ -154,31 +150,6 @@ def late_updates(report: RunReport) -> Grid:
         Column("too old", lambda device: old[device], tip="Updates, or work on them, that were dropped."),
     ]
     return table("Late updates", columns, sorted({*late, *old}), [_LATE_NOTE], "No update was late.")
-
-
-def repaired(row: RoundRow) -> dict[str, Record]:
-    """device -> the replacement of its layer (part, tensor, donors), or why it was kept."""
-    found = row.record.get("repaired", {})
-    records = found.items() if isinstance(found, dict) else ()
-    return {name: record for name, record in records if isinstance(record, dict)}
-
-
-def repairs(report: RunReport) -> Grid:
-    """How many updates had their layer replaced and how many not, by reason. No rows: the recipe repairs nothing."""
-    met: dict[str, list[tuple[str, int]]] = {}  # reason ("": replaced) -> (device, round counted through the run)
-    for number, row in enumerate((row for row in report.rounds if row.status == "done"), start=1):
-        for device, record in repaired(row).items():
-            met.setdefault(str(record.get("kept", "")), []).append((device, number))
-    if met:
-        met.setdefault("", [])
-    columns: list[Column[str]] = [
-        Column("poverty layer", lambda kept: f"kept: {kept}" if kept else "replaced", key=True, text=True),
-        Column("updates", lambda kept: len(met[kept])),
-        Column("devices", lambda kept: len({device for device, _ in met[kept]})),
-        Column("rounds", lambda kept: units.spans([number for _, number in met[kept]])),
-    ]
-    rows = sorted(met, key=lambda kept: (bool(kept), -len(met[kept]), kept))
-    return table("Substitutions", columns, rows, [_REPAIR_NOTE], "No layer was to be replaced.")
 
 
 def devices(report: RunReport) -> Grid:

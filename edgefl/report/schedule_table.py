@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from edgefl.budget.fit import RunPrice
+from edgefl.budget.fit import RunPrice, StagePrice
+from edgefl.plan.periods import whole_exchanges
 from edgefl.registry import default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Row, measure, table
@@ -20,6 +21,13 @@ class _Total(NamedTuple):
     step: int
     flops: float
     payload: float
+
+
+def _payload(stage: StagePrice, period: int) -> int:
+    """Bytes of all rounds of a stage, down and up."""
+    wholes = whole_exchanges(stage.rounds, period)
+    usual = stage.payload_down_bytes + stage.payload_up_bytes
+    return stage.whole_bytes + (wholes - 1) * usual + 2 * (stage.rounds - wholes) * stage.layer_bytes
 
 
 def batch_column(price: RunPrice, get: Callable[[Row], int]) -> list[Column[Row]]:
@@ -42,7 +50,7 @@ def totals(price: RunPrice) -> Grid:
             rounds=sum(s.rounds for s in stages),
             step=max((s.step_peak_bytes + libraries for s in stages), default=0),
             flops=sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages),
-            payload=sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
+            payload=sum(_payload(s, price.period) for s in stages),
         )
         rows.append(row)
     references = {row.batch_size: row for row in rows if row.schedule == default("schedule")}

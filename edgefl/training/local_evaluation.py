@@ -15,6 +15,7 @@ from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.registry import chosen
 from edgefl.training.evaluate import Criteria, Tensors, judge
+from edgefl.training.exchanged_layers import by_part
 from edgefl.training.fill import at_inference, matcher_of
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
@@ -36,10 +37,7 @@ def personal_evaluation(
     repair = chosen("repair", job.slots.repair)[0].method
     if not repair.personal or not len(holdout) or len(own) < len(job.stage.trained):
         return {}
-    better: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in parts.get(repair.part, {}).items():
-        part, _, name = key.partition("|")
-        better.setdefault(part, {})[name] = value
+    better = by_part(parts.get(repair.part, {}))
     before = {part: part_tensors(model, part) for part in own}
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})

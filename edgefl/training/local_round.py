@@ -21,7 +21,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, RunError
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.spec import PROTOTYPES, SIGNATURE, modality_of
+from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing, sent
@@ -30,6 +30,7 @@ from edgefl.plan.training_samples import built_parts
 from edgefl.registry import Observer, chosen, signature
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
 from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
+from edgefl.training.exchanged_layers import asked_layers, between, by_part
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import Auxiliary, auxiliary_of, local_tables, private_head_tensors, pseudo_labels_of
 from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
@@ -63,7 +64,7 @@ class RoundResult:
     """Outcome of one device's round.
 
     ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
-    ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``, ``poverty_change``: as in an update;
+    ``samples[part]``: samples the part was trained on; ``complete`` to ``layer``: as in an update;
     ``flops``: counted, ``cache_fill_flops`` of them for the frozen prefix of every sample.
     """
 
@@ -76,6 +77,7 @@ class RoundResult:
     complete: bool = True
     poverty: int = -1
     poverty_change: float = 0.0
+    layer: str = ""
     cache_fill_flops: float = 0.0
 
 
@@ -142,8 +144,9 @@ def _training_round(
         metrics=training.metrics() | received | personal | trained,
         compute_s=training.compute_s,
         complete=observer.complete if observer is not None else all(dataset.has(m).all() for m in job.model.encoders),
-        poverty=observer.layer(sending) if observer is not None else -1,
+        poverty=observer.layer(sending) if observer is not None and not between(job) else -1,
         poverty_change=observer.change if observer is not None else 0.0,
+        layer=(observer.poorest() or "") if observer is not None and job.period is not None else "",
         cache_fill_flops=cache_fill.flops,
     )
 
@@ -158,12 +161,18 @@ def _closing_round(job: Job, dataset: Dataset, model: StagedModel, rng: np.rando
 
 
 def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedModel:
-    """The model before training: parts as received but, of those that are not exchanged, the device's own."""
+    """The model before training: parts as received, or the device's own with the layers that it was lent.
+
+    Its own are those that are not exchanged; inside a period all that it trains.
+    """
     wanted = built_parts(job)
     model = build(job.model, wanted, device=local.device, seed=job.hyper.seed)
-    own = set(kept_parts(job))
+    resumes = job.period is not None and job.period.resumes
+    own = set(job.stage.trained if resumes else kept_parts(job))
+    lent = by_part(parts[LAYERS]) if resumes and LAYERS in parts else {}
     for name in wanted:
-        load_part(model, name, local.kept[name] if name in own and name in local.kept else parts[name])
+        tensors = local.kept[name] if name in own and name in local.kept else parts[name]
+        load_part(model, name, {**tensors, **lent[name]} if name in lent else tensors)
     return model
 
 
@@ -241,10 +250,14 @@ class _Training:
         counts = {part: int(dataset.has(m)[usable].sum()) if m else len(usable) for part, m in modalities.items()}
         samples = {part: count for part, count in counts.items() if count > 0}
         # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
-        sending = {p: part_tensors(model, p, copy=False) for p in sent(job.stage, job.slots.exchange) if p in samples}
-        tables = local_tables(job, model, self.auxiliary, dataset, self.rng)
-        if tables is not None:
-            sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
+        if between(job):
+            sending = asked_layers(job, model, samples)
+        else:
+            exchanged = sent(job.stage, job.slots.exchange)
+            sending = {p: part_tensors(model, p, copy=False) for p in exchanged if p in samples}
+            tables = local_tables(job, model, self.auxiliary, dataset, self.rng)
+            if tables is not None:
+                sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
         if job.signature:
             sending[SIGNATURE] = signature(job.signature).sign(dataset, job.model.classes, job.hyper.seed)
         return sending, samples

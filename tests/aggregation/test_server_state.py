@@ -15,7 +15,7 @@ from edgefl.aggregation.server_state import (
     fold_residuals,
     packed_parts,
     publish,
-    without_packed,
+    without_passing,
 )
 from edgefl.plan.job import Transfer
 from edgefl.protocol.messages import PackedPart
@@ -107,7 +107,7 @@ def test_an_offer_names_the_packed_objects_of_its_own_parts_up_to_a_limit() -> N
         "task": PackedPart(ref(3), ref(2).id, "delta+int8"),
         "head/a": PackedPart(ref(5), "", "int8"),
     }
-    assert without_packed(state) == {"task": ref(1)}
+    assert without_passing(state) == {"task": ref(1)}
     many = {f"part{number}": ref(1) for number in range(MOST_PACKED + 1)}
     assert list(packed_parts(state, many)) == list(many)[:MOST_PACKED]
 

@@ -9,6 +9,7 @@ from test_compile import SHAPE, run_config
 from training_fixture import dataset, job, model_spec, parts_of
 
 from edgefl.config.profiles import load_recipe, shipped
+from edgefl.errors import ConfigError
 from edgefl.export.bundle import export_bundles
 from edgefl.export.drafts import TrainedState
 from edgefl.models.spec import HeadSpec, Norm
@@ -18,7 +19,7 @@ from edgefl.pricing.round_price import Pricer
 from edgefl.registry import method
 from edgefl.training.local_round import LocalState, train_round
 
-LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-reconstruction"}
+LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-layer", "mmic-reconstruction"}
 NORMS: tuple[Norm, ...] = ("batch", "layer", "none")
 
 
@@ -33,7 +34,11 @@ def compiled(recipe: str, slots: dict | None = None, **head: object) -> RunPlan:
 def test_the_default_norm_of_every_recipe_and_batch_norm_where_a_run_file_asks_for_it(recipe: str):
     expected = "none" if recipe == "apromfl" else "layer" if recipe in LAYER else "batch"
     assert compiled(recipe).model.head.norm == expected
-    assert compiled(recipe, norm="batch").model.head.norm == "batch"
+    if recipe == "mmic-layer":  # a layer is replaced on the devices, whose statistics are then of other weights
+        with pytest.raises(ConfigError, match=r"model\.head\.norm"):
+            compiled(recipe, norm="batch")
+    else:
+        assert compiled(recipe, norm="batch").model.head.norm == "batch"
 
 
 def test_a_slot_of_the_run_file_decides_as_one_of_the_recipe_does():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from training_fixture import job
 
 from edgefl.errors import ModelError
+from edgefl.methods.repair.poverty import copied, unreadable
 from edgefl.methods.repair.poverty_layer import (
     PovertyObserver,
     adam_change,
@@ -24,7 +25,6 @@ from edgefl.methods.repair.poverty_layer import (
     sgd_change,
     weight_tensors,
 )
-from edgefl.methods.repair.poverty_substitution import copied, unreadable
 from edgefl.models.staged import build
 from edgefl.training.optimizers import EPS, SGD, AdamW, Group
 

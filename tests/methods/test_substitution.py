@@ -14,7 +14,7 @@ from edgefl.aggregation.history import UpdateInfo
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.registry import choose
-from edgefl.report.rounds import repairs
+from edgefl.report.repairs import repairs
 from edgefl.storage.objects import ObjectStore
 
 PART = "task"

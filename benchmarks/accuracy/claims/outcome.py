@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.accuracy.claims.study import Cell, Trial
 from benchmarks.accuracy.table.collect import own
 from benchmarks.common.result_lines import add_row, rows_in
-from edgefl.report.rounds import repaired
+from edgefl.report.repairs import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 
 #: Metrics of the test set that are kept, of each condition.

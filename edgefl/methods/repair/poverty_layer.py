@@ -20,6 +20,7 @@ from edgefl.errors import ModelError
 from edgefl.lazy import torch
 from edgefl.models.spec import is_scheduled
 from edgefl.plan.job import Job
+from edgefl.plan.periods import VALUE_BYTES, exchangeable
 from edgefl.plan.stages import sent
 
 if TYPE_CHECKING:
@@ -40,18 +41,24 @@ def weight_tensors(parts: Mapping[str, Mapping[str, Array]]) -> list[tuple[str, 
 
 
 def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
-    """The weights of the parts that are sent, by parameter: "part|tensor".
+    """The weights of the parts that are sent, by parameter: "part|tensor"; in a period, those that may travel alone.
 
     Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
     """
-    from edgefl.models.parts import named_parameters  # loads torch
+    from edgefl.models.parts import named_parameters, named_tensors  # loads torch
 
-    return {
+    modules = {part: model.part(part) for part in sent(job.stage, job.slots.exchange)}
+    layers = {
         parameter: f"{part}|{name}"
-        for part in sent(job.stage, job.slots.exchange)
-        for name, parameter in named_parameters(model.part(part)).items()
+        for part, module in modules.items()
+        for name, parameter in named_parameters(module).items()
         if parameter.ndim >= 2 and name.endswith("weight")
     }
+    if job.period is None:
+        return layers
+    shapes = {p: {name: tuple(t.shape) for name, t in named_tensors(module).items()} for p, module in modules.items()}
+    may = exchangeable(shapes, sum(VALUE_BYTES * math.prod(s) for own in shapes.values() for s in own.values()))
+    return {parameter: name for parameter, name in layers.items() if name in may}
 
 
 def relative_change(before: Tensor, after: Tensor) -> Tensor:

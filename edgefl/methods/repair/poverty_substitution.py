@@ -10,7 +10,7 @@ Planned first, for the record; then computed from the uploads as they came, of w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,18 +18,11 @@ from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import MisfitError, Tensor, Tensors, WeightedMean
 from edgefl.aggregation.server_state import of_device
 from edgefl.errors import ModelError
-from edgefl.methods.repair.poverty_layer import PovertyObserver, poverty_layers, weight_tensors
+from edgefl.methods.repair.poverty_layer import weight_tensors
 from edgefl.models.spec import is_scheduled
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
-from edgefl.registry import Option, Repair, Rule, register
 from edgefl.storage.objects import ObjectStore
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from edgefl.models.staged import StagedModel
-    from edgefl.plan.job import Job
 
 #: The part with the one layer that a device is sent for its personal model.
 PART = "poverty"
@@ -203,57 +196,3 @@ def _poorest(
         else:
             none[update.device] = "it names a layer that it did not train"
     return poorest, none
-
-
-def observe(job: Job, model: StagedModel, *, form: str) -> PovertyObserver:
-    """Observer of a device's training for its poverty layer."""
-    return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
-
-
-def copied(job: Job, model: StagedModel, *, form: str) -> list[nn.Parameter]:
-    """The parameters of which a step holds copies: those whose change is measured exactly."""
-    return list(poverty_layers(job, model)) if form == "exact" else []
-
-
-def unreadable(optimizer: str, *, form: str) -> str:
-    """Why a poverty layer cannot be read from this local optimiser; "": it can."""
-    if form == "exact" or optimizer != "adafactor":
-        return ""
-    return "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
-
-
-_ONE_MODEL = "poverty mends one model for all, relationship makes one for each; set another weight, or repair: none"
-_LACKING = "poverty needs samples that lack a modality, missing: ignore leaves them out"
-register(
-    Repair("none", "nothing", default=True),
-    Repair(
-        "poverty",
-        "the layer that missing modalities change most comes from devices of the group with complete data (MMiC)",
-        {
-            "form": Option(
-                "optimiser",
-                "how the change is had: from copies, or from the optimiser's own step",
-                ("exact", "optimiser"),
-            ),
-            "donors": Option(
-                "less_affected",
-                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: in rounds "
-                "without any, those whose layers missing modalities changed less",
-                ("complete", "less_affected"),
-            ),
-        },
-        rules=(
-            Rule("weight", "personal", _ONE_MODEL, wanted=False),
-            Rule("missing", "complete_only", _LACKING, wanted=False),
-        ),
-        per_round=True,
-        mend=mend,
-        unlikely=unlikely,
-        observe=observe,
-        copied=copied,
-        unreadable=unreadable,
-        part=PART,
-        personal=True,
-        moves=True,
-    ),
-)

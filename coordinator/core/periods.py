@@ -1,0 +1,44 @@
+"""Periods of rounds in which devices go on from their own parts: who goes on, and what each exchanges. Pure.
+
+``edgefl.plan.periods`` says what a period is. Its devices are those whose updates of the round before count; who was
+late, lost or declined, and who joined meanwhile, waits for the next period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.core.state import State
+from edgefl.aggregation.history import Track
+from edgefl.plan.job import PeriodRound, RunPlan
+from edgefl.plan.periods import ends, period_length
+from edgefl.registry import Member, choose
+
+
+def makes_model(plan: RunPlan, stage: int, number: int) -> bool:
+    """Whether a round uploads everything trained, and so makes a new model: inside a period its last one alone."""
+    one = plan.stages[stage - 1]
+    return ends(number, one.rounds, period_length(plan, one))
+
+
+def continuing(state: State, able: Sequence[str]) -> list[str]:
+    """Those of the devices that go on with the period under way; none in the first round of one."""
+    return [name for name in able if name in state.memory.period]
+
+
+def period_rounds(state: State, names: Sequence[str]) -> dict[str, PeriodRound]:
+    """What each device does in the present round of the period; nothing where the recipe has no periods."""
+    if period_length(state.plan, state.plan.stages[state.stage - 1]) == 1:
+        return {}
+    resumes, whole = bool(continuing(state, names)), makes_model(state.plan, state.stage, state.number)
+    if whole:
+        return {name: PeriodRound(resumes, whole) for name in names}
+    repair, tracks, devices = choose("repair", state.plan.server), state.memory.devices, state.devices
+    members = {
+        name: Member(track.cluster, track.layer, track.change, placement.stage.trained, placement.layer)
+        for name in names
+        for track, placement in [(tracks.get(name, Track()), devices[name].placement)]
+        if placement is not None
+    }
+    asked = repair.bind(repair.method.ask)(members)
+    return {name: PeriodRound(resumes, whole, asked.get(name, ())) for name in names}

@@ -1,0 +1,36 @@
+"""Layers that travel alone, named "part|tensor": those lent to a device, and those it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgefl.models.parts import part_tensors
+from edgefl.models.spec import LAYERS
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Job
+
+Tensors = dict[str, np.ndarray]
+
+
+def between(job: Job) -> bool:
+    """Whether the round uploads layers alone: it is inside a period."""
+    return job.period is not None and not job.period.whole
+
+
+def by_part(layers: Mapping[str, np.ndarray]) -> dict[str, Tensors]:
+    """Part -> its tensors by name, of layers named "part|tensor"."""
+    found: dict[str, Tensors] = {}
+    for layer, value in layers.items():
+        part, _, name = layer.partition("|")
+        found.setdefault(part, {})[name] = value
+    return found
+
+
+def asked_layers(job: Job, model: StagedModel, samples: Mapping[str, int]) -> dict[str, Tensors]:
+    """The layers that the round asks for, as one part; without those of parts that no sample trained."""
+    asked = [layer for layer in (job.period.layers if job.period else ()) if layer.partition("|")[0] in samples]
+    parts = {part: part_tensors(model, part, copy=False) for part in {layer.partition("|")[0] for layer in asked}}
+    found = {layer: parts[part][name] for layer in asked for part, _, name in [layer.partition("|")]}
+    return {LAYERS: found} if found else {}

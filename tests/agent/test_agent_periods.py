@@ -1,0 +1,59 @@
+"""Periods in the agent's machine: it goes on from what it retained, or says that it cannot."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from test_agent_machine import job, offer, play, ready, sent
+
+from device_agent.core import state as v
+from edgefl.plan.job import PeriodRound
+from edgefl.protocol import messages as m
+from edgefl.records import OUT_OF_STEP, ObjectRef, digest_of
+
+
+def period_offer(number, base="", *, resumes=True, whole=False):
+    period = PeriodRound(resumes, whole, ("task|out.weight",))
+    return replace(offer(number, job=job(period=period)), base=base)
+
+
+def ends(message, retained):
+    result = v.Result({}, {"task": 32}, {"loss": 0.5}, retained=retained)
+    return v.TrainingEnded(message.attempt, result)
+
+
+def test_inside_a_period_a_device_goes_on_from_what_it_retained_or_declines():
+    retained = {"task": ObjectRef("d" * 64, 500)}
+    first = period_offer(1, resumes=False)
+    state, out = play(ready(), first, v.Fetched(first.attempt), ends(first, retained))
+    (update,) = sent(out, m.Update)
+    assert update.base == digest_of(retained) != ""
+    assert state.retained[-1].manifest == retained
+    state = play(state, m.Ack(first.attempt))[0]
+    strange = period_offer(2, base="0" * 64)
+    _, out = play(state, strange)
+    (decline,) = sent(out, m.Decline)
+    assert decline.refusal.reason == OUT_OF_STEP
+    assert "of round 1 of stage 1" in decline.refusal.detail
+    second = period_offer(2, base=update.base)
+    state, out = play(state, second, v.Fetched(second.attempt))
+    (train,) = [one for one in out if isinstance(one, v.Train)]
+    assert train.retained == retained
+    new = {"task": ObjectRef("e" * 64, 500)}
+    state = play(state, ends(second, new))[0]
+    assert [one.manifest for one in state.retained] == [retained, new], "the round may be tried again"
+    again = replace(second, attempt=replace(second.attempt, attempt=2))
+    _, out = play(state, m.Abort(second.attempt), again, v.Fetched(again.attempt))
+    assert [one.retained for one in out if isinstance(one, v.Train)] == [retained]
+
+
+def test_a_device_that_retains_nothing_is_out_of_step():
+    _, out = play(ready(), period_offer(2, base=digest_of({"task": ObjectRef("d" * 64, 500)})))
+    (decline,) = sent(out, m.Decline)
+    assert decline.refusal.reason == OUT_OF_STEP
+    assert "of no round" in decline.refusal.detail
+
+
+def test_outside_of_periods_an_update_names_no_base():
+    first = offer()
+    _, out = play(ready(), first, v.Fetched(first.attempt), ends(first, {"task": ObjectRef("d" * 64, 500)}))
+    assert sent(out, m.Update)[0].base == ""
