@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -102,25 +103,47 @@ def clusters_of(devices: Iterable[str], memory: Memory | None) -> dict[int, list
 def seats(sizes: Mapping[int, int], count: int, rng: np.random.Generator) -> dict[int, int]:
     """cluster -> how many of its devices train; together ``count``, or all when there are fewer.
 
-    In proportion to the clusters' ``sizes``, but two or more of a cluster, or all of it, or none. Where the seats do
-    not suffice for every cluster, those are drawn that take part; a device's chance depends little on its cluster.
+    Systematic sampling: expected seats are in proportion to the clusters' ``sizes``, so that an even draw gives every
+    device one chance. Two devices of a cluster train together where that keeps the chances (``_accompany``).
     """
     total = sum(sizes.values())
-    fair = {m: min(n, max(TOGETHER, n * count // total)) for m, n in sorted(sizes.items()) if n}
-    odds = np.log([sizes[m] / seats for m, seats in fair.items()]) + rng.gumbel(size=len(fair))
-    order = [list(fair)[i] for i in np.argsort(-odds)]
-    given: dict[int, int] = {}
-    left = min(count, total)
+    order = sorted(m for m in sizes if sizes[m])
+    order = [order[i] for i in rng.permutation(len(order))]
+    start = int(rng.integers(max(total, 1)))
+    ends = [(end * min(count, total) + start) // total for end in accumulate(sizes[m] for m in order)]
+    given = dict.fromkeys(sizes, 0) | {m: end - before for m, before, end in zip(order, [0, *ends], ends, strict=False)}
     for m in order:
-        given[m] = min(fair[m], left)
-        left -= given[m]
-        if given[m] < min(TOGETHER, sizes[m]):  # a single seat: to a cluster that is there already
-            left, given[m] = left + given[m], 0
-    for _ in range(left):
-        room = [m for m in order if given[m] < sizes[m]]
-        least = min((m for m in room if given[m]), key=lambda m: given[m] / sizes[m], default=room[0])
-        given[least] += 1
+        if given[m] == 1 < sizes[m]:
+            given |= _accompany(m, order, sizes, given, rng)
     return given
+
+
+def _accompany(
+    lone: int, order: Sequence[int], sizes: Mapping[int, int], given: Mapping[int, int], rng: np.random.Generator
+) -> dict[int, int]:
+    """New seats of a cluster that has one and of those it exchanges with; empty where that is not possible.
+
+    Exchanges are drawn so that every cluster keeps its expected seats: ``n`` of two clusters' seats with probability
+    1/n, else none; or, of two others with two seats, one gives both, to this one and to the third, or one takes this.
+    """
+
+    def fits(m: int, n: int) -> bool:
+        return 0 <= n <= sizes[m] and (n != 1 or sizes[m] == 1)
+
+    others = [m for m in order if m != lone and given[m] and fits(m, given[m] + 1)]
+    exchanges = [
+        (n, given[m] + 1 - n, m)
+        for m in others
+        for n in range(TOGETHER, min(sizes[lone], given[m] + 1) + 1)
+        if fits(m, given[m] + 1 - n)
+    ]
+    if exchanges:
+        n, rest, other = min(exchanges, key=lambda exchange: exchange[:2])  # the least change, another lone one first
+        return {lone: n, other: rest} if rng.integers(n) == 0 else {lone: 0, other: rest + n}
+    if len(others) < 2:
+        return {}
+    giver, taker = rng.permutation(others)[:2].tolist()  # each has two seats and room for a third
+    return {lone: 2, giver: 0, taker: 3} if rng.integers(2) else {lone: 0, taker: 3}
 
 
 def count_of(devices: int, share: float) -> int:

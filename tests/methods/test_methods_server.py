@@ -217,54 +217,6 @@ def test_the_selectors_defaults_are_the_papers():
 # Selection inside clusters
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 40), st.integers(0, 99))
-@settings(max_examples=200, deadline=None)
-def test_seats_are_all_given_and_no_device_of_a_larger_cluster_sits_alone(sizes, count, seed):
-    clusters = dict(enumerate(sizes))
-    given_seats = select.seats(clusters, count, np.random.default_rng(seed))
-    assert sum(given_seats.values()) == min(count, sum(sizes))
-    assert all(0 <= given_seats[m] <= size for m, size in clusters.items())
-    alone = [m for m, seat in given_seats.items() if seat == 1 < clusters[m]]
-    room = [m for m, seat in given_seats.items() if m not in alone and 0 < seat < clusters[m]]
-    assert not alone or (len(alone) == 1 and not room)
-    assert given_seats == select.seats(dict(reversed(clusters.items())), count, np.random.default_rng(seed))
-
-
-def test_seats_by_hand():
-    """6 of 12 in clusters of 6, 4 and 2: 3, 2 and 2 would be 7; a single last seat goes to a cluster that has some."""
-    for seed in range(20):
-        got = select.seats({0: 6, 1: 4, 2: 2}, 6, np.random.default_rng(seed))
-        assert [got[m] for m in range(3)] in ([2, 2, 2], [3, 3, 0], [4, 0, 2], [4, 2, 0])
-    assert select.seats({0: 6, 1: 6}, 6, np.random.default_rng(0)) == {0: 3, 1: 3}
-    assert sorted(select.seats({0: 4, 1: 4, 2: 4}, 3, np.random.default_rng(0)).values()) == [0, 0, 3]
-    assert sorted(select.seats({0: 4, 1: 4, 2: 4}, 1, np.random.default_rng(0)).values()) == [0, 0, 1]
-
-
-class Even:
-    """A generator without chance: every draw of Gumbel noise is 0."""
-
-    def gumbel(self, size: int) -> np.ndarray:
-        return np.zeros(size)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "count", "expected"),
-    [
-        # Fair are 2, 2 (of 1.2) and 2 (of .8); odds 5/2, 3/2, 2/2: the largest first, the single seat left to it.
-        ({2: 2, 1: 3, 0: 5}, 5, {0: 3, 1: 2, 2: 0}),
-        ({0: 5, 1: 3, 2: 2}, 4, {0: 2, 1: 2, 2: 0}),
-        # Fair are 4 and 2, so that of 7 seats one is left: it goes where fewer of the devices are, 2/4 and not 4/7.
-        ({0: 7, 1: 4}, 7, {0: 4, 1: 3}),
-        ({0: 0, 1: 1, 2: 3}, 9, {1: 1, 2: 3}),
-        ({0: 1, 1: 1}, 1, {0: 1, 1: 0}),
-        ({0: 3}, 1, {0: 1}),
-        ({}, 3, {}),
-    ],
-)
-def test_seats_without_chance_by_hand(sizes: dict[int, int], count: int, expected: dict[int, int]) -> None:
-    assert select.seats(sizes, count, Even()) == expected  # type: ignore[arg-type]
-
-
 def grouped(**clusters: int) -> Memory:
     return Memory(rounds=9, devices={name: Track(cluster=cluster, selected=1) for name, cluster in clusters.items()})
 
