@@ -53,7 +53,7 @@ wheels: wheel  ## $(WHEELS): the wheel and what an extra needs, for a device wit
 	build/wheel-environment/bin/python -m pip --disable-pip-version-check --quiet download --dest $(WHEELS) \
 		--only-binary=:all: --implementation cp --python-version $(FOR) \
 		$(foreach minor,$(shell seq 5 $(GLIBC)),--platform manylinux_2_$(minor)_$(ARCH)) --platform manylinux2014_$(ARCH) \
-		"edgefl-toolkit$(if $(EXTRA),[$(EXTRA)]) @ file://$$(ls -t $(CURDIR)/dist/*.whl | head -1)"
+		"$$(ls -t dist/*.whl | head -1)$(if $(EXTRA),[$(EXTRA)])"
 	@du -sh $(WHEELS)
 
 demo: $(VENV)/.demo  ## the main job on real data: broker, coordinator, four devices, six stages, the bill
@@ -82,10 +82,10 @@ test-gpu: $(VENV)/.dev  ## training and its memory limits on this machine's NVID
 test-kserve: $(VENV)/.dev  ## `edgefl serve` with KServe's own client, installed for it (nightly)
 	$(PYTHON) -m venv build/kserve-environment
 	build/kserve-environment/bin/python -m pip --disable-pip-version-check --quiet install 'kserve>=0.15'
-	EDGEFL_KSERVE_PYTHON=$(CURDIR)/build/kserve-environment/bin/python \
+	EDGEFL_KSERVE_PYTHON="$(CURDIR)/build/kserve-environment/bin/python" \
 		$(BIN)/python -m pytest tests/serve/test_foreign_clients.py -k kserve
 
-RUNTIMES := $(CURDIR)/build/runtimes
+RUNTIMES := build/runtimes
 # onnxruntime 1.17 has wheels for Python 3.8 to 3.12.
 test-runtimes: $(VENV)/.dev  ## bundles in other runtimes, installed for it: pip, npm, node and chromium (nightly)
 	$(PYTHON) -m venv $(RUNTIMES)/oldest
@@ -93,7 +93,7 @@ test-runtimes: $(VENV)/.dev  ## bundles in other runtimes, installed for it: pip
 	$(PYTHON) -m venv $(RUNTIMES)/python
 	$(RUNTIMES)/python/bin/python -m pip --disable-pip-version-check --quiet install openvino tract numpy
 	cd $(RUNTIMES) && npm install --ignore-scripts --silent --no-save --prefix . onnxruntime-node onnxruntime-web
-	EDGEFL_RUNTIMES=$(RUNTIMES) $(BIN)/python -m pytest -rP tests/export/test_runtimes.py
+	EDGEFL_RUNTIMES="$(CURDIR)/$(RUNTIMES)" $(BIN)/python -m pytest -rP tests/export/test_runtimes.py
 
 docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py

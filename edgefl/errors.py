@@ -6,6 +6,7 @@ One base class; each child has an exit code that never changes, so scripts can r
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def install_command(extra: str) -> str:
     The distribution itself is installed there already, from a wheel or a checkout, so that pip fetches only what the
     extra adds.
     """
-    return f"{sys.executable or 'python'} -m pip install '{DISTRIBUTION}[{extra}]'"
+    return shlex.join([sys.executable or "python", "-m", "pip", "install", f"{DISTRIBUTION}[{extra}]"])
 
 
 #: Before pip brings torch, where its default build is not the right one.

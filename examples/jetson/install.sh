@@ -10,8 +10,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 constraints=$(cd "$here/../.." && pwd)/constraints/jetpack-6.txt
 wheels=${WHEELS:-/srv/wheels}  # from `make wheels ARCH=aarch64 FOR=3.10` on a machine with internet
 
+# As a shell takes it back, whatever the paths are.
+quoted() {
+    case $1 in
+    *[!A-Za-z0-9_./:=@%+,-]* | '') printf "'%s' " "$(printf %s "$1" | sed "s/'/'\\\\''/g")" ;;
+    *) printf '%s ' "$1" ;;
+    esac
+}
+
 step() {
-    echo "$*"
+    printf "%s\n" "$(for word; do quoted "$word"; done)"
     [ -z "$run" ] || "$@"
 }
 

@@ -106,11 +106,11 @@ def test_run_ends_where_the_state_can_not_be_written_in_doctors_words(tmp_path: 
 
 @as_root
 def test_run_says_that_the_disk_is_full_before_it_dials(tmp_path: Path) -> None:
-    script = f"mount -t tmpfs -o size=4m none {tmp_path}"
-    agent = f"{sys.executable} -m device_agent.cli run --broker mqtt://127.0.0.1:9 --data d.npz --state {tmp_path}"
+    script = 'mount -t tmpfs -o size=4m none "$1"; "$0" -m device_agent.cli run --broker "$2" --data d.npz --state "$1"'
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"{script}; {agent}"], capture_output=True, text=True, timeout=60
-    )
+        ["unshare", "-m", "sh", "-c", script, sys.executable, tmp_path, "mqtt://127.0.0.1:9"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
     assert "finding=disk-none" in done.stderr
     assert "data source 'd.npz'" in done.stderr or "d.npz: there is no such file" in done.stderr
 

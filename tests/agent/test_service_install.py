@@ -25,12 +25,17 @@ def agent(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.fixture
-def steps(monkeypatch):
+def installed(monkeypatch):
+    """A Python where a service may see it, wherever these tests run."""
+    monkeypatch.setattr(sys, "prefix", "/opt/edgefl")
+    monkeypatch.setattr(sys, "executable", "/opt/edgefl/bin/python")
+
+
+@pytest.fixture
+def steps(installed):
     """Of a machine's service, its Python and data where a service may see them."""
 
     def made(profile="jetson-nano", options=OPTIONS, system=True):
-        monkeypatch.setattr(sys, "prefix", "/opt/edgefl")
-        monkeypatch.setattr(sys, "executable", "/opt/edgefl/bin/python")
         return install_steps(place_of("edgefl-agent", system), options, "", load_device(profile), 252)
 
     return made
@@ -77,9 +82,12 @@ def test_home_is_seen_where_the_data_lies_there_alone(steps):
     assert "ProtectHome=read-only" in unit(steps(options=["--data", "/home/ada/data"]))
 
 
-def test_what_the_service_could_not_see_is_refused(steps):
+def test_what_the_service_could_not_see_is_refused(steps, monkeypatch):
     with pytest.raises(ConfigError, match="/tmp/data: is in a directory for temporary files"):
         steps(options=["--data", "/tmp/data"])
+    monkeypatch.setattr(sys, "prefix", "/tmp/a clone/.venv")
+    with pytest.raises(ConfigError, match=r"/tmp/a clone/\.venv: is in a directory for temporary files"):
+        steps()
 
 
 def test_a_service_of_ones_own_has_no_account_and_lingers(steps):
@@ -184,6 +192,7 @@ def test_a_directory_that_is_no_agents_state_is_not_deleted(tmp_path):
     assert (tmp_path / "photos").exists()
 
 
+@pytest.mark.usefixtures("installed")
 def test_what_another_program_has_under_that_name_is_left_alone(tmp_path):
     """A chown of /var/lib/docker, or its unit overwritten or removed, takes more than this service with it."""
     place = here(tmp_path)._replace(system=True)
@@ -202,9 +211,9 @@ def test_what_another_program_has_under_that_name_is_left_alone(tmp_path):
             steps()
 
 
-def test_the_unit_that_was_installed_is_its_own_and_can_be_changed_and_removed(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("installed")
+def test_the_unit_that_was_installed_is_its_own_and_can_be_changed_and_removed(tmp_path):
     place = here(tmp_path)
-    monkeypatch.setattr(sys, "executable", "/opt/edgefl/bin/python")
     for _ in range(2):
         made = install_steps(place, ["--data", "/srv/data"], "", load_device("cpu"), 252)
         carry_out([step for step in made if isinstance(step, Write)], lambda line: None)

@@ -1,4 +1,4 @@
-"""A run in one process and the same run as processes over mosquitto: the same states to the last bit."""
+"""A run in one process and the same run as processes over a broker: the same states to the last bit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from memory_fleet import share
+from transport_fixtures import broker_kinds
 
 import edgefl
 from coordinator.ledger.ledger import Ledger
@@ -22,7 +23,7 @@ FLEET = [{"name": "whole"}, {"name": "patchy"}, {"name": "only-a"}]
 FIELDS: dict[str, Any] = {
     "name": "same",
     "seed": 3,
-    "broker": "mosquitto",
+    "broker": broker_kinds()[0],
     "data": {"missing": {"rate": 0.3, "keep": "one", "devices": {"only-a": ["b"]}}},
     "model": {
         "stages": 2,
