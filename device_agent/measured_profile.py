@@ -153,7 +153,8 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     rows, names = 16, ("acc", "gyro")
     encoders = {m: encoder_of_size("sensor", "tiny", (64, 3)) for m in names}
     model = ModelSpec(encoders, 6, HeadSpec(width=64, out=32, dropout=0.0), 32, 4, tuple("abcd"))
-    stage = choose("schedule", {}).method.stages(model, [1] * 6)[-1]
+    schedule = choose("schedule", {})
+    stage = schedule.bind(schedule.method.stages)(model, [1] * 6)[-1]
     job = Job(model, stage, Hyper(batch_size=rows, lr={"encoder": 1e-3, "head": 1e-3}), Slots())
     price = price_step(job, dict.fromkeys(names, rows))
     built = build(model, stage.present, device=device)

@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from edgefl.errors import ConfigError, Problem, ProtocolError
+from edgefl.method_calls import CALLS, misfit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,14 +115,17 @@ class Schedule(Method):
 
 @dataclass(frozen=True)
 class Sharing(Method):
-    """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``)."""
+    """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``).
+
+    None from outside: the core builds it.
+    """
 
     attention: bool = False
 
 
 @dataclass(frozen=True)
 class Fusion(Method):
-    """How the modalities become one representation (``edgefl.models.heads`` builds it).
+    """How the modalities become one representation (``edgefl.models.heads`` builds it: none from outside).
 
     ``tokens``: it attends over the modalities' tokens. ``weights``: it has any. ``wide``: its width is an own setting.
     """
@@ -319,8 +323,8 @@ class Weight(Method):
     """Aggregation weights of the devices in one part, sum 1.
 
     ``weigh``: ({device: samples}, {device: modalities it trained}, options) -> {device: weight}. ``similarity``:
-    ({device: outputs [m, d] on the same probe samples}) -> {device: weight}, where weights are by the models' outputs.
-    ``personal``: ({device: loader of a mapping}) -> {device: {device: weight}}, where each gets a mean of its own.
+    ({device: outputs [m, d] on the same probe samples}, options) -> {device: weight}, by the models' outputs.
+    ``personal``: ({device: loader of a mapping}, options) -> {device: {device: weight}}: each has a mean of its own.
     ``exchange``: which trained parts travel. ``moves``: global weights are not the mean of the devices' models.
     """
 
@@ -333,7 +337,7 @@ class Weight(Method):
 
 @dataclass(frozen=True)
 class Combine(Method):
-    """How updates become one. ``accumulate``: (layout of the part) -> an accumulator with add and result."""
+    """How updates become one. ``accumulate``: (layout of the part, options) -> an accumulator with add and result."""
 
     accumulate: Callable[..., WeightedMean] | None = None
 
@@ -382,12 +386,27 @@ _loading = threading.RLock()
 _loaded = False
 
 
-def register(*methods: Method) -> None:
-    """Make methods known under their names. Raises ValueError for a name that its role has already."""
+def register(*methods: Method, built_by_core: bool = False) -> None:
+    """Make methods known under their names.
+
+    ``built_by_core``: the core itself has what they stand for. Raises ValueError for a name that its role has already,
+    for a role that calls no method, and for a method that cannot be called as its role is (``edgefl.method_calls``).
+    """
     for method in methods:
-        role = next(name for name, one in ROLES.items() if isinstance(method, one.kind))
+        role = next((name for name, one in ROLES.items() if isinstance(method, one.kind)), "")
+        if not role:
+            raise ValueError(
+                f"{method!r} fills no role; make it a {', '.join(r.kind.__name__ for r in ROLES.values())}"
+            )
         if method.name in _methods[role]:
             raise ValueError(f"{role}: {method.name} is registered twice")
+        if not CALLS[role] and not built_by_core:
+            known = ", ".join(_methods[role])
+            raise ValueError(
+                f"{role}: {method.name} would never be called: the core builds this; choose one of {known}"
+            )
+        if why := misfit(role, method):
+            raise ValueError(f"{role}: {method.name} {why}")
         _methods[role][method.name] = method
 
 
@@ -406,10 +425,15 @@ def method(role: str, name: str) -> Any:
     """The method of this name. Raises ConfigError that lists what is installed."""
     _load()
     if name not in _methods[role]:
-        why = f" ({'; '.join(broken.values())})" if broken else ""
         known = ", ".join(methods(role))
-        raise ConfigError("recipe", [Problem(role, f"unknown method '{name}'{why}; choose one of: {known}")])
+        raise ConfigError("recipe", [Problem(role, f"unknown method '{name}'{unloaded()}; choose one of: {known}")])
     return _methods[role][name]
+
+
+def unloaded() -> str:
+    """Packages whose methods could not be loaded, and why, in brackets; "": there are none."""
+    _load()
+    return f" ({'; '.join(broken.values())})" if broken else ""
 
 
 class Choice(NamedTuple):

@@ -131,7 +131,8 @@ class Evaluator:
             for device, manifest in request.models.items()
         }
         finite = {device: found for device, found in outputs.items() if np.isfinite(found).all()}
-        weights: dict[str, float] = choose("weight", plan.server).method.similarity(finite)
+        weight = choose("weight", plan.server)
+        weights: dict[str, float] = weight.bind(weight.method.similarity)(finite)
         return weights
 
     def _test(self, plan: RunPlan) -> Dataset:

@@ -221,7 +221,8 @@ class _Round:
         self, part: AudiencePart, weights: Mapping[str, float], loaders: Mapping[str, Load], layout: Layout
     ) -> Outcome:
         """The weighted mean of one part for one audience, and the server's step from the state before."""
-        mean = self.slots["combine"].method.accumulate(layout)
+        combine = self.slots["combine"]
+        mean = combine.bind(combine.method.accumulate)(layout)
         refused: dict[str, tuple[str, str]] = {}
         for device in [device for device in weights if device in loaders]:
             try:

@@ -139,7 +139,7 @@ def shares_of(
         shares = {EVERYONE: _weigh(counts, slot, context)}
         if slot.method.personal is not None and part.startswith("head/") and modality_of(part) is not None:
             fitting = {d: partial(load, d) for d in shares[EVERYONE] if _fits(d, load)}
-            shares |= {of_device(device): row for device, row in slot.method.personal(fitting).items()}
+            shares |= {of_device(device): row for device, row in slot.bind(slot.method.personal)(fitting).items()}
         elif context.own_models:
             for cluster in sorted(set(context.clusters.values())):
                 within = {d: counts[d] for d in shares[EVERYONE] if context.clusters.get(d) == cluster}

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from edgefl.config.yaml_files import Name, Values, valid_names
 from edgefl.errors import Problem
-from edgefl.registry import ROLES, Option, Recipe, chosen, default, methods
+from edgefl.registry import ROLES, Option, Recipe, chosen, default, methods, unloaded
 
 Slot = dict[str, dict[str, float | str]]
 
@@ -39,7 +39,7 @@ def parse_slot(role: str, value: object) -> Slot:
 def _options(role: str, name: str, given: object) -> dict[str, float | str]:
     known = methods(role)
     if name not in known:
-        raise ValueError(f"unknown choice {name!r}; {valid_names(name, list(known))}")
+        raise ValueError(f"unknown choice {name!r}{unloaded()}; {valid_names(name, list(known))}")
     options = known[name].options
     if not isinstance(given, dict):
         raise ValueError(f"the options of {name} are {{option: value}}, not {given!r}")

@@ -39,4 +39,5 @@ register(
     Sharing(
         "multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)", attention=True
     ),
+    built_by_core=True,
 )

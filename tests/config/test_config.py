@@ -432,5 +432,5 @@ def test_a_kind_of_method_of_a_role_s_kind_fills_that_role(monkeypatch: pytest.M
 
     methods("objective")
     monkeypatch.setitem(registry._methods, "objective", dict(registry._methods["objective"]))
-    registry.register(Mine("mine", "a test's term"))
+    registry.register(Mine("mine", "a test's term", loss=lambda forward: forward.nothing()))
     assert methods("objective")["mine"].name == "mine"

@@ -1,0 +1,105 @@
+"""Calls of a method's functions by the core, checked when the method registers.
+
+A function gets the values named here by position, in this order, and by keyword those of the method's options that it
+has a parameter for (``edgefl.registry.Choice.bind``).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator
+from typing import Any
+
+#: role -> function -> what the core passes. What fills a role without functions is built by the core itself.
+CALLS: dict[str, dict[str, str]] = {
+    "schedule": {"stages": "model rounds"},
+    "sharing": {},
+    "fusion": {},
+    "cluster": {"group": "signatures generator"},
+    "select": {"draw": "devices generator history"},
+    "missing": {
+        "make": "modality at_hand",
+        "offered": "model tables",
+        "completed_data": "dataset encoders",
+        "completed_counts": "samples encoders",
+    },
+    "prototypes": {
+        "local": "job model auxiliary dataset generator",
+        "merge": "tables generator",
+        "rows": "model",
+        "local_rows": "job candidate modalities",
+    },
+    "objective": {"loss": "forward"},
+    "repair": {
+        "mend": "updates model store clusters",
+        "unlikely": "samples modalities",
+        "observe": "job model",
+        "copied": "job model",
+        "unreadable": "optimizer",
+    },
+    "weight": {"weigh": "samples modalities", "similarity": "outputs", "personal": "loaders"},
+    "combine": {"accumulate": "layout"},
+    "optimise": {"step": "state previous combined", "adjust": "history clusters weights"},
+}
+_SIGNATURE = {"sign": "dataset classes seed", "layout": "class_counts", "check": "tensors"}
+#: Functions that no options are passed to; ``make`` finds them in what is at hand.
+_WITHOUT_OPTIONS = {"make", "offered", "conflicts", *(f"signature.{name}" for name in _SIGNATURE)}
+#: role -> functions of which a method has one, since every recipe calls it.
+_NEEDED = {
+    "schedule": ("stages",),
+    "select": ("draw",),
+    "missing": ("make",),
+    "objective": ("loss",),
+    "weight": ("weigh", "similarity"),
+    "combine": ("accumulate",),
+    "optimise": ("step",),
+}
+#: A field -> those that it is not called or not priced without.
+_BESIDE = {
+    "group": ("signature",),
+    "signature": ("group",),
+    "local": ("rows", "local_rows"),
+    "completed_data": ("completed_counts",),
+}
+
+
+def misfit(role: str, method: Any) -> str:
+    """Why the core cannot call a method as it calls this role's, and the right call; "": it can."""
+    needed = _NEEDED.get(role, ())
+    if needed and all(getattr(method, name) is None for name in needed):
+        return f"has no function {' or '.join(needed)}, which every run calls; give it one"
+    for name, others in _BESIDE.items():
+        if getattr(method, name, None) is not None and any(getattr(method, other) is None for other in others):
+            return f"has {name} without {' and '.join(others)}; give it these as well"
+    for name, function, given in _functions(role, method):
+        options = () if name in _WITHOUT_OPTIONS else method.options
+        if why := _refusal(function, given, options):
+            asked = ", ".join([*given, *(["*", *options] if options else [])])
+            return f"has a function {name} that cannot be called: {why}; make it {name}({asked})"
+    return ""
+
+
+def _functions(role: str, method: Any) -> Iterator[tuple[str, Any, list[str]]]:
+    """(name, function, what it is given) of a method's functions."""
+    calls = {name: (getattr(method, name), given) for name, given in CALLS[role].items()}
+    if signature := getattr(method, "signature", None):
+        calls |= {f"signature.{name}": (getattr(signature, name), given) for name, given in _SIGNATURE.items()}
+    for name, (function, given) in {**calls, "conflicts": (method.conflicts, "recipe")}.items():
+        if function is not None:
+            yield name, function, given.split()
+
+
+def _refusal(function: Any, given: Collection[str], options: Collection[str]) -> str:
+    """Why a function does not take these values and options, in words; "": it does."""
+    try:
+        takes = inspect.signature(function)
+    except TypeError:
+        return f"it is {type(function).__name__}, not a function"
+    except ValueError:
+        return "it does not tell its parameters"
+    every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.parameters.values())
+    try:
+        takes.bind(*given, **{name: None for name in options if every or name in takes.parameters})
+    except TypeError as error:
+        return str(error)
+    return ""
