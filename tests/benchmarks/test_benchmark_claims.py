@@ -14,7 +14,7 @@ from report_fixture import run_report
 
 from benchmarks.accuracy.claims import __main__ as program
 from benchmarks.accuracy.claims import carry, page, test_set_worker, tuning
-from benchmarks.accuracy.claims.judge import MEASURES, Comparison, claims_of, judged, verdict
+from benchmarks.accuracy.claims.judge import BASELINES, MEASURES, SMALLER, Comparison, claims_of, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
 from benchmarks.accuracy.claims.page import write
 from benchmarks.accuracy.claims.study import FOLDER, TUNING_SEED, Cell, Study, Trial, digest, set_field
@@ -55,6 +55,7 @@ def test_every_claim_compares_cells_that_are_run(study):
         conditions = {one.condition, *([one.falling] if one.falling else [])}
         assert {(one.task, c, m) for c in conditions for m in (one.left, one.right)} <= cells
         assert one.measure in MEASURES
+        assert isinstance(one.bound, float | int) or one.bound in {"", *BASELINES, *study.methods}
         assert not one.right_measure or one.right_measure in MEASURES
 
 
@@ -86,8 +87,10 @@ def test_data_rounds_and_share_of_a_task_are_the_same_for_every_method(study):
             files = [
                 study.run_file(cell, {"lr": 1e-3}) for cell in cells if not study.methods[cell.method].get("alone")
             ]
-            for field in ("data", "fleet", "round", "evaluate"):
+            for field in ("data", "round", "evaluate"):
                 assert all(file[field] == files[0][field] for file in files)
+            names = [[device["name"] for device in file["fleet"]] for file in files]
+            assert all(each == names[0] for each in names)
             assert len({str(file["training"]) for file in files}) == 1
 
 
@@ -176,15 +179,20 @@ def test_accuracy_is_the_mean_of_the_last_third_and_best_its_best():
         ((0.05, -0.05, 0.01), 0.0, False, "undecided"),
         ((-0.003, -0.0031, -0.0029), -0.5, False, "yes"),
         ((0.02,), 0.0, False, "undecided"),
+        ((0.01, -0.01, 0.0), 0.0, False, SMALLER),
+        ((0.01, -0.01, 0.0), -5.0, False, "yes"),
+        ((0.06, 0.04, 0.05), 5.0, False, SMALLER),
     ],
 )
 def test_a_comparison_is_decided_by_its_interval(gains, margin, lower, verdict_):
     rows = [a_row("mmic", n, (0.8 + gain,)) for n, gain in enumerate(gains)] + [
         a_row("fedadagrad", n, (0.8,)) for n in range(len(gains) + 1)
     ]
-    asked = Comparison("har", "mm50-mc50", "mmic", "fedadagrad", "accuracy", margin, lower)
+    asked = Comparison("har", "mm50-mc50", "mmic", "fedadagrad", "accuracy", margin, lower, effect=8.0)
     found = judged(asked, table(*rows))
     assert found.verdict == verdict_
+    without = judged(asked._replace(effect=None), table(*rows)).verdict
+    assert without == ("undecided" if verdict_ == SMALLER else verdict_)
     assert found.gain.seeds == len(gains)
 
 
@@ -326,8 +334,8 @@ def test_the_page_gives_of_a_cost_how_many_times_less_it_is(tmp_path):
     rows = [run(method, n, flops + n) for n in (1, 2, 3) for method, flops in (("lw-fedmml", 1e9), ("fedavg", 4e9))]
     write([(study, rows, [])], tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "| fewer FLOPs | ÷ 2.4 (COCO) | har to fedavg ÷ 4.0 | **yes so far**, 3 of 5 seeds |" in text
-    assert "| lw-fedmml 1.0 ± 0.0 | fedavg 4.0 ± 0.0 | ÷ 4.0 | 3 | yes |" in text
+    assert "| fewer FLOPs | ÷ 2.4 (COCO) | har to fedavg ÷ 4.0 | – | **yes so far**, 3 of 5 seeds |" in text
+    assert "| lw-fedmml 1.0 ± 0.0 | fedavg 4.0 ± 0.0 | ÷ 4.0 | – | – | 3 | yes |" in text
 
 
 def test_settings_are_told_in_words():

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from benchmarks.accuracy.claims.eligible import for_one_process, has_memory_budgets, refused
 from benchmarks.accuracy.claims.outcome import Outcome, Results, outcome_of
 from benchmarks.accuracy.claims.study import Trial, Values, digest
 from edgefl.api.runs import read_run
@@ -60,7 +63,7 @@ def carry_out(jobs: Sequence[Job], results: Results, limits: Limits, what: str) 
 
     if not by_run:
         return True
-    works = [Work(job.values, {}, job.run, str(RUNS), in_process=True) for job in by_run.values()]
+    works = [Work(_carried_out(job.values), {}, job.run, str(RUNS), in_process=True) for job in by_run.values()]
     asyncio.run(_all(works, limits, Told(lambda text: print(text, file=sys.stderr), ended)))
     return done == len(by_run)
 
@@ -77,6 +80,10 @@ async def _all(works: Sequence[Work], limits: Limits, told: Told) -> None:
         await engine.close()
 
 
+def _carried_out(values: Values) -> Values:
+    return for_one_process(values) if has_memory_budgets(values) else values
+
+
 def _outcome(job: Job, error: str) -> Outcome:
     file = digest(job.values)
     if error:
@@ -86,6 +93,9 @@ def _outcome(job: Job, error: str) -> Outcome:
     directory = RUNS / job.run
     row = outcome_of(job.trial, file, read_run(directory))
     shutil.rmtree(directory)
+    if has_memory_budgets(job.values):
+        short = {device: (why.needed or 0.0, why.allowed or 0.0) for device, why in refused(job.values).items()}
+        return msgspec.structs.replace(row, refused=short)
     return row
 
 

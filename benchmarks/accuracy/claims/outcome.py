@@ -32,7 +32,8 @@ class Point(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """A finished run. ``file``: digest of the run file; ``acted``: what the method's parts did, by name.
 
-    ``own``: on the devices' own samples, mean over devices; ``error``: why there is nothing else.
+    ``own``: on the devices' own samples, mean over devices; ``error``: why there is nothing else. ``devices``: the most
+    that took part in a round; 0: not recorded. ``refused``: device -> bytes of step memory needed, and allowed.
     """
 
     paper: str
@@ -49,6 +50,8 @@ class Outcome(msgspec.Struct, frozen=True):
     step_peak_predicted: float = 0.0
     cpu_s: float = 0.0
     error: str = ""
+    devices: int = 0
+    refused: dict[str, tuple[float, float]] = {}
 
     @property
     def cell(self) -> Cell:
@@ -96,6 +99,7 @@ def outcome_of(trial: Trial, file: str, report: RunReport) -> Outcome:
         acted=acted(report),
         step_peak_predicted=max((median(values) for values in peaks.values()), default=0.0),
         cpu_s=_spent(done, "compute_s"),
+        devices=max((len(row.participants) for row in report.rounds if row.status == "done"), default=0),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from benchmarks.accuracy.claims.eligible import limited
+
 FOLDER = Path(__file__).resolve().parent
 #: The seed of tuning runs, which no run of the table has.
 TUNING_SEED = 100
@@ -24,6 +26,12 @@ ALONE = "all"
 #: A setting that no field has: the encoders' part of the learning rate in each stage.
 BY_STAGE = "encoder rates by stage"
 Values = dict[str, Any]
+
+
+def papers(folder: Path = FOLDER) -> list[str]:
+    """The names of the studies, the one on top of the page first."""
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    return sorted(names, key=lambda name: not Study(name, folder).values.get("first", False))
 
 
 class Cell(NamedTuple):
@@ -118,6 +126,8 @@ class Study:
         values["training"]["lr"] = {"encoder": encoder, "head": settings["lr"]}
         values |= {"seed": cell.seed, "recipe": method["recipe"], "name": cell.task.replace("_", "-")}
         values["fleet"] = [{"name": name} for name in devices]
+        if eligible := method.get("eligible"):
+            values["fleet"] = limited(devices, eligible, task["budget"], cell.seed)
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
         for name, value in self._fields(cell, settings).items():
             set_field(values, name, value)
