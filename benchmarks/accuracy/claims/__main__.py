@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.accuracy.claims import baseline
+from benchmarks.accuracy.claims import baseline, taking_part
 from benchmarks.accuracy.claims.carry import RUNS, Job, Limits, carry_out
 from benchmarks.accuracy.claims.outcome import Outcome, Results
-from benchmarks.accuracy.claims.study import FOLDER, Cell, Study, Trial, digest
+from benchmarks.accuracy.claims.study import Cell, Study, Trial, digest, papers
 from benchmarks.accuracy.claims.tuning import chosen, decisive, tune
 from benchmarks.common.exclusive import claimed
 
@@ -48,7 +48,9 @@ def fill(study: Study, folder: Path, only: list[str], limits: Limits) -> bool:
     tried, runs = trials_of(study, folder), Results(folder / f"{study.paper}-runs.jsonl")
     cells = [cell for cell in study.cells() if all(text in cell.key for text in only)]
     if not study.quick:
-        baseline.fill(study, dict.fromkeys(cell.task for cell in cells), folder / baseline.FILE)
+        tasks = list(dict.fromkeys(cell.task for cell in cells))
+        baseline.fill(study, tasks, folder / baseline.FILE)
+        taking_part.fill(study, tasks, folder / taking_part.FILE)
         if not tune(study, cells, tried, limits):
             return False
     return carry_out(jobs_of(study, cells, tried, runs), runs, limits, "run")
@@ -67,9 +69,9 @@ def standing(study: Study, folder: Path) -> tuple[Study, list[Outcome], list[Out
 
 def main() -> None:
     """The command line."""
-    papers = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    known = papers()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--paper", action="append", choices=papers, help="one paper's claims; again: another's as well")
+    parser.add_argument("--paper", action="append", choices=known, help="one paper's claims; again: another's as well")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cells whose name has this")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
@@ -81,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.results or (QUICK if options.quick else RESULTS)
     until = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
-    studies = [Study(paper, quick=options.quick) for paper in options.paper or papers]
+    studies = [Study(paper, quick=options.quick) for paper in options.paper or known]
     if not options.page:
         with claimed(RUNS / "lock"):
             for study in studies:
@@ -92,8 +94,9 @@ def main() -> None:
     from benchmarks.accuracy.claims.page import write
 
     page = folder.with_suffix(".md")
-    found = [standing(Study(paper, quick=options.quick), folder) for paper in papers]
-    write(found, page, baseline.kept((RESULTS if options.quick else folder) / baseline.FILE))
+    found = [standing(Study(paper, quick=options.quick), folder) for paper in known]
+    told = RESULTS if options.quick else folder
+    write(found, page, baseline.kept(told / baseline.FILE), taking_part.kept(told / taking_part.FILE))
     sys.stderr.write(f"{page}\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -36,6 +37,11 @@ class Baseline(msgspec.Struct, frozen=True):
         """Such as 98.1 % (image alone 91.5 %, audio alone 96.7 %)."""
         each = ", ".join(f"{m} alone {100 * value:.1f} %" for m, value in self.alone.items())
         return f"{100 * self.complete:.1f} % ({each})"
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """In percent: "baseline" with all modalities, "baseline alone" the mean of each alone."""
+        return {"baseline": 100 * self.complete, "baseline alone": 100 * fmean(self.alone.values())}
 
 
 def source_of(study: Study, task: str) -> dict[str, dict[str, object]]:

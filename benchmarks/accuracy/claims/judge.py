@@ -78,7 +78,9 @@ MEASURES: Mapping[str, Measure] = {
 class Comparison(NamedTuple):
     """One line of evidence: ``left`` above ``right`` by more than ``margin`` (``lower``: below it by more).
 
-    ``falling``: a condition; compared is what each loses from there to ``condition``.
+    ``falling``: a condition; compared is what each loses from there to ``condition``. ``effect``: the paper's own
+    difference in points, the mean of its figures; None: it gives none. ``bound``: what could be had at best, a method
+    (``BASELINES`` too) or a number, with which come the headroom and whether the claim is tested at all.
     """
 
     task: str
@@ -90,6 +92,8 @@ class Comparison(NamedTuple):
     lower: bool = False
     right_measure: str = ""
     falling: str = ""
+    effect: float | None = None
+    bound: str | float = ""
 
     @property
     def against(self) -> str:
@@ -107,17 +111,32 @@ class Claim(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A comparison with its figures. ``gain``: by how much it holds beyond its margin, paired by seed."""
+    """A comparison with its figures. ``gain``: by how much it holds beyond its margin, paired by seed.
+
+    ``headroom``: how far ``right`` is from the bound; None: no bound is told.
+    """
 
     asked: Comparison
     left: Summary
     right: Summary
     gain: Interval
+    headroom: float | None = None
 
     @property
     def verdict(self) -> str:
-        """ "yes" or "no" where the interval of 95 % leaves out zero, else "undecided"."""
-        return "yes" if self.gain.low > 0 else "no" if self.gain.high < 0 else "undecided"
+        """One of ``VERDICTS``: yes or no where the interval of 95 % leaves out the bound that is claimed."""
+        if self.gain.low > 0:
+            return "yes"
+        if self.gain.high < 0:
+            return "no"
+        effect = self.asked.effect
+        below = effect is not None and self.gain.high + self.asked.margin < effect
+        return SMALLER if below else "undecided"
+
+    @property
+    def tested(self) -> bool:
+        """Whether ``right`` leaves room for the paper's effect, as far as both are known."""
+        return self.headroom is None or self.asked.effect is None or self.headroom >= self.asked.effect
 
     @property
     def difference(self) -> tuple[float, float, float]:
@@ -127,6 +146,11 @@ class Finding(NamedTuple):
         return mean, min(low, high), max(low, high)
 
 
+#: Neither yes nor no, and the whole interval is below the effect that the paper reports.
+SMALLER = "smaller than the paper's"
+VERDICTS = ("yes", "no", SMALLER, "undecided")
+#: Bounds that a task's simple baseline gives: with all modalities, and the mean of each alone.
+BASELINES = ("baseline", "baseline alone")
 Rows = Mapping[tuple[str, str, str], Mapping[int, Outcome]]
 
 
@@ -140,18 +164,27 @@ def claims_of(values: Mapping[str, Any]) -> list[Claim]:
 
 
 def _comparisons(asked: Mapping[str, Any], tasks: Mapping[str, Any]) -> list[Comparison]:
-    given = {name: value for name, value in asked.items() if name not in {"tasks", "conditions", "right"}}
+    given = {name: value for name, value in asked.items() if name not in {"tasks", "conditions", "right", "effect"}}
     rights = asked["right"] if isinstance(asked["right"], list) else [asked["right"]]
     return [
-        Comparison(task=task, condition=condition, right=right, **given)
+        Comparison(task=task, condition=condition, right=right, effect=_effect(asked, task, condition, right), **given)
         for task in asked.get("tasks", tasks)
         for condition in asked.get("conditions", tasks[task]["conditions"])
         for right in rights
     ]
 
 
-def judged(asked: Comparison, rows: Rows) -> Finding | None:
-    """A comparison's figures, over the seeds that both sides have; None where there is none."""
+def _effect(asked: Mapping[str, Any], *names: str) -> float | None:
+    """The paper's effect: one of all comparisons, or by a task, condition or rival; None where it gives none."""
+    effect = asked.get("effect")
+    return next((effect[name] for name in names if name in effect), None) if isinstance(effect, Mapping) else effect
+
+
+def judged(asked: Comparison, rows: Rows, baseline: Mapping[str, float] | None = None) -> Finding | None:
+    """A comparison's figures, over the seeds that both sides have; None where there is none.
+
+    ``baseline``: those of ``BASELINES`` that the task has, in percent.
+    """
     left = _values(asked, asked.left, asked.measure, rows)
     right = _values(asked, asked.right, asked.right_measure or asked.measure, rows)
     shared = sorted(left.keys() & right.keys())
@@ -160,7 +193,19 @@ def judged(asked: Comparison, rows: Rows) -> Finding | None:
     sides = [over(side[seed] for seed in shared) for side in (left, right)]
     if gain is None or sides[0] is None or sides[1] is None:
         return None
-    return Finding(asked, sides[0], sides[1], gain)
+    bound = _bound(asked, rows, baseline or {})
+    return Finding(asked, sides[0], sides[1], gain, None if bound is None else sign * (bound - sides[1].mean))
+
+
+def _bound(asked: Comparison, rows: Rows, baseline: Mapping[str, float]) -> float | None:
+    """The bound in the comparison's measure; of a method, in whichever condition it ran: its data are complete."""
+    if not isinstance(asked.bound, str):
+        return float(asked.bound)
+    if asked.bound in BASELINES:
+        return baseline.get(asked.bound)
+    every = (runs for (task, _, method), runs in rows.items() if (task, method) == (asked.task, asked.bound))
+    found = [value for runs in every for row in runs.values() if (value := MEASURES[asked.measure](row)) is not None]
+    return fmean(found) if found else None
 
 
 def _values(asked: Comparison, method: str, measure: str, rows: Rows) -> dict[int, float]:
@@ -176,10 +221,21 @@ def _values(asked: Comparison, method: str, measure: str, rows: Rows) -> dict[in
 
 
 def verdict(findings: Sequence[Finding | None]) -> str:
-    """yes when every comparison is, no when one is, else undecided; "not run" without runs."""
-    known = [one.verdict for one in findings if one is not None]
+    """By the comparisons that leave room for the paper's effect, or by all where none does; "not run" without runs.
+
+    yes when every one is, no when one is, SMALLER when those that are not yes are that, else undecided.
+    """
+    known = [one for one in findings if one is not None]
     if not known:
         return "not run"
-    if set(known) == {"yes"}:
+    told = {one.verdict for one in known if one.tested} or {one.verdict for one in known}
+    if told == {"yes"}:
         return "yes" if len(known) == len(findings) else "yes so far"
-    return "no" if "no" in known else "undecided"
+    if "no" in told:
+        return "no"
+    return SMALLER if told <= {"yes", SMALLER} else "undecided"
+
+
+def is_tested(findings: Sequence[Finding | None]) -> bool:
+    """Whether a comparison of the claim leaves room for the paper's effect."""
+    return any(one.tested for one in findings if one is not None)

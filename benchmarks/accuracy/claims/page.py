@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
@@ -11,15 +10,15 @@ from pathlib import Path
 
 from benchmarks.accuracy.claims.as_fleet import FILE, Compared
 from benchmarks.accuracy.claims.baseline import Baseline, key
-from benchmarks.accuracy.claims.judge import MEASURES, Claim, Finding, Rows, claims_of, judged, verdict
+from benchmarks.accuracy.claims.judge import MEASURES, Rows, claims_of, judged
 from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.plots import differences
 from benchmarks.accuracy.claims.study import Study, Values
+from benchmarks.accuracy.claims.taking_part import told
+from benchmarks.accuracy.claims.verdicts import COSTS, Judged, claim_verdict, evidence, sentence, verdicts
 from benchmarks.accuracy.table.measures import over
 from benchmarks.common.result_lines import rows_in
 
-#: Measures that are no accuracies: columns of every table, and not of the plot.
-COSTS = ("payload, MiB", "GFLOP", "step memory, MiB")
 COMMAND = "python -m benchmarks.accuracy.claims"
 _INTRODUCTION = """# What the papers claim, and what holds here
 
@@ -28,8 +27,12 @@ _INTRODUCTION = """# What the papers claim, and what holds here
 ![Differences of every comparison with their intervals, by paper]({folder}/claims.svg)
 
 Each line is one comparison: the mean difference over paired seeds and its interval of 95 % (Student's t); the tick is
-the bound that is claimed. A comparison is *yes* or *no* where the interval leaves out the bound, else *undecided*; a
-claim is *yes* when all its comparisons are, *no* when one of them is. *The paper* is the paper's own figure.
+the bound that is claimed. A comparison is *yes* or *no* where the interval leaves out the bound; *smaller than the
+paper's* where it does not, and ends below the paper's own effect; else *undecided*. *Headroom* is what the rival leaves
+to be had: up to the same model trained in one place on complete data, or to the bound that the claim's note tells.
+Where it is less than the paper's effect, the effect cannot show: such a comparison does not count, and a claim of no
+other is *not tested* (in brackets what its comparisons say all the same). A claim is *yes* when all comparisons that
+count are, *no* when one of them is, *smaller than the paper's* when the others are.
 
 {table}
 
@@ -55,12 +58,16 @@ def write(
     found: Sequence[tuple[Study, Sequence[Outcome], Sequence[Outcome]]],
     path: Path,
     baselines: Mapping[str, Baseline] | None = None,
+    devices: Mapping[str, int] | None = None,
 ) -> None:
-    """The page at ``path`` and its plot beside it. ``found``: a study, its runs that stand, its trials."""
+    """The page at ``path`` and its plot beside it. ``found``: a study, its runs that stand, its trials.
+
+    ``baselines``, ``devices``: of the tasks, by the keys of their files.
+    """
     quick = any(study.quick for study, _, _ in found)
     folder = path.parent / path.stem
     folder.mkdir(parents=True, exist_ok=True)
-    papers = [(study, rows, _findings(study, rows)) for study, rows, _ in found]
+    papers = [(study, rows, _findings(study, rows, baselines or {})) for study, rows, _ in found]
     drawn = [
         (study.values["title"], one)
         for study, _, claims in papers
@@ -73,10 +80,10 @@ def write(
     trials = [row for _, _, tried in found for row in tried]
     lines = [
         _INTRODUCTION.format(
-            sentence=_sentence(papers),
+            sentence=sentence(papers),
             quick=_QUICK if quick else "",
             folder=path.stem,
-            table="\n".join(_verdicts(papers)),
+            table="\n".join(verdicts(papers)),
             command=COMMAND + (" --quick" if quick else ""),
             machine=f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()})",
             date=time.strftime("%Y-%m"),
@@ -87,7 +94,7 @@ def write(
         )
     ]
     for study, rows, claims in papers:
-        lines += _paper(study, rows, claims, baselines or {})
+        lines += _paper(study, rows, claims, baselines or {}, devices or {})
     lines += _as_fleets(folder / FILE)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
@@ -103,93 +110,52 @@ def _as_fleets(path: Path) -> list[str]:
     return ["## As a fleet over MQTT", "", *rows, ""] if rows else []
 
 
-Judged = list[tuple[Claim, list[Finding | None]]]
-
-
-def _findings(study: Study, rows: Sequence[Outcome]) -> Judged:
+def _findings(study: Study, rows: Sequence[Outcome], baselines: Mapping[str, Baseline]) -> Judged:
     by_cell: dict[tuple[str, str, str], dict[int, Outcome]] = {}
     for row in rows:
         by_cell.setdefault((row.task, row.condition, row.method), {})[row.seed] = row
     table: Rows = by_cell
-    return [(claim, [judged(one, table) for one in claim.comparisons]) for claim in claims_of(study.values)]
+    bounds = {task: one.bounds for task in study.tasks if (one := baselines.get(key(study, task)))}
+    return [
+        (claim, [judged(one, table, bounds.get(one.task)) for one in claim.comparisons])
+        for claim in claims_of(study.values)
+    ]
 
 
-def _sentence(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> str:
-    told = [verdict(findings) for _, _, claims in papers for _, findings in claims]
-    counts = [f"{told.count(one)} {one}" for one in _VERDICTS if told.count(one)]
-    short = sum(bool(_seeds(study, findings)) for study, _, claims in papers for _, findings in claims)
-    fewer = f" {short} of them have fewer seeds than planned." if short else ""
-    return f"Of {len(told)} claims: {', '.join(counts)}.{fewer}"
-
-
-_VERDICTS = ("yes", "yes so far", "no", "undecided", "not run")
-
-
-def _verdicts(papers: Sequence[tuple[Study, Sequence[Outcome], Judged]]) -> list[str]:
-    lines = ["| paper | claim | the paper | here | verdict |", "|---|---|---|---|---|"]
-    every = [(study, *one) for study, _, claims in papers for one in claims]
-    for study, claim, findings in sorted(every, key=lambda one: verdict(one[2]) == "not run"):
-        here = "; ".join(_short(study, one) for one in findings if one is not None) or "–"
-        lines.append(
-            f"| {study.values['title']} | {claim.text} | {claim.effect or '–'} | {here} | "
-            f"**{verdict(findings)}**{_seeds(study, findings)} |"
-        )
-    return lines
-
-
-def _seeds(study: Study, findings: Sequence[Finding | None]) -> str:
-    """Such as ", 3 of 5 seeds", of the comparison that has the fewest; "" where every one has all."""
-    fewest = min((one.gain.seeds for one in findings if one is not None), default=len(study.seeds))
-    return f", {fewest} of {len(study.seeds)} seeds" if fewest < len(study.seeds) else ""
-
-
-def _short(study: Study, one: Finding) -> str:
-    """Such as har mm50-mc50 to fedavg +1.3 [+0.4, +2.2]; a task's only condition is not named."""
-    asked = one.asked
-    several = len(study.tasks[asked.task]["conditions"]) > 1
-    return f"{asked.task}{f' {asked.condition}' if several else ''} to {asked.against} {_difference(one)}"
-
-
-def _difference(one: Finding) -> str:
-    """Such as +1.3 [+0.4, +2.2]; of a cost how many times less it is, ÷ 2.2."""
-    if one.asked.measure in COSTS:
-        return f"÷ {one.right.mean / one.left.mean:.1f}"
-    mean, low, high = one.difference
-    return f"{mean:+.1f} [{'one seed' if math.isinf(low) else f'{low:+.1f}, {high:+.1f}'}]"
-
-
-def _paper(study: Study, rows: Sequence[Outcome], claims: Judged, baselines: Mapping[str, Baseline]) -> list[str]:
+def _paper(
+    study: Study,
+    rows: Sequence[Outcome],
+    claims: Judged,
+    baselines: Mapping[str, Baseline],
+    devices: Mapping[str, int],
+) -> list[str]:
     values = study.values
     lines = [f"## {values['title']}", "", values["says"].strip(), ""]
     for claim, findings in claims:
         lines += [
-            f"**{claim.text[0].upper()}{claim.text[1:]}: {verdict(findings)}.** {claim.note.strip()}".rstrip(),
+            f"**{claim.text[0].upper()}{claim.text[1:]}: {claim_verdict(findings)}.** {claim.note.strip()}".rstrip(),
             "",
         ]
-        lines += _evidence(findings)
+        lines += evidence(findings)
     for task, asked in study.tasks.items():
         own = [row for row in rows if row.task == task]
-        lines += [f"### {asked['title']}", "", asked["says"].strip(), ""]
+        lines += [f"### {asked['title']}", "", f"{asked['says'].strip()}{_fewer(study, task, devices)}", ""]
         if bar := baselines.get(key(study, task)):
             lines += [f"Simple baseline, logistic regression on all training samples, complete: {bar.text}.", ""]
         lines += [*_rows(study, task, own), ""] if own else ["Not run yet.", ""]
     return lines
 
 
-def _evidence(findings: Sequence[Finding | None]) -> list[str]:
-    known = [one for one in findings if one is not None]
-    if not known:
-        return []
-    lines = ["| task | condition | measure | | against | difference [95 %] | seeds | verdict |", "|---" * 8 + "|"]
-    for one in known:
-        asked = one.asked
-        measure = asked.measure + (f", lost since {asked.falling}" if asked.falling else "")
-        bound = f" (claimed: more than {asked.margin:+g})" if asked.margin else ""
-        lines.append(
-            f"| {asked.task} | {asked.condition} | {measure}{bound} | {asked.left} {one.left.text()} | "
-            f"{asked.against} {one.right.text()} | {_difference(one)} | {one.gain.seeds} | {one.verdict} |"
-        )
-    return [*lines, ""]
+def _fewer(study: Study, task: str, devices: Mapping[str, int]) -> str:
+    """How many devices take part, where they are fewer than the fleet: a device needs samples for one batch."""
+    fleet, counts = len(study.devices(task)), told(study, task, devices)
+    if not counts or min(counts) == fleet:
+        return ""
+    each = ", ".join(map(str, counts))
+    return (
+        f" **Of the {fleet} devices, {min(counts)} to {max(counts)} take part** ({each} in seeds "
+        f"{study.seeds[0]} to {study.seeds[-1]}): the planner refuses those with fewer samples than one batch."
+    )
 
 
 def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:

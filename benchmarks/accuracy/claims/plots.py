@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.claims.judge import Finding
+from benchmarks.accuracy.claims.judge import SMALLER, Finding
 from benchmarks.common.plotting import save, style
 
 #: Verdict -> colour and marker, told apart in grey as well.
-MARKS = {"yes": ("#0072b2", "o"), "no": ("#d55e00", "s"), "undecided": ("#8c8c8c", "D")}
+MARKS = {"yes": ("#0072b2", "o"), "no": ("#d55e00", "s"), SMALLER: ("#b38600", "v"), "undecided": ("#8c8c8c", "D")}
 #: Points of accuracy beyond which an interval is cut: a line of costs is not of this plot.
 WIDEST = 30.0
 
@@ -38,7 +38,7 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
         axes.set_xlabel("points, with 95 % interval")
         for name, (colour, marker) in MARKS.items():
             axes.plot([], [], marker, color=colour, label=name)
-        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=8)
         save(figure, path)
 
 
