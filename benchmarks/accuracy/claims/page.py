@@ -176,6 +176,10 @@ def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:
         cells += [_settings(own[-1].settings, values), str(len({row.seed for row in own}))]
         lines.append("| " + " | ".join(cells) + " |")
     lines += _acted(study, rows)
+    run = {row.method for row in rows}
+    asked = {cell.method for cell in study.cells() if cell.task == task}
+    if due := [method for method in study.methods if method in asked - run]:
+        lines += ["", f"Not run yet: {', '.join(due)}."]
     return lines
 
 
