@@ -4,7 +4,8 @@ MMiC, arXiv 2505.06911, equations 14 to 17:  alpha_i,t = a_i,t - a_i,t-1;  A_S =
 S;  i is core when A_S >= alpha* and A_{S without i} < alpha*;  phi_i += 1 when i is core in round t. a is a device's
 metric after local training, higher is better. Coalitions are clusters': alpha*_m of cluster m is the weighted mean,
 over its devices of the round, of the change of the metric that each measured on the model it was sent. Like alpha_i it
-reaches back to the last time that a device reported, so that both are of the same devices and spans.
+reaches back to the last time that a device reported, so that both are of the same devices and spans. Before it ever
+trained, a device's model a_i,t-1 is the one it is sent.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ RETURNS_KEPT = 200
 
 
 class Track(msgspec.Struct, frozen=True):
-    """History of one device. ``returns``: round (from 1) -> change of its metric since it last reported."""
+    """History of one device. ``returns``: round (from 1) -> change of its metric since it last reported.
+
+    The first: since it was sent the model.
+    """
 
     metric: float | None = None  # after local training; None: it never reported one
     received: float | None = None  # of the model it was sent; None: it never reported one
@@ -111,18 +115,18 @@ def note_round(
     """The memory after one more round, whose participants are the keys of ``weights`` (any scale, 0 or more).
 
     ``metrics``: a participant's metric after local training; ``received``: that of the model it was sent. Either may
-    lack devices that measured nothing: they get no return this round. A return needs an earlier metric. No device of
-    a cluster is core in a round in which its alpha* is unknown. ``clusters``: device -> cluster, of all devices that
-    have one; those without are one group. Raises ModelError, naming the device, for a metric of a device that took no
-    part and for a metric or weight that is not a finite number.
+    lack devices that measured nothing: they get no return this round. The first return of a device is its gain on the
+    model it was sent, over which alpha* has no change. No device of a cluster is core in a round without its alpha*.
+    ``clusters``: device -> cluster, of all devices that have one; those without are one group. Raises ModelError,
+    naming the device, for a metric of a device that took no part and for a metric or weight that is not finite.
     """
     _check(metrics, received, weights)
     now, clusters = memory.rounds + 1, clusters or {}
     old = {device: memory.devices.get(device, Track()) for device in sorted(weights)}
-    returns = {d: metrics[d] - track.metric for d, track in old.items() if d in metrics and track.metric is not None}
-    changes = {
-        d: received[d] - track.received for d, track in old.items() if d in received and track.received is not None
-    }
+    earlier = {d: received.get(d) if track.metric is None else track.metric for d, track in old.items()}
+    sent = {d: received.get(d) if track.metric is None else track.received for d, track in old.items()}
+    returns = {d: metrics[d] - before for d, before in earlier.items() if d in metrics and before is not None}
+    changes = {d: received[d] - before for d, before in sent.items() if d in received and before is not None}
     gains, core = _coalitions(weights, returns, changes, clusters)
     devices = dict(memory.devices)
     for device, track in old.items():

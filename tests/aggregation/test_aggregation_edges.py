@@ -348,7 +348,7 @@ def test_a_participant_that_measures_nothing_keeps_what_it_measured_before() -> 
     for metrics, received in (({"a": 1.0}, {"a": 2.0}), ({}, {}), ({"a": 4.0}, {"a": 2.5})):
         memory = note_round(memory, metrics, received, {"a": 1.0})
     track = memory.devices["a"]
-    assert (track.metric, track.received, track.returns, track.selected) == (4.0, 2.5, {3: 3.0}, 3)
+    assert (track.metric, track.received, track.returns, track.selected) == (4.0, 2.5, {1: -1.0, 3: 3.0}, 3)
     assert memory.gains == {history.NO_CLUSTER: 0.5}, "since it was last measured"
 
 

@@ -130,7 +130,7 @@ def test_of_two_updates_of_a_device_the_newer_one_is_remembered() -> None:
 
     for updates in ([measured(0.5, 0), measured(0.25, 2)], [measured(0.25, 2), measured(0.5, 0)]):
         track = note(Memory(), updates, {"cam": 3}).devices["cam"]
-        assert track == Track(0.5, 0.25, {}, 0, 1, 5.0, 3)
+        assert track == Track(0.5, 0.25, {1: 0.25}, 1, 1, 5.0, 3)
     silent = note(Memory(), [UpdateInfo("cam", samples={"task": 2})], {})
     assert silent == Memory(1, {}, {"cam": Track(selected=1, weight=2.0)})
 

@@ -267,16 +267,19 @@ def test_devices_whose_cluster_is_not_known_yet_are_a_group_of_their_own():
 
 
 def test_two_rounds_by_hand():
-    """Round 2: returns a 0.2, b -0.1; alpha* = (3 x 0.15 - 0.05) / 4 = 0.1; A = (0.6 - 0.1) / 4 = 0.125, by a."""
+    """Round 1: returns a .25, b .15 on alpha* 0, which either reaches alone: none is core.
+
+    Round 2: returns a 0.2, b -0.1; alpha* = (3 x 0.15 - 0.05) / 4 = 0.1; A = (0.6 - 0.1) / 4 = 0.125, by a.
+    """
     first = note_round(Memory(), {"a": 0.5, "b": 0.6}, {"a": 0.25, "b": 0.45}, {"a": 3, "b": 1})
-    assert (first.rounds, first.gains) == (1, {})
-    assert first.devices["a"] == Track(metric=0.5, received=0.25, selected=1, weight=3)
+    assert (first.rounds, first.gains) == (1, {-1: 0.0})
+    assert first.devices["a"] == Track(metric=0.5, received=0.25, returns={1: 0.25}, selected=1, weight=3)
 
     second = note_round(first, {"a": 0.7, "b": 0.5, "c": 0.9}, {"a": 0.4, "b": 0.4}, {"a": 3, "b": 1, "c": 2})
     assert second.gains == {-1: pytest.approx(0.1)}
-    assert second.devices["a"].returns == pytest.approx({2: 0.2})
-    assert second.devices["b"].returns == pytest.approx({2: -0.1})
-    assert second.devices["c"].returns == {}  # it needs an earlier metric
+    assert second.devices["a"].returns == pytest.approx({1: 0.25, 2: 0.2})
+    assert second.devices["b"].returns == pytest.approx({1: 0.15, 2: -0.1})
+    assert second.devices["c"].returns == {}  # it measured nothing on the model it was sent
     assert {name: (track.core, track.selected) for name, track in second.devices.items()} == {
         "a": (1, 2),
         "b": (0, 2),
@@ -290,7 +293,8 @@ def test_a_return_reaches_back_to_the_last_time_and_the_rest_stays():
     assert memory.gains == {-1: pytest.approx(0.1)}
     memory = note_round(memory, {"a": 0.8}, {}, {"a": 2})
     assert memory.devices["a"].returns == pytest.approx({3: 0.3})
-    assert memory.devices["b"] == Track(metric=0.2, received=0.6, returns={2: 0.1}, core=1, selected=2, weight=1)
+    assert memory.devices["b"].returns == pytest.approx({1: -0.4, 2: 0.1})
+    assert (memory.devices["b"].core, memory.devices["b"].selected) == (1, 2)
     assert memory.gains == {}  # no device measured what it was sent
     assert memory.devices["a"].core == 0  # alpha* was unknown in round 3
 
@@ -316,7 +320,7 @@ def test_a_device_alone_in_its_cluster_is_core_when_it_reaches_what_it_was_sent(
     clusters, ones = {"a": 0, "b": 1, "c": 1}, dict.fromkeys("abc", 1)
     memory = note_round(Memory(), dict.fromkeys("abc", 0.5), dict.fromkeys("abc", 0.5), ones, clusters)
     memory = note_round(memory, {"a": 0.6, "b": 0.2, "c": 0.2}, dict.fromkeys("abc", 0.55), ones, clusters)
-    assert {name: track.core for name, track in memory.devices.items()} == {"a": 1, "b": 0, "c": 0}
+    assert {name: track.core for name, track in memory.devices.items()} == {"a": 2, "b": 0, "c": 0}
     assert {name: track.cluster for name, track in memory.devices.items()} == clusters
 
 
@@ -370,7 +374,7 @@ def test_the_cluster_stays_and_returns_do_not_grow_without_bound():
 def test_memory_survives_json():
     memory = note_round(HISTORY, {"a": 0.5}, {"a": 0.4}, {"a": 1})
     memory = note_round(memory, {"a": 0.75}, {"a": 0.5}, {"a": 1})
-    assert memory.devices["a"].returns == {6: 0.25}
+    assert memory.devices["a"].returns == pytest.approx({5: 0.1, 6: 0.25})
     assert msgspec.json.decode(msgspec.json.encode(memory), type=Memory) == memory
     plain = json.loads(json.dumps(msgspec.to_builtins(memory)))
     assert msgspec.convert(plain, Memory, str_keys=True) == memory
