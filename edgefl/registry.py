@@ -162,9 +162,13 @@ class Cluster(Method):
 
 @dataclass(frozen=True)
 class Select(Method):
-    """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen."""
+    """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen.
+
+    ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).
+    """
 
     draw: Callable[..., list[str]] | None = None
+    returns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,12 +352,13 @@ class Optimise(Method):
 
     ``step``: (state, previous tensors, combined tensors, options) -> (next tensors, next state).
     ``adjust``: (history, {device: cluster}, {device: weight}, options) -> (options of this round's steps, the record).
-    ``moves``: as a weight's.
+    ``moves``: as a weight's. ``returns``: as a selection's.
     """
 
     step: Callable[..., tuple[Tensors, Tensors | None]] | None = None
     adjust: Callable[..., tuple[dict[str, float], dict[str, object]]] | None = None
     moves: bool = True
+    returns: bool = False
 
 
 class Role(NamedTuple):

@@ -166,5 +166,6 @@ register(
         per_round=True,
         partial=True,
         draw=banzhaf,
+        returns=True,
     ),
 )

@@ -32,7 +32,7 @@ from edgefl.models.spec import (
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
-from edgefl.plan.stages import OWN_HOLDOUT, exchange_of, is_closing, with_closing
+from edgefl.plan.stages import default_holdout, exchange_of, is_closing, unmeasured, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen, method
 
@@ -121,7 +121,7 @@ def model_spec(
         problems += [Problem(f"{path}.{field}", text) for field, text in out_of_place(encoder)]
         encoders[modality] = encoder_spec(encoder, shapes.get(modality, ()))
     problems += [Problem(f"model.encoders.{field}", text) for field, text in out_of_step(encoders)]
-    problems += _readable(config.training, recipe)
+    problems += _readable(config.training, recipe) + unmeasured(recipe.slots, config.training.holdout)
     terms = chosen("objective", recipe.slots["objective"])
     supervised = any(term.method.labels for term in terms)
     if supervised and shapes and not label_names:
@@ -234,11 +234,10 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, place: 
     """The stage's hyper-parameters; ``place``: of its value in a list, from 1."""
     same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
     smaller = training.lean
-    default = 0.0 if exchange_of(recipe.slots["weight"]) == "all" else OWN_HOLDOUT
     changed = {
         # What the closing round reads of a frozen prefix, it reads once.
         "cache": "" if training.cache == "none" or is_closing(stage) else training.cache,
-        "holdout": default if training.holdout is None else training.holdout,
+        "holdout": default_holdout(recipe.slots) if training.holdout is None else training.holdout,
         "lr": _rates(training.lr, place),
         "lean": smaller and LowMemoryOptimizer(smaller.optimizer, _rates(smaller.lr, place)),
         "seed": seed,

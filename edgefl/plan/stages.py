@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from edgefl.errors import Problem
 from edgefl.models.spec import (
     ModelSpec,
     is_encoder,
@@ -23,7 +24,7 @@ from edgefl.models.spec import (
     part_names,
 )
 from edgefl.plan.job import Exchange, Job, Stage
-from edgefl.registry import Slot, choose
+from edgefl.registry import Recipe, Slot, choose
 
 
 def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -108,9 +109,29 @@ def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
 #: Prefix of the residual of a part, among what a device retains.
 RESIDUAL = "lost/"
 #: Share of a device's samples that its own model is tested on, where the run file sets none and a classifier stays on
-#: the device, which alone can judge it. Of 100 samples 20: the standard error of an accuracy is at most 11 points on
-#: one device, and 3 over twelve of them.
+#: the device, which alone can judge it, or the server goes by what devices measure. Of 100 samples 20: the standard
+#: error of an accuracy is at most 11 points on one device, and 3 over twelve of them.
 OWN_HOLDOUT = 0.2
+
+
+def by_returns(slots: Recipe) -> list[str]:
+    """The slots (role: choice) that go by the devices' returns."""
+    choices = {role: choose(role, slots) for role in ("select", "optimise")}
+    return [f"{role}: {choice.name}" for role, choice in choices.items() if choice.method.returns]
+
+
+def default_holdout(slots: Recipe) -> float:
+    """Hold-out of a run file that sets none."""
+    return OWN_HOLDOUT if exchange_of(slots["weight"]) != "all" or by_returns(slots) else 0.0
+
+
+def unmeasured(slots: Recipe, holdout: float | None) -> list[Problem]:
+    """Problem of a hold-out of 0 beside methods that go by returns."""
+    needing = " and ".join(by_returns(slots))
+    if holdout != 0.0 or not needing:
+        return []
+    text = f"is 0, and devices have no returns without it, by which {needing} goes; leave it out, or give a share"
+    return [Problem("training.holdout", text)]
 
 
 def exchange_of(weight: Slot) -> Exchange:

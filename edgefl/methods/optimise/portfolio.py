@@ -123,5 +123,6 @@ register(
         per_round=True,
         step=fedadagrad,
         adjust=portfolio,
+        returns=True,
     )
 )

@@ -74,5 +74,6 @@ register(
         per_round=True,
         partial=True,
         draw=banzhaf_sampled,
+        returns=True,
     )
 )
