@@ -297,8 +297,9 @@ class Observer(Protocol):
 class Repair(Method):
     """Repair of updates before they are aggregated.
 
-    ``mend``: (updates, model, store, {device: cluster}, options) -> ({(device, part): tensors in place of its own},
-    parts that devices are sent for their personal models, the record {device: what was done or why not}).
+    ``mend``: (updates, model, store, {device: cluster}, {device: samples in its last round}, options) -> ({(device,
+    part): tensors in place of its own}, parts that devices are sent for their personal models, the record {device: what
+    was done or why not}).
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
     ``observe``: (job, model, options) -> the observer of a device's training. ``copied``: (job, model, options) -> the
     parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it cannot observe it.

@@ -144,7 +144,8 @@ class _Round:
         repair = slots["repair"]
         if repair.method.mend is not None:
             mend = repair.bind(repair.method.mend)
-            self.mended, self.personal, self.record["repaired"] = mend(updates, shared(previous), store, groups)
+            known = {device: track.weight for device, track in self.memory.devices.items()}
+            self.mended, self.personal, self.record["repaired"] = mend(updates, shared(previous), store, groups, known)
         self.whole: dict[str, str] = {}  # key -> why it travels whole although it was to be packed
 
     def finish(self) -> tuple[Manifest, Record]:

@@ -52,7 +52,8 @@ class Dataset:
     sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out, and
     what was left out of good ones; ``recordings``: [N] strings, what each sample is a window of, None: of nothing;
     ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen;
-    ``resizable``: modalities that were read from files which can be read again to another shape.
+    ``resizable``: modalities that were read from files which can be read again to another shape; ``whole``: [N] bool,
+    samples that had every modality before zeros took the place of absent ones, None: none did.
     """
 
     modalities: Mapping[str, Rows]
@@ -65,6 +66,7 @@ class Dataset:
     encoded: Mapping[str, Encoded] = field(default_factory=dict)
     resizable: frozenset[str] = frozenset()
     recordings: Array | None = None
+    whole: Flags | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -84,6 +86,11 @@ class Dataset:
         """[N] bool: which samples have this modality; none, when the data set does not know it."""
         return self.present.get(modality, np.zeros(len(self), dtype=bool))
 
+    def complete(self, modalities: Sequence[str]) -> Flags:
+        """[N] bool: which samples have all of these, and had them before zeros took their place."""
+        complete: Flags = np.logical_and.reduce([self.has(m) for m in modalities])
+        return complete if self.whole is None else complete & self.whole
+
     def class_counts(self) -> tuple[int, ...]:
         """Labelled samples of each class."""
         known = np.empty(0, np.int64) if self.labels is None else self.labels[self.labels >= 0]
@@ -102,6 +109,7 @@ class Dataset:
             groups=None if self.groups is None else self.groups[rows],
             recordings=None if self.recordings is None else self.recordings[rows],
             encoded={m: e.rows(rows) for m, e in self.encoded.items()},
+            whole=None if self.whole is None else self.whole[rows],
         )
 
     def relabelled(self, names: Sequence[str]) -> Dataset:

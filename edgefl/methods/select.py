@@ -41,6 +41,7 @@ def banzhaf(
     *,
     share: float = 0.5,
     warmup_rounds: float = 100,
+    warmup: str = "clusters",
     temperature: float = 2.0,
 ) -> list[str]:
     """``share`` of the devices (rounded up), drawn in each cluster without replacement by ``scores_of``, sorted.
@@ -48,11 +49,18 @@ def banzhaf(
     A uniform draw in the first ``warmup_rounds`` rounds.
     """
     if memory.rounds < warmup_rounds:
-        return at_random(devices, rng, memory, share=share)
+        return warming_up(devices, rng, memory, share=share, warmup=warmup)
     tracks = {name: memory.devices.get(name) for name in devices}
     core = {name: track.core if track else 0 for name, track in tracks.items()}
     selected = {name: track.selected if track else 0 for name, track in tracks.items()}
     return by_scores(scores_of(core, selected, temperature), share, rng, memory)
+
+
+def warming_up(
+    devices: Sequence[str], rng: np.random.Generator, memory: Memory, *, share: float, warmup: str
+) -> list[str]:
+    """The uniform draw before returns count: inside each cluster, or over all devices."""
+    return at_random(devices, rng, memory if warmup == "clusters" else None, share=share)
 
 
 def scores_of(core: Mapping[str, int], selected: Mapping[str, int], temperature: float) -> dict[str, float]:
@@ -154,6 +162,7 @@ def count_of(devices: int, share: float) -> int:
 BANZHAF = {
     "share": DEVICE_SHARE,
     "warmup_rounds": Option(100, "rounds in which the draw is even", least=0),
+    "warmup": Option("clusters", "among whom it is even: in each cluster, or all devices", ("clusters", "all")),
     "temperature": Option(2.0, "how strongly the index decides: probability ∝ exp(temperature · index)", least=0),
 }
 register(

@@ -87,14 +87,14 @@ def make_batch(
 
     ``pseudo_labels`` [N]: of every sample of the data set.
     """
-    complete = np.ones(len(indices), dtype=bool)
+    complete = np.ones(len(indices), dtype=bool) if dataset.whole is None else dataset.whole[indices]
     inputs: dict[str, Input] = {}
     rows: dict[str, Tensor | None] = {}
     for m in modalities:
         has = dataset.has(m)[indices]
         if int(has.sum()) < least_rows:
             continue
-        complete &= has
+        complete = complete & has
         inputs[m] = input_of(dataset, m, indices[has], device)
         rows[m] = None if has.all() else torch.from_numpy(np.flatnonzero(has)).to(device)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[indices]).to(device)
@@ -133,7 +133,7 @@ def unmixed_rows(
 
     The batches are in random order; what is left over of both kinds is mixed.
     """
-    complete = np.logical_and.reduce([dataset.has(m)[usable] for m in modalities])
+    complete = dataset.complete(modalities)[usable]
     batches, left = [], []
     for rows in (rng.permutation(usable[complete]), rng.permutation(usable[~complete])):
         whole = len(rows) // batch_size * batch_size

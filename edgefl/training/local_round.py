@@ -143,7 +143,7 @@ def _training_round(
         samples=samples,
         metrics=training.metrics() | received | personal | trained,
         compute_s=training.compute_s,
-        complete=observer.complete if observer is not None else all(dataset.has(m).all() for m in job.model.encoders),
+        complete=observer.complete if observer is not None else bool(dataset.complete(list(job.model.encoders)).all()),
         poverty=observer.layer(sending) if observer is not None and not between(job) else -1,
         poverty_change=observer.change if observer is not None else 0.0,
         layer=(observer.poorest() or "") if observer is not None and job.period is not None else "",

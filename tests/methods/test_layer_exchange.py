@@ -112,6 +112,18 @@ def test_without_complete_devices_it_comes_from_the_less_affected_else_from_all_
     assert values == {"most": {P: 5.0}, "less": {P: 5.0}}
 
 
+def test_the_authors_donors_are_all_with_another_layer_or_none(store: ObjectStore):
+    updates = [
+        sent(store, "poor", 10, {"P": 9.0}),
+        sent(store, "other", 10, {"P": 2.0}, layer=Q),
+        sent(store, "whole", 10, {"P": 4.0}, complete=True, layer=""),
+        sent(store, "same", 10, {"P": 8.0}),
+    ]
+    values, record, _ = exchanged(store, updates, knows(poor=P, other=Q, same=P), donors="cluster")
+    assert values == {"poor": {P: 3.0}, "same": {P: 3.0}}
+    assert record["repaired"]["poor"]["donors"] == ["other", "whole"]
+
+
 def test_a_device_whose_layer_nobody_was_asked_for_keeps_its_own(store: ObjectStore):
     updates = [sent(store, "x", 10, {"P": 1.0}), sent(store, "y", 10, {"P": 3.0}), sent(store, "z", 10, {"P": 5.0})]
     values, record, _ = exchanged(store, updates, knows(x=P, y=Q, z=P))

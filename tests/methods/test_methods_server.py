@@ -209,7 +209,7 @@ def test_the_selectors_defaults_are_the_papers():
     def defaults(method):
         return {name: p.default for name, p in inspect.signature(method).parameters.items() if p.default is not p.empty}
 
-    expected = {"share": 0.5, "warmup_rounds": 100, "temperature": 2.0}
+    expected = {"share": 0.5, "warmup_rounds": 100, "warmup": "clusters", "temperature": 2.0}
     assert defaults(select.banzhaf) == expected
     assert defaults(sampled.banzhaf_sampled) == {**expected, "samples": 128}
 

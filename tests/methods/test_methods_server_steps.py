@@ -199,7 +199,7 @@ def test_the_defaults():
     for name in ("fedadam", "fedyogi"):
         told = {option: spec.default for option, spec in method("optimise", name).options.items()}
         assert told == {**adaptive, "beta2": 0.99}
-    assert defaults(portfolio.portfolio) == {"beta": 0.9, "risk": 0.5, "temperature": 10.0}
+    assert defaults(portfolio.portfolio) == {"beta": 0.9, "risk": 0.5, "temperature": 10.0, "unit": "fraction"}
 
 
 DELTAS = [0.3, -0.2, 0.05, 0.4, -0.7]

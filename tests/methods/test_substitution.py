@@ -31,11 +31,18 @@ def brought(store: ObjectStore, device: str, value: float, **told: object) -> Up
     return UpdateInfo(device, {PART: ref}, {PART: 10}, **told)  # type: ignore[arg-type]
 
 
-def mended(store: ObjectStore, updates: list[UpdateInfo], clusters: dict[str, int], **options: str):
-    """(device -> value that stands in for its layer, the record of it)."""
-    model: Manifest = {PART: updates[0].manifest[PART]}
+def mended(
+    store: ObjectStore,
+    updates: list[UpdateInfo],
+    clusters: dict[str, int],
+    away: dict[str, float] | None = None,
+    **options: str,
+):
+    """(device -> value that stands in for its layer, the record of it). ``away``: samples of devices without update."""
+    model: Manifest = {PART: brought(store, "", 0.0).manifest[PART]}
+    known = {u.device: u.weight for u in updates} | (away or {})
     slot = choose("repair", {"repair": {"poverty": dict(options)}})
-    found, _, record = slot.bind(slot.method.mend)(updates, model, store, clusters)
+    found, _, record = slot.bind(slot.method.mend)(updates, model, store, clusters, known)
     return {device: float(tensors["weight"][0, 0]) for (device, _), tensors in found.items()}, record
 
 
@@ -81,6 +88,23 @@ def test_where_every_device_loses_samples_the_less_affected_lend(store: ObjectSt
     found, told = mended(store, updates, dict.fromkeys("abc", 5), donors="complete")
     assert found == {}
     assert {one["kept"] for one in told.values()} == {"no device of its cluster had complete data"}
+
+
+def test_everyone_of_a_cluster_with_another_poverty_layer_lends_as_in_the_authors_code(store: ObjectStore) -> None:
+    """a and b share their layer; c has none and holds 6, away holds the layer as sent, 0, with three times c's samples:
+    (10 x 6 + 30 x 0) / 40 = 1.5. far is of another cluster, new has never trained.
+    """
+    poor = {"complete": False, "poverty": 0}
+    updates = [brought(store, "a", 2.0, **poor), brought(store, "b", 4.0, **poor), brought(store, "c", 6.0)]
+    updates += [brought(store, "far", 9.0, **poor)]
+    clusters = {**dict.fromkeys(["a", "b", "c", "away", "new"], 0), "far": 1}
+    found, told = mended(store, updates, clusters, {"away": 30.0}, donors="cluster")
+    assert found == {"a": 1.5, "b": 1.5}
+    assert told["a"] == {"part": PART, "tensor": "weight", "donors": ["away", "c"]}
+    assert told["far"] == {"kept": "no other device of its cluster trained the layer's part"}
+    found, told = mended(store, updates[:2], {"a": 0, "b": 0}, donors="cluster")
+    assert (found, told["b"]) == ({}, {"kept": "all others of its cluster have the same poverty layer"})
+    assert mended(store, updates[:1], {}, {"away": 30.0}, donors="cluster")[0] == {"a": 0.0}  # no clusters: all are one
 
 
 def test_who_has_no_poverty_layer_is_told_with_the_reason(store: ObjectStore) -> None:

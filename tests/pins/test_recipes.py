@@ -95,6 +95,17 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
             "training.rounds=[3, 1]",
         ),
     ),
+    "mmic as its authors' code": (
+        "mmic",
+        (
+            "slots.cluster={lsh: {clusters: 2}}",
+            "slots.select={banzhaf: {warmup_rounds: 1, share: 0.7, warmup: all}}",
+            "slots.missing=zero_input",
+            "slots.repair={poverty: {donors: cluster}}",
+            "slots.optimise={fedadagrad_mpo: {unit: percent}}",
+            "training.rounds=[3, 1]",
+        ),
+    ),
     "one network of the largest": (
         "pmcmfl",
         (

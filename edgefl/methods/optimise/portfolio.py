@@ -3,6 +3,8 @@
 cov_ij = sum_t (alpha_i,t - mean_i,t-1)(alpha_j,t - mean_j,t-1) / (T - 1),  mean_i,t-1 the mean of i's returns before t
 (0 before the first);  sigma_m = sum_ij w_i w_j cov_ij;  gamma_m = risk * sigma_m - (1 - risk) * A_m;
 beta* = beta + tanh(max(0, sum_m w_m gamma_m)) / temperature, which takes the place of Adagrad's beta.
+tanh is not scale free: in percent points, the unit of the authors' code, returns are 100 times as large as in fractions
+and variances 10,000 times (docs/decisions/0059).
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ Figures = TypedDict(
     "Figures",
     {"weight": float, "return": float, "risk": float, "gamma": float, "rounds": int, "devices": list[str]},
 )
+
+
+#: Returns of the unit in one of accuracy.
+UNITS = {"fraction": 1.0, "percent": 100.0}
 
 
 def covariance(returns: Floats) -> Floats:
@@ -57,6 +63,7 @@ def portfolio(
     beta: float = 0.9,
     risk: float = 0.5,
     temperature: float = 10.0,
+    unit: str = "fraction",
 ) -> tuple[dict[str, float], dict[str, object]]:
     """beta* of the round noted last in ``memory`` as an option of its Adagrad steps, and the record of the momentum.
 
@@ -74,7 +81,8 @@ def portfolio(
             left_out[device] = "it has no return of this round"
         else:
             members.setdefault(cluster, []).append(device)
-    clusters = {str(m): _figures(memory, devices, weights, risk) for m, devices in sorted(members.items())}
+    scale = UNITS[unit]
+    clusters = {str(m): _figures(memory, devices, weights, risk, scale) for m, devices in sorted(members.items())}
     total = sum(figures["weight"] for figures in clusters.values())
     for figures in clusters.values():
         figures["weight"] /= total
@@ -84,9 +92,9 @@ def portfolio(
     return {"beta": beta}, {"momentum": record}
 
 
-def _figures(memory: Memory, devices: list[str], weights: Mapping[str, float], risk: float) -> Figures:
+def _figures(memory: Memory, devices: list[str], weights: Mapping[str, float], risk: float, scale: float) -> Figures:
     """One cluster's figures; ``weight`` is its members' sum, not yet renormalised over the clusters."""
-    tracks = {device: memory.devices[device].returns for device in devices}
+    tracks = {d: {t: scale * value for t, value in memory.devices[d].returns.items()} for d in devices}
     rounds = sorted(set.intersection(*(set(returns) for returns in tracks.values())))
     common = np.array([[tracks[device][t] for device in devices] for t in rounds])  # [T, N]
     total = sum(weights[device] for device in devices)
@@ -113,6 +121,7 @@ def _bounded(recipe: Recipe) -> list[Problem]:
 _OPTIONS = ADAGRAD | {
     "risk": Option(0.5, "weight of risk against return", least=0, most=1),
     "temperature": Option(10.0, "what the correction is divided by; beta + 1/temperature is at most 1", least=1),
+    "unit": Option("fraction", "unit of the returns: fractions of 1, or percent points (the authors' code)", (*UNITS,)),
 }
 register(
     Optimise(

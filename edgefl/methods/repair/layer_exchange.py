@@ -93,7 +93,8 @@ def _plan(
     """What replaces the layer at each device that needs it: a donors' mean, else its cluster's, else the reason."""
     complete = {u.device for u in updates if u.complete}
     changes = {u.device: u.poverty_change for u in updates if u.layer} if donors == "less_affected" else None
-    plan = plan_substitution(poorest, complete, groups, holders, changes)
+    absent = () if donors == "cluster" else None  # who is not in the period holds what it began with, and lends nothing
+    plan = plan_substitution(poorest, complete, groups, holders, changes, absent)
     for device, one in plan.items():
         if isinstance(one, str) and device in groups:
             part, tensor = poorest[device]

@@ -54,8 +54,9 @@ register(
             "donors": Option(
                 "less_affected",
                 "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: in rounds "
-                "without any, those whose layers missing modalities changed less",
-                ("complete", "less_affected"),
+                "without any, those whose layers missing modalities changed less; cluster: all of the group with "
+                "another such layer or none, those that did not train by it as it was sent (the authors' code)",
+                ("complete", "less_affected", "cluster"),
             ),
             "exchange": Option(
                 "whole",

@@ -4,6 +4,8 @@ MMiC, arXiv 2505.06911, equation 11:  theta_k[p] = sum_j w_j theta_j[p] / sum_j 
 in the round without a poverty layer (none of their batches lacked modalities after a complete one), p = k's.
 Where no device of the round is such, by section 4.1's "parameters that are less impacted ... substitute those that are
 more significantly affected": over those whose largest change (equation 10) is below k's, and so their change of p.
+The authors' code takes every member of the cluster whose own poverty layer is another one or none, also those that did
+not train in the round, which hold the model that was sent.
 Planned first, for the record; then computed from the uploads as they came, of which none is changed here.
 """
 
@@ -44,6 +46,7 @@ def plan_substitution(
     clusters: Mapping[str, int],
     holders: Mapping[str, Collection[str]] | None = None,
     changes: Mapping[str, float] | None = None,
+    absent: Collection[str] | None = None,
 ) -> dict[str, Substitution | str]:
     """device -> what replaces its poverty tensor, or the reason why nothing does; one entry per key of ``poverty``.
 
@@ -51,11 +54,16 @@ def plan_substitution(
     which need no repair themselves; ``clusters``: device -> cluster; ``holders``: part -> the devices that trained it
     on samples (None: everyone trained everything); ``changes``: device -> the largest change of a layer, where less
     affected devices may lend if none is complete (None: only complete ones). A change of 0 or less is not known.
+    ``absent``: members of clusters that did not train and lend the layer as it was sent, beside everyone with another
+    poverty layer or none (None: only those lend that trained, as above).
     """
     plan: dict[str, Substitution | str] = {}
     for device, (part, tensor) in sorted(poverty.items()):
         trained = None if holders is None else holders.get(part, ())
-        donors = _donors(device, complete, clusters, trained, changes)
+        if absent is None:
+            donors = _donors(device, complete, clusters, trained, changes)
+        else:
+            donors = _spared(device, poverty, clusters, trained, absent)
         plan[device] = donors if isinstance(donors, str) else Substitution(part, tensor, donors)
     return plan
 
@@ -70,18 +78,43 @@ def _donors(
     """The donors that lend ``device`` a layer that ``trained`` have trained, or the reason why none does."""
     if device in complete:
         return "it trained with complete data and needs no repair"
-    if device not in clusters:
-        return "it belongs to no cluster"
-    if trained is not None and device not in trained:
-        return "it did not train the layer's part"
-    near = [d for d in clusters if d != device and clusters[d] == clusters[device] and (not trained or d in trained)]
-    if not near:
-        return "no other device of its cluster trained the layer's part"
+    near = _near(device, clusters, trained)
+    if isinstance(near, str):
+        return near
     donors = [donor for donor in near if donor in complete]
     if complete or changes is None:
         return tuple(sorted(donors)) or "no device of its cluster had complete data"
     donors = [donor for donor in near if 0 < changes.get(donor, 0.0) < changes.get(device, 0.0)]
     return tuple(sorted(donors)) or "no device of its cluster had complete data or was less affected"
+
+
+def _spared(
+    device: str,
+    poverty: Mapping[str, tuple[str, str]],
+    clusters: Mapping[str, int],
+    trained: Collection[str] | None,
+    absent: Collection[str],
+) -> tuple[str, ...] | str:
+    """The donors of ``device``: all of its cluster with another poverty layer or none; or why there are none."""
+    near = _near(device, clusters, trained, absent)
+    if isinstance(near, str):
+        return near
+    donors = [donor for donor in near if poverty.get(donor) != poverty[device]]
+    return tuple(sorted(donors)) or "all others of its cluster have the same poverty layer"
+
+
+def _near(
+    device: str, clusters: Mapping[str, int], trained: Collection[str] | None, absent: Collection[str] = ()
+) -> list[str] | str:
+    """The others of the cluster that hold the layer, by training or as it was sent; or why there are none."""
+    if device not in clusters:
+        return "it belongs to no cluster"
+    if trained is not None and device not in trained:
+        return "it did not train the layer's part"
+    near = [d for d in clusters if d != device and clusters[d] == clusters[device]]
+    return [d for d in near if not trained or d in trained or d in absent] or (
+        "no other device of its cluster trained the layer's part"
+    )
 
 
 def unlikely(samples: Mapping[str, Mapping[str, int]], modalities: Collection[str], donors: str) -> str:
@@ -152,6 +185,7 @@ def mend(
     model: Manifest,
     store: ObjectStore,
     clusters: Mapping[str, int],
+    weights: Mapping[str, float],
     *,
     donors: str,
 ) -> tuple[Mended, dict[str, Tensors], Mapping[str, object]]:
@@ -159,7 +193,8 @@ def mend(
     by_device = {u.device: u for u in updates}
 
     def tensors(device: str, part: str) -> Tensors:
-        return decode_part(store.read(by_device[device].manifest[part].id), copy=False)
+        manifest = by_device[device].manifest if device in by_device else model
+        return decode_part(store.read(manifest[part].id), copy=False)
 
     poorest, plan = _poorest(updates, model, store)
     complete = {u.device for u in updates if u.complete}
@@ -167,8 +202,13 @@ def mend(
     holders = {p: {u.device for u in updates if p in u.manifest and u.samples.get(p, 0) > 0} for p in parts}
     changes = {u.device: u.poverty_change for u in updates if u.poverty >= 0}
     less = changes if donors == "less_affected" else None
-    plan |= plan_substitution(poorest, complete, grouped(updates, clusters), holders, less)
-    found = substitute(tensors, plan, {u.device: u.weight for u in updates})
+    if donors == "cluster":
+        near = clusters or dict.fromkeys([*by_device, *weights], 0)
+        absent = {d for d in near if d not in by_device and weights.get(d, 0) > 0}
+        plan |= plan_substitution(poorest, complete, near, holders, absent=absent)
+    else:
+        plan |= plan_substitution(poorest, complete, grouped(updates, clusters), holders, less)
+    found = substitute(tensors, plan, weights)
     mended: Mended = {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
     personal: dict[str, Tensors] = {
         of_device(device) + PART: {f"{part}|{tensor}": value} for device, (part, tensor, value) in found.items()

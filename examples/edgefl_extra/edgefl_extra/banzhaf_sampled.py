@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.aggregation.history import Memory
-from edgefl.methods.select import BANZHAF, at_random, by_scores, clusters_of
+from edgefl.methods.select import BANZHAF, by_scores, clusters_of, warming_up
 from edgefl.registry import Option, Select, register
 
 
@@ -23,6 +23,7 @@ def banzhaf_sampled(
     *,
     share: float = 0.5,
     warmup_rounds: float = 100,
+    warmup: str = "clusters",
     temperature: float = 2.0,
     samples: float = 128,
 ) -> list[str]:
@@ -32,7 +33,7 @@ def banzhaf_sampled(
     ``temperature`` is per unit of the metric.
     """
     if memory.rounds < warmup_rounds:
-        return at_random(devices, rng, memory, share=share)
+        return warming_up(devices, rng, memory, share=share, warmup=warmup)
     scores = dict.fromkeys(devices, 0.0)
     last = {name: t for name, t in memory.devices.items() if memory.rounds in t.returns and t.weight > 0}
     for names in clusters_of(last, memory).values():
