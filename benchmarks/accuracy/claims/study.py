@@ -75,14 +75,19 @@ class Study:
         self.seeds: list[int] = self.values["seeds"][: 1 if quick else None]
 
     def cells(self) -> Iterator[Cell]:
-        """Every run, one seed of everything before the next: a table that is cut short is short of seeds."""
-        for seed in self.seeds:
-            for task, values in self.tasks.items():
-                for condition in values["conditions"]:
-                    for name, method in self.methods.items():
-                        own = {"tasks": self.tasks, "conditions": values["conditions"], **method}
-                        if task in own["tasks"] and condition in own["conditions"]:
-                            yield Cell(self.paper, task, condition, name, seed)
+        """Every run, one seed of everything before the next: a table that is cut short is short of seeds.
+
+        A method may have seeds of its own, else a condition.
+        """
+        found = []
+        for task, values in self.tasks.items():
+            for condition, missing in values["conditions"].items():
+                for name, method in self.methods.items():
+                    seeds = method.get("seeds", missing.get("seeds", self.seeds))[: 1 if self.quick else None]
+                    own = {"tasks": self.tasks, "conditions": values["conditions"], **method}
+                    if task in own["tasks"] and condition in own["conditions"]:
+                        found += [Cell(self.paper, task, condition, name, seed) for seed in seeds]
+        yield from sorted(found, key=lambda cell: cell.seed)
 
     def tuned_as(self, cell: Cell) -> Cell:
         """The cell that is tuned for this one: of the method whose settings a variant takes."""
@@ -129,7 +134,7 @@ class Study:
         if eligible := method.get("eligible"):
             values["fleet"] = limited(devices, eligible, task["budget"], cell.seed)
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
-        for name, value in self._fields(cell, settings).items():
+        for name, value in self._fields(cell, settings, tuning=bool(source)).items():
             set_field(values, name, value)
         if short:
             values["training"]["rounds"] = [n // SHORT for n in values["training"]["rounds"]]
@@ -140,12 +145,17 @@ class Study:
             values["data"].pop("test", None)
         return values
 
-    def _fields(self, cell: Cell, settings: Values) -> Values:
-        """What a method sets, by dotted names; a variant's own in place of what was tuned for another."""
+    def _fields(self, cell: Cell, settings: Values, *, tuning: bool) -> Values:
+        """What a method sets, by dotted names; a variant's own in place of what was tuned for another.
+
+        ``then`` of a method: what it sets beside, without which it was tuned.
+        """
         task, method = self.tasks[cell.task], self.methods[cell.method]
         tuned = {name: value for name, value in settings.items() if name not in {"lr", BY_STAGE}}
         own = method.get("set", {})
-        return {**task.get("slots", {}), **own, **tuned, **(own if "tuned_as" in method else {})}
+        if "tuned_as" in method:
+            return {**task.get("slots", {}), **tuned, **own}
+        return {**task.get("slots", {}), **own, **tuned, **({} if tuning else method.get("then", {}))}
 
     def trial_file(self, trial: Trial, source: Path, test: Path | None = None) -> Values:
         """The run file of a trial, on data that holds nothing of the test set; ``test``: what it is tested on."""
@@ -157,7 +167,7 @@ class Study:
 
 def _missing(condition: Values, devices: list[str]) -> Values:
     """A condition as fields of data.missing. ``incomplete``: share of the devices that lose samples' modalities."""
-    found = {name: value for name, value in condition.items() if name != "incomplete"}
+    found = {name: value for name, value in condition.items() if name not in {"incomplete", "seeds"}}
     if "incomplete" in condition:
         count = round(condition["incomplete"] * len(devices))
         step = len(devices) / max(count, 1)
