@@ -83,7 +83,8 @@ class RunOptions:
         typer.Option(
             "--no-moments",
             envvar="EDGEFL_NO_MOMENTS",
-            help="Refuse to send means and variances of sensor data, by which a run may standardise it.",
+            help="Refuse to send means and variances of sensor data, by which a run may standardise it, and sketches, "
+            "by which it may cluster devices, on joining.",
         ),
     ] = False
     form: Annotated[Format, LOG_FORMAT] = Format.text

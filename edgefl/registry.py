@@ -152,11 +152,13 @@ class Signature(NamedTuple):
 class Cluster(Method):
     """How devices are grouped.
 
-    ``signature``: what each device sends once for it. ``group``: ({device: tensors of its signature}, generator,
+    ``signature``: what each device sends once for it, with its first update, or, ``joining``, with its hello: then at
+    most ``edgefl.protocol.messages.MAX_SIGNATURE_BYTES``. ``group``: ({device: tensors of its signature}, generator,
     options) -> {device: cluster, from 0}.
     """
 
     signature: Signature | None = None
+    joining: bool = False
     group: Callable[..., dict[str, int]] | None = None
 
 

@@ -299,10 +299,11 @@ class EndTransfers(msgspec.Struct, frozen=True):
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """Make the new model state of these updates."""
+    """Make the new model state of these updates. ``signatures``: device -> what its hello carries for clusters."""
 
     attempt: Attempt
     updates: tuple[Update, ...]
+    signatures: dict[str, bytes] = {}
 
 
 class Evaluate(msgspec.Struct, frozen=True):

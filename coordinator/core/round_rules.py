@@ -216,7 +216,8 @@ def _close(steps: Steps) -> None:
             _give_up(steps, name, one)
         steps.do(EndTransfers())
     updates = aggregated_updates(steps.state)
-    steps.do(Aggregate(attempt, tuple(updates)))
+    known = {name: one.hello.signature for name, one in sorted(state.devices.items()) if not one.left_out}
+    steps.do(Aggregate(attempt, tuple(updates), {name: value for name, value in known.items() if value}))
     devices = steps.state.devices
     used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})

@@ -156,7 +156,8 @@ def _event(message: messages.UpMessage, now: float) -> FromDevice | None:
     if isinstance(message, Hello):
         modalities, samples = _limited(message.modalities), _limited(message.samples)
         moments = _limited({m: one for m, one in message.moments.items() if _is_finite(one)})
-        changed = {"modalities": modalities, "samples": samples, "moments": moments}
+        signature = message.signature if len(message.signature) <= messages.MAX_SIGNATURE_BYTES else b""
+        changed = {"modalities": modalities, "samples": samples, "moments": moments, "signature": signature}
         return Joined(now, msgspec.structs.replace(message, **changed))
     if isinstance(message, messages.Heartbeat):
         return HeartbeatSeen(now, device, message.working_on)

@@ -121,7 +121,7 @@ class ModelTasks:
             request = Request(self.plan, str(self.store.root), one.attempt.stage, models=models)
             similarity = await self._ask("similarity", dict[str, float], request)
         transfer, most = transfer_of(self.plan, one.attempt), self.plan.policy.largest_share
-        terms = RoundTerms(similarity, self.plan.seed, transfer, most)
+        terms = RoundTerms(similarity, self.plan.seed, transfer, most, one.signatures)
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )

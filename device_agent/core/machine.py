@@ -134,6 +134,7 @@ def _hello(state: State, now: float) -> Step:
         working_on=state.working_on,
         prepared=facts.prepared,
         moments={} if state.no_moments else facts.moments,
+        signature=b"" if state.no_moments else facts.signature,
     )
     return replace(state, greeting=True, greeted_at=now), [v.Send(hello)]
 

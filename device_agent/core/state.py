@@ -33,6 +33,7 @@ class DataFacts(msgspec.Struct, frozen=True):
     gpu_idle_bytes: int = 0  # as in Capabilities
     prepared: str = ""  # the id of the ``Preparation`` by which the data was read
     moments: dict[str, Moments] = {}
+    signature: bytes = b""  # what that preparation asks for clusters
     problem: str = ""  # why nothing of it can be used as that preparation asks
 
 

@@ -13,6 +13,8 @@ from edgefl.data.moments import moments_of
 from edgefl.errors import EdgeFLError
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Preparation
+from edgefl.protocol.tensors import encode_part
+from edgefl.registry import signature
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
@@ -36,7 +38,15 @@ def described(
     try:
         data = read(here)
         moments = moments_of(data, here, preparation.least)
+        signature = _signed(data, preparation)
     except EdgeFLError as error:
         none: dict[str, Any] = {"modalities": {}, "samples": {"": 0}, "class_counts": (), "problem": error.message}
         return replace(base, prepared=preparation.id, **none)
-    return replace(base, **data_facts(data), prepared=preparation.id, moments=moments)
+    return replace(base, **data_facts(data), prepared=preparation.id, moments=moments, signature=signature)
+
+
+def _signed(data: Dataset, preparation: Preparation) -> bytes:
+    """The signature that the preparation asks for, as a part's bytes; none without samples."""
+    if not preparation.signature or not len(data):
+        return b""
+    return encode_part(signature(preparation.signature).sign(data, preparation.classes, preparation.seed))

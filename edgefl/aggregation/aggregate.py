@@ -64,13 +64,14 @@ class RoundTerms(NamedTuple):
 
     ``similarity``: the devices' weights by the models' outputs, where the slot weight has such; those without one are
     left out (part "model"). ``transfer``: how the new state will travel, and so what devices will hold of it.
-    ``largest_share``: the most that a device may weigh in a part.
+    ``largest_share``: the most that a device may weigh in a part. ``signatures``: of devices' hellos.
     """
 
     similarity: Mapping[str, float] = {}
     seed: int = 0
     transfer: Transfer = Transfer()
     largest_share: float = 1.0
+    signatures: Mapping[str, bytes] = {}
 
 
 def aggregate_round(
@@ -122,7 +123,7 @@ class _Round:
             }
         self.updates, self.store, self.previous, self.slots, self.terms = updates, store, previous, slots, terms
         self.exchange = exchange_of(recipe.get("weight") or {})
-        signatures, strange = sign(slots["cluster"], updates, store)
+        signatures, strange = sign(slots["cluster"], updates, store, terms.signatures, previous)
         self._refuse(SIGNATURE, strange)
         self.state = without_passing(previous) | signatures
         memory = history.load(store, previous)

@@ -140,7 +140,8 @@ def note_round(
             selected=track.selected + 1,
             weight=weights[device],
         )
-    if clusters:
+    if clusters:  # also of devices that have not trained yet
+        devices |= {d: Track() for d in sorted(clusters) if d not in devices}
         devices = {d: msgspec.structs.replace(t, cluster=clusters.get(d, NO_CLUSTER)) for d, t in devices.items()}
     return Memory(rounds=now, gains=gains, devices=devices, networks=memory.networks)
 

@@ -37,9 +37,9 @@ LIMIT_BYTES = 4 * 2**20
 
 
 def wanted(recipe: Recipe) -> str:
-    """Kind of signature that devices send once for the recipe's clusters: sketch, bases, or nothing."""
-    asked = choose("cluster", recipe).method.signature
-    return asked.name if asked else ""
+    """Kind of signature that devices send with their first update for the recipe's clusters; "": none."""
+    asked = choose("cluster", recipe).method
+    return asked.signature.name if asked.signature and not asked.joining else ""
 
 
 def signed(state: Manifest) -> list[str]:
@@ -48,23 +48,30 @@ def signed(state: Manifest) -> list[str]:
 
 
 def sign(
-    slot: Choice, updates: Sequence[UpdateInfo], store: ObjectStore
+    slot: Choice,
+    updates: Sequence[UpdateInfo],
+    store: ObjectStore,
+    joined: Mapping[str, bytes] | None = None,
+    known: Manifest | None = None,
 ) -> tuple[Manifest, dict[str, tuple[str, str]]]:
-    """The signatures among the updates as keys of the state; and device -> (reason, detail) of those that are none."""
+    """New signatures as keys of the state; and device -> (reason, detail) of those that are none.
+
+    They are among the updates, or in the hellos of devices (``joined``) that the state ``known`` has none of.
+    """
     found: Manifest = {}
     refused: dict[str, tuple[str, str]] = {}
-    for update in updates:
-        if SIGNATURE not in update.manifest:
-            continue
-        ref = update.manifest[SIGNATURE]
+    brought = {u.device: store.read(u.manifest[SIGNATURE].id) for u in updates if SIGNATURE in u.manifest}
+    if slot.method.joining:
+        brought = {name: one for name, one in (joined or {}).items() if SIGNATURES + name not in (known or {})}
+    for device, data in brought.items():
         try:
-            tensors = decode_part(store.read(ref.id), LIMIT_BYTES, finite=True)
+            tensors = decode_part(data, LIMIT_BYTES, finite=True)
             if slot.method.signature is None:
                 raise ProtocolError("a signature that no device was asked for")
             slot.method.signature.check(tensors)
-            found[SIGNATURES + update.device] = ref
+            found[SIGNATURES + device] = store.put(data)
         except ProtocolError as error:
-            refused[update.device] = ("malformed", error.message)
+            refused[device] = ("malformed", error.message)
     return found, refused
 
 

@@ -31,6 +31,8 @@ ROWS, BITS = 100, 12
 #: A count is sent as its share of the samples in units of 1/32767, an int16, which every encoding passes as it is: 100
 #: rows of 12 bits are 819,200 bytes (as f32: 1.6 MB). Finer than the share of one sample of 30,000.
 UNIT = 32767
+#: Numbers of a sketch that is sent on joining, 4,096 bytes: K-means asks for distances alone.
+SENT = 1024
 #: Input values whose projection is made at a time: at width 256 it takes 4 MiB, that of a whole image 154 MB.
 _BLOCK = 4096
 #: Samples read at a time, which may lie on disk; each time the projection is drawn again.
@@ -154,6 +156,34 @@ def own_models(recipe: Recipe) -> list[Problem]:
     return []
 
 
+def projected(counts: Array, seed: int) -> dict[str, Array]:
+    """The tensor "sketch", f32 [SENT]: ``counts`` [rows, buckets] in random sums, as far from others as the whole.
+
+    Each bucket counts into one of the sums, with a random sign: squared distances keep their mean, and lie within
+    some sqrt(2 / SENT) = 4 % of it (Charikar et al. 2002, count sketch).
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    rng = np.random.default_rng([seed, SENT])
+    places, signs = rng.integers(SENT, size=shares.size), rng.choice([-1.0, 1.0], size=shares.size)
+    return {"sketch": np.bincount(places, signs * shares.ravel(), SENT).astype(np.float32)}
+
+
+def check_projected(tensors: Mapping[str, Array]) -> None:
+    """Raises ProtocolError unless ``tensors`` are what a device sends for these clusters when it joins."""
+    sums = tensors.get("sketch")
+    if len(tensors) != 1 or sums is None or sums.dtype != np.float32 or sums.shape != (SENT,):
+        raise ProtocolError(f"not one tensor 'sketch', float32 {[SENT]}, but {described(tensors)}")
+    if np.abs(sums).max() > ROWS:
+        raise ProtocolError(f"a sketch with a sum of {np.abs(sums).max():g}: of {ROWS} rows of shares none is as large")
+
+
+def lsh_joining(signatures: Signatures, rng: np.random.Generator, *, clusters: float) -> dict[str, int]:
+    """device -> cluster, at most ``clusters`` of them, of sketches as ``projected`` makes them."""
+    devices = sorted(signatures)
+    points = np.array([signatures[device]["sketch"] for device in devices], np.float64).reshape(-1, SENT)
+    return dict(zip(devices, kmeans(points, int(clusters), rng).labels.tolist(), strict=True)) if devices else {}
+
+
 #: Option of every clustering of devices.
 MODELS = Option("shared", "whether each cluster has a model of its own", ("shared", "own"))
 register(
@@ -171,5 +201,22 @@ register(
             check_sketch,
         ),
         group=lsh,
+    ),
+    Cluster(
+        "lsh_joining",
+        "by such sketches of all devices before the first round, 4 kB each, sent on joining (MMiC)",
+        {"clusters": Option(8, "number of groups", least=1), "models": MODELS},
+        conflicts=own_models,
+        per_round=True,
+        signature=Signature(
+            "projected_sketch",
+            lambda dataset, classes, seed: projected(
+                sketch(features_of(dataset, seed=seed), seed=seed)["sketch"], seed
+            ),
+            lambda class_counts: {"sketch": ("F32", (SENT,))},
+            check_projected,
+        ),
+        joining=True,
+        group=lsh_joining,
     ),
 )

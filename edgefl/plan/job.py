@@ -142,11 +142,15 @@ class Preparation(msgspec.Struct, frozen=True):
     """How a run's devices read their data, where that changes what they say of it: windows, statistics.
 
     ``id`` "": it does not. ``least``: fewest samples of a modality of which a device sends its ``Moments``.
+    ``signature``: what its hello carries of its data for clusters, "": nothing; ``seed``, ``classes``: as it is made.
     """
 
     id: str = ""
     encoders: dict[str, EncoderSpec] = {}  # without mean and std
     least: int = 2
+    signature: str = ""
+    seed: int = 0
+    classes: int = 0
 
 
 class Candidate(msgspec.Struct, frozen=True):

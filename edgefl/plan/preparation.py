@@ -14,7 +14,7 @@ from edgefl.encoder_kinds import encoder_kind
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Preparation, RunPlan
-from edgefl.registry import MIN_COUNT
+from edgefl.registry import MIN_COUNT, choose
 
 #: Field -> the kind it is of, and of what that has.
 _ONLY = {
@@ -75,14 +75,16 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
 
 def preparation_of(plan: RunPlan) -> Preparation:
     """How devices read their data, sent before they report it; without an id where that changes nothing."""
-    encoders = plan.model.encoders
-    if not any(encoder.step or encoder.standardize == "fleet" for encoder in encoders.values()):
+    encoders, asked = plan.model.encoders, choose("cluster", plan.server).method
+    signature = asked.signature.name if asked.joining else ""
+    if not signature and not any(encoder.step or encoder.standardize == "fleet" for encoder in encoders.values()):
         return Preparation()
     plain = {m: msgspec.structs.replace(encoder, mean=(), std=()) for m, encoder in encoders.items()}
     options = next(iter(plan.server.get("prototypes", {}).values()), {})
     least = int(options.get("min_count", MIN_COUNT.default))
-    text = msgspec.json.encode((plain, least), order="sorted")
-    return Preparation(hashlib.sha256(text).hexdigest()[:16], plain, least)
+    told = (signature, plan.seed, plan.model.classes) if signature else ("", 0, 0)
+    text = msgspec.json.encode((plain, least, *(told if signature else ())), order="sorted")
+    return Preparation(hashlib.sha256(text).hexdigest()[:16], plain, least, *told)
 
 
 def out_of_place(config: EncoderConfig) -> Iterator[tuple[str, str]]:

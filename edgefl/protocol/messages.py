@@ -23,6 +23,9 @@ MAX_MESSAGE_BYTES = 120 * 1024
 MOST_LOG_LINES = 200
 MOST_LOG_BYTES = 32 * 1024
 
+#: Largest signature in a hello, which is sent again at each connect: 1,024 numbers and a header.
+MAX_SIGNATURE_BYTES = 8 * 1024
+
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
     """Base of all messages: a tagged frozen record."""
@@ -44,6 +47,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     working_on: Attempt | None = None  # the attempt this device has on disk (accepted or finished but unsent)
     prepared: str = ""  # the id of the ``Preparation`` by which the data was read that the fields above are of
     moments: dict[str, Moments] = {}  # of modalities that this standardises
+    signature: bytes = b""  # a part with what the preparation asks for clusters
 
 
 class Accept(_Message, frozen=True, tag="accept"):

@@ -54,6 +54,13 @@ def test_statistics_can_be_kept_back():
     assert [hello.moments for hello in sent(out, m.Hello)] == [{}]
 
 
+def test_an_agent_sends_what_clusters_are_made_of_unless_it_is_to_tell_no_statistics():
+    signed = replace(PREPARED, signature=b"sketch")
+    for device, expected in ((DEVICE, b"sketch"), (replace(DEVICE, no_moments=True), b"")):
+        _, out = play(initial(device, v.Saved(), signed), v.Connected())
+        assert [hello.signature for hello in sent(out, m.Hello)] == [expected]
+
+
 def test_data_that_cannot_be_used_so_is_told_as_none_and_logged():
     none = replace(FACTS, samples={"": 0}, modalities={}, prepared="abc", problem="acc: has 3 time steps")
     state, _ = play(initial(DEVICE, v.Saved(), None), v.Connected(), v.TrainerReady(FACTS), WELCOME)

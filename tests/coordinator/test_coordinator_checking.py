@@ -78,6 +78,7 @@ def test_what_is_wanted_is_what_the_recipes_clusters_are_made_of() -> None:
     assert {name: wanted({"cluster": {name: {}}}) for name in methods("cluster")} == {
         "none": "",
         "lsh": "sketch",
+        "lsh_joining": "",  # with the hello
     }
     assert wanted({}) == wanted({"cluster": {}}) == ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from coordinator_fixture import MODEL
 from test_coordinator_machine import NOT_BEGUN, POLICY, TIMEOUTS, Play, of
 
@@ -125,3 +126,11 @@ def test_moments_that_are_no_numbers_never_come_in():
     event = inbound.read(topic, encode(Hello("a", "s", moments=told)), 0.0)
     assert isinstance(event, do.Joined)
     assert set(event.hello.moments) == {"fine"}
+
+
+@pytest.mark.parametrize(("size", "kept"), [(8192, 8192), (8193, 0)])
+def test_a_signature_in_a_hello_is_bounded(size: int, kept: int):
+    topic = topics.parse(topics.build("up", "f", "a"))
+    event = Inbound(30.0, 1.0).read(topic, encode(Hello("a", "s", signature=bytes(size))), 0.0)
+    assert isinstance(event, do.Joined)
+    assert len(event.hello.signature) == kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,17 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share
 from test_methods_server import FOUR_BY_THREE
 
+from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import Memory, Track
 from edgefl.data.dataset import Dataset
-from edgefl.methods import select
+from edgefl.errors import ProtocolError
+from edgefl.methods import cluster, select
 from edgefl.methods.missing.zero_input import complete, completed_counts
 from edgefl.methods.optimise.portfolio import portfolio
 from edgefl.models.spec import EncoderSpec
+from edgefl.protocol.messages import MAX_SIGNATURE_BYTES
+from edgefl.protocol.tensors import encode_part
+from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import make_batch, unmixed_rows
 
 FIGURES = ("measured", "predicted")
@@ -41,6 +47,53 @@ def test_a_warm_up_over_all_devices_knows_no_clusters() -> None:
 
     assert {clusters("clusters", seed) for seed in range(40)} == {2}
     assert {clusters("all", seed) for seed in range(40)} == {2, 3, 4}
+
+
+# ---- sketches on joining
+
+
+def test_a_projected_sketch_keeps_distances() -> None:
+    """Of ten devices' sketches all distances are within 15 % of the whole sketches' (deviation 4 %)."""
+    whole = [cluster.sketch(np.random.default_rng(i).normal(i, 3, (60, 8)), seed=5)["sketch"] for i in range(10)]
+    sent = [cluster.projected(one, 5)["sketch"] for one in whole]
+    shares = [(one / one.sum(axis=1, keepdims=True)).ravel() for one in whole]
+    for i, j in itertools.combinations(range(10), 2):
+        assert np.linalg.norm(sent[i] - sent[j]) == pytest.approx(np.linalg.norm(shares[i] - shares[j]), rel=0.15)
+    assert len(encode_part({"sketch": sent[0]})) < MAX_SIGNATURE_BYTES
+    for wrong in (np.zeros(7, np.float32), np.full(cluster.SENT, 1e3, np.float32), np.zeros(cluster.SENT)):
+        with pytest.raises(ProtocolError):
+            cluster.check_projected({"sketch": wrong})
+    assert cluster.lsh_joining({}, np.random.default_rng(0), clusters=2) == {}
+
+
+def test_devices_that_joined_are_clustered_once_before_they_train(ram_path: Path) -> None:
+    """Two of six train a round: all six are in the first round's clusters, which stay; no signature is uploaded."""
+    settings = ["training.batch_size=6", "training.rounds=[0, 3]", "evaluate=stage"]
+    slots = ["slots.cluster={lsh_joining: {clusters: 2}}", "slots.select={banzhaf: {share: 0.3, warmup: all}}"]
+    plan = plan_of(ram_path, "mmic", "ab", 6, [*settings, *slots])
+    shares = {f"d{i}": share(30, {"a": 1.0, "b": 0.7} if i % 2 else {"a": 1.0}, seed=i) for i in range(6)}
+    report = run_fleet(ram_path, plan, shares)
+    first = report.rounds[0].record["clusters"]
+    assert sorted(first) == sorted(shares)
+    assert (
+        len({first[f"d{i}"] for i in (0, 2, 4)} | {2 + first[f"d{i}"] for i in (1, 3, 5)}) == 2
+    )  # by their modalities
+    assert all(row.record["clusters"] == first for row in report.rounds)
+    assert not any("signature_up_bytes" in row.measured for row in report.assignments)
+
+
+def test_a_signature_that_is_none_costs_a_device_its_cluster_alone(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    right = encode_part({"sketch": np.ones(cluster.SENT, np.float32)})
+    slots = {"cluster": {"lsh_joining": {}}}
+    terms = RoundTerms(signatures={"a": right, "b": b"no part", "c": encode_part({"sketch": np.ones(3, np.float32)})})
+    state, record = aggregate_round([], store, {}, slots, terms)
+    assert record["clusters"] == {"a": 0}
+    assert [(one["device"], one["reason"]) for one in record["refused"]] == [("b", "malformed"), ("c", "malformed")]
+    again, record = aggregate_round([], store, state, slots, RoundTerms(signatures={"a": right}))
+    assert record["clusters"] == {"a": 0}
+    assert again.keys() == state.keys()
+    assert "clusters" not in aggregate_round([], store, {}, {"cluster": {"lsh": {}}}, terms)[1]  # nobody asked
 
 
 # ---- zeros at the input

@@ -98,7 +98,7 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mmic as its authors' code": (
         "mmic",
         (
-            "slots.cluster={lsh: {clusters: 2}}",
+            "slots.cluster={lsh_joining: {clusters: 2}}",
             "slots.select={banzhaf: {warmup_rounds: 1, share: 0.7, warmup: all}}",
             "slots.missing=zero_input",
             "slots.repair={poverty: {donors: cluster}}",
