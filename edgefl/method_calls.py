@@ -31,11 +31,14 @@ CALLS: dict[str, dict[str, str]] = {
     },
     "objective": {"loss": "forward"},
     "repair": {
-        "mend": "updates model store clusters",
+        "mend": "updates model store clusters weights",
         "unlikely": "samples modalities",
         "observe": "job model",
         "copied": "job model",
         "unreadable": "optimizer",
+        "period": "",
+        "ask": "members",
+        "lend": "updates needs store clusters",
     },
     "weight": {"weigh": "samples modalities", "similarity": "outputs", "personal": "loaders"},
     "combine": {"accumulate": "layout"},
@@ -60,6 +63,7 @@ _BESIDE = {
     "signature": ("group",),
     "local": ("rows", "local_rows"),
     "completed_data": ("completed_counts",),
+    "period": ("ask", "lend"),
 }
 
 

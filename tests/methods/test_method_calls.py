@@ -24,6 +24,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "cluster": {"signature": Signature("s", lambda d, c, s: {}, lambda c: {}, lambda t: None)},
     "missing": {"make": lambda modality, given: None, "completed_counts": lambda samples, encoders: samples},
     "prototypes": {"rows": lambda model: {}, "local_rows": lambda job, candidate, own: {}},
+    "repair": {"ask": lambda members: {}, "lend": lambda updates, needs, store, clusters: ({}, {})},
     "weight": {"weigh": lambda samples, modalities: samples},
     "optimise": {"step": lambda state, previous, combined: (combined, None)},
 }
@@ -54,9 +55,10 @@ def test_what_ships_can_be_called(role: str) -> None:
 
 @pytest.mark.parametrize(("role", "function", "given"), FUNCTIONS)
 def test_a_function_that_does_not_fit_is_refused_by_name_with_the_call(role: str, function: str, given: int) -> None:
-    options = "" if function in ("make", "offered") else ", *, strength"
-    call = rf"make it {function}\({', '.join(CALLS[role][function].split())}{options}".replace("*", r"\*")
-    for value in (taking(given - 1), taking(given + 1), taking(given, more="*, other"), "no function"):
+    options = [] if function in ("make", "offered") else ["*", "strength"]
+    call = rf"make it {function}\({', '.join([*CALLS[role][function].split(), *options])}".replace("*", r"\*")
+    fewer = [taking(given - 1)] if given else []
+    for value in (*fewer, taking(given + 1), taking(given, more="*, other"), "no function"):
         with pytest.raises(
             ValueError, match=rf"{role}: mine has a function {function} that cannot be called: .*{call}"
         ):

@@ -17,7 +17,7 @@ from edgefl.methods import cluster, fusion, select
 from edgefl.methods.missing import completion
 from edgefl.methods.objective import apromfl, gmc, margin, pmcmfl, terms
 from edgefl.methods.optimise import portfolio
-from edgefl.methods.repair.poverty_substitution import observe
+from edgefl.methods.repair.poverty import observe
 from edgefl.methods.weight import fediot, samples
 from edgefl.models.staged import build
 from edgefl.prototypes.mask import Table
