@@ -79,7 +79,7 @@ def test_every_assignment_has_every_figure_with_its_origin(finished: Fleet) -> N
     for row in rows:
         assert row.status == "done"
         # A repaired device alone has the one, the first round with a frozen prefix the other, and a GPU its own.
-        some = {"layer_down_bytes", "filling_flops", "signature_up_bytes"}
+        some = {"layer_up_bytes", "layer_down_bytes", "filling_flops", "signature_up_bytes"}
         gpu = {"cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"}
         assert set(row.measured) - {"filling_flops"} == set(FIGURES) - some - (set() if row.device in on_gpu else gpu)
         for name, figure in row.measured.items():

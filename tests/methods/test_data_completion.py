@@ -117,7 +117,7 @@ def test_complete_data_is_left_alone():
 
 
 def test_an_unknown_generator_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="valid: nearest, transformers, diffusers"):
+    with pytest.raises(ConfigError, match="valid: nearest, pool, transformers, diffusers"):
         generator_of("magic", "", some([1] * 4, [1] * 4), ENCODERS)
 
 

@@ -194,7 +194,7 @@ def test_the_generator_that_a_recipe_names() -> None:
     assert made.values.tolist() == [[0.0, 1.0]]
     with pytest.raises(ConfigError) as caught:
         generator_of("magic", "", data, {})
-    expected = "unknown 'magic'; valid: nearest, transformers, diffusers"
+    expected = "unknown 'magic'; valid: nearest, pool, transformers, diffusers"
     assert [(one.path, one.message) for one in caught.value.problems] == [("missing.completion.generator", expected)]
     assert caught.value.message.startswith("recipe")
 

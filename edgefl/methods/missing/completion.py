@@ -4,11 +4,11 @@ A generator is ``make(source, target, values [n, *shape], classes [n]) -> Made o
 ``classes``: the names of the samples' classes, "" where there is none. As in the paper's prompts (section 3.2), which
 name the class, what is made is of the sample's own class. What cannot be made stays absent.
 nearest: of the local samples that have both and are of the same class, the most alike lends its other half; where the
-class has none, the most alike of any class, which is counted.
-transformers: the class, the answers to three questions about the image, then a caption, joined to one text and
-tokenized as the text encoder wants it. diffusers: a prompt to a picture of the image encoder's size. Nothing is left to
-chance: words are the likeliest ones, and the noise that a picture begins with is drawn by its prompt, so that the same
-sample gets the same half on every device and in every run.
+class has none, the most alike of any class, which is counted. pool: the same from public samples that no device holds.
+transformers: the class, the answers to questions about the image (the paper has three for each data set), then a
+caption, joined to one text and tokenized as the text encoder wants it. diffusers: a prompt to a picture of the image
+encoder's size. Nothing is left to chance: words are the likeliest ones, and the noise that a picture begins with is
+drawn by its prompt, so that the same sample gets the same half on every device and in every run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder
 from edgefl.data.tokens import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import ConfigError, DataError, MissingDependencyError, Problem
+from edgefl.methods.missing.public_pool import public_pool
 from edgefl.methods.missing.stand_ins import zero
 from edgefl.models.spec import EncoderSpec
 from edgefl.registry import Option, Recipe, StandIn, register
@@ -37,7 +38,7 @@ Array = npt.NDArray[np.generic]
 _TOKEN_BINS = 512
 #: Rows compared at once, so that the distances of a large share stay small in memory.
 _ROWS = 256
-#: Asked after the caption, one after the other.
+#: Asked before the caption, one after the other, where a recipe has none of its own.
 QUESTIONS = ("what is the main object?", "what color is it?", "what is in the background?")
 #: Tokens of one answer.
 _ANSWER_TOKENS = 20
@@ -58,7 +59,7 @@ Generate = Callable[[Encoder, Encoder, Array, Sequence[str]], Array]
 class Completed(NamedTuple):
     """The data with what was made, and how many samples got each modality.
 
-    ``other``: by modality and class, how many got one of another class, since no complete sample here is of theirs.
+    ``other``: by modality and class, how many got one of another class, since no complete sample at hand is of theirs.
     """
 
     dataset: Dataset
@@ -73,7 +74,7 @@ class Completed(NamedTuple):
     def reason(self) -> str:
         """Which classes got halves of others, and why; "": none."""
         told = [f"{n} of {name} lacking {m}" for m, of in self.other.items() for name, n in sorted(of.items())]
-        why = "completed from other classes, since no complete sample here is of theirs"
+        why = "completed from other classes, since no complete sample at hand is of theirs"
         return f"{why}: {', '.join(told)}" if told else ""
 
 
@@ -117,7 +118,7 @@ def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
 
 
 def nearest(dataset: Dataset) -> Make:
-    """The generator that needs no model: other halves of the local samples themselves."""
+    """The generator that needs no model: other halves of these samples, of the device itself or a pool's."""
 
     def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Made | None:
         donors = np.flatnonzero(dataset.has(source) & dataset.has(target))
@@ -156,7 +157,7 @@ def _features(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return counts
 
 
-def image_to_text(checkpoint: str) -> Generate:
+def image_to_text(checkpoint: str, questions: Sequence[str] = QUESTIONS) -> Generate:
     """Texts from images by an image-text-to-text checkpoint, such as BLIP. Raises DataError when it cannot be read."""
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -173,14 +174,14 @@ def image_to_text(checkpoint: str) -> Generate:
     def generate(source: Encoder, target: Encoder, values: Array, classes: Sequence[str]) -> Array:
         encode = tokenizer(target.vocabulary, target.pretrained)
         length = next(iter(target.input_shape), DEFAULT_LENGTH)
-        texts = [_describe(processor, model, picture) for picture in values]
+        texts = [_describe(processor, model, picture, questions) for picture in values]
         named = [prompt_of(name, text) if name else text for name, text in zip(classes, texts, strict=True)]
         return np.stack([encode(text, length) for text in named])
 
     return generate
 
 
-def text_to_image(checkpoint: str) -> Generate:
+def text_to_image(checkpoint: str, questions: Sequence[str] = ()) -> Generate:
     """Images from texts by a diffusion pipeline. Token ids have to be a checkpoint's own: hashed words do not go back.
 
     Raises MissingDependencyError without diffusers, DataError when the checkpoint cannot be read.
@@ -207,22 +208,34 @@ def text_to_image(checkpoint: str) -> Generate:
     return generate
 
 
+#: Generators that lend the halves of other samples: the device's own, or a pool's.
+LENDERS = ("nearest", "pool")
 #: Pretrained generators: the kinds of encoder from and for which they make values, and how one is loaded.
-GENERATORS: dict[str, tuple[tuple[str, str], Callable[[str], Generate]]] = {
+GENERATORS: dict[str, tuple[tuple[str, str], Callable[[str, Sequence[str]], Generate]]] = {
     "transformers": (("vision", "text"), image_to_text),
     "diffusers": (("text", "vision"), text_to_image),
 }
 
 
-def generator_of(name: str, checkpoint: str, dataset: Dataset, encoders: Mapping[str, Encoder]) -> Make:
+def generator_of(
+    name: str,
+    checkpoint: str,
+    dataset: Dataset,
+    encoders: Mapping[str, Encoder],
+    *,
+    pool: str = "",
+    questions: Sequence[str] = QUESTIONS,
+) -> Make:
     """The generator a recipe names. Raises ConfigError for an unknown one, MissingDependencyError for its package."""
     if name == "nearest":
         return nearest(dataset)
+    if name == "pool":
+        return nearest(public_pool(pool, encoders))
     if name not in GENERATORS:
-        known = ", ".join(("nearest", *GENERATORS))
+        known = ", ".join((*LENDERS, *GENERATORS))
         raise ConfigError("recipe", [Problem("missing.completion.generator", f"unknown {name!r}; valid: {known}")])
     kinds, load = GENERATORS[name]
-    generate = load(checkpoint)
+    generate = load(checkpoint, questions)
 
     def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Made | None:
         own, wanted = encoders[source], encoders[target]
@@ -236,7 +249,12 @@ def prompt_of(name: str, text: str) -> str:
     return f"A photo of {name}, {text}" if name else f"A photo of {text}"
 
 
-def _describe(processor: Any, model: Any, values: npt.NDArray[Any]) -> str:
+def asked(questions: str) -> list[str]:
+    """The questions of an option's text, which has them one after the other, each ended by its question mark."""
+    return [f"{text.strip()}?" for text in questions.split("?") if text.strip()]
+
+
+def _describe(processor: Any, model: Any, values: npt.NDArray[Any], questions: Sequence[str]) -> str:
     """The answers to the questions and a caption, as one text."""
     import torch
 
@@ -244,7 +262,7 @@ def _describe(processor: Any, model: Any, values: npt.NDArray[Any]) -> str:
     picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture
     said = []
     with torch.no_grad():
-        for prompt in (*QUESTIONS, None):
+        for prompt in (*questions, None):
             words = {} if prompt is None else {"text": prompt}
             inputs = processor(images=picture, return_tensors="pt", **words)
             ids = model.generate(**inputs, max_new_tokens=_ANSWER_TOKENS, do_sample=False, num_beams=1)
@@ -277,21 +295,36 @@ def _load(checkpoint: str, kind: Any) -> Any:
         ) from None
 
 
+def completed_data(
+    dataset: Dataset,
+    encoders: Mapping[str, Encoder],
+    *,
+    generator: str,
+    checkpoint: str,
+    pool: str,
+    questions: str,
+) -> Completed:
+    """A device's data, completed by the generator that its recipe names."""
+    make = generator_of(generator, checkpoint, dataset, encoders, pool=pool, questions=asked(questions))
+    return complete(dataset, encoders, make)
+
+
 def completed_counts(
     samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec], *, generator: str
 ) -> dict[str, int]:
     """``samples`` (modality -> how many have it, "" -> all) with those that the generator will make.
 
-    A pretrained generator makes its one kind of modality from its other; ``nearest`` makes what a local sample has
-    beside another modality, and some do if there are more modalities than samples.
+    A pretrained generator makes its one kind of modality from its other; a pool has them all; ``nearest`` makes what a
+    local sample has beside another modality, and some do if there are more modalities than samples.
     """
+    outside = generator != "nearest"
     kinds = GENERATORS[generator][0] if generator in GENERATORS else None
     total = samples.get("", 0)
     paired = sum(samples.get(m, 0) for m in encoders) > total
     found = dict(samples)
     for target, spec in encoders.items():
         sources = [m for m in encoders if m != target and (kinds is None or (encoders[m].kind, spec.kind) == kinds)]
-        if kinds is not None or (paired and samples.get(target)):
+        if outside or (paired and samples.get(target)):
             made = sum(samples.get(m, 0) for m in sources)
             found[target] = min(total, samples.get(target, 0) + made)
     return {m: count for m, count in found.items() if count or m in samples}
@@ -299,9 +332,13 @@ def completed_counts(
 
 def _checkpoint(recipe: Recipe) -> list[Problem]:
     options = recipe["missing"]["completion"]
-    if options.get("generator") == "nearest" or options.get("checkpoint"):
+    generator = options.get("generator")
+    if generator == "nearest" or options.get("pool" if generator == "pool" else "checkpoint"):
         return []
-    return [Problem("missing", f"completion by {options.get('generator')} needs a checkpoint; name one")]
+    if generator == "pool":
+        text = "completion by pool needs public samples; name them by pool: PATH, as they lie on each device"
+        return [Problem("missing", text)]
+    return [Problem("missing", f"completion by {generator} needs a checkpoint; name one")]
 
 
 register(
@@ -312,17 +349,17 @@ register(
         {
             "generator": Option(
                 "nearest",
-                "nearest: the complete local sample that is most alike lends its other half; transformers: image to "
-                "text; diffusers: text to image",
-                ("nearest", *GENERATORS),
+                "nearest: the complete local sample that is most alike lends its other half; pool: the same from "
+                "samples that no device holds; transformers: image to text; diffusers: text to image",
+                (*LENDERS, *GENERATORS),
             ),
             "checkpoint": Option("", "the generator's name or folder"),
+            "pool": Option("", "source of the pool's public samples (.npz, folder or data set) on each device"),
+            "questions": Option(" ".join(QUESTIONS), "of transformers: questions about each image, ended by '?'"),
         },
         conflicts=_checkpoint,
         completed_counts=completed_counts,
-        completed_data=lambda dataset, encoders, generator, checkpoint: complete(
-            dataset, encoders, generator_of(generator, checkpoint, dataset, encoders)
-        ),
+        completed_data=completed_data,
         make=zero,
     ),
 )
