@@ -11,6 +11,7 @@ from benchmarks import structure
 from benchmarks.common import walk
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "results" / "structure.md"
 BOTH = '''"""A module.
 
 Of five lines of docstring.
@@ -98,11 +99,53 @@ def test_names_of_files_and_of_methods(tree: structure.Tree) -> None:
     assert structure.files_of_methods(tree) == {"cka": 2}
 
 
-def test_this_tree_can_be_read() -> None:
-    tree = structure.read_tree(ROOT)
+@pytest.fixture(scope="module")
+def this_tree() -> structure.Tree:
+    return structure.read_tree(ROOT)
+
+
+def test_this_tree_can_be_read(this_tree: structure.Tree) -> None:
+    tree = this_tree
     assert "cross_entropy" in tree.roles["objective"]
     assert "edgefl.training.step" in tree.imports["edgefl.training.local_round"]
     assert all(ast.parse(source) for source in tree.sources.values())
+
+
+#: By how much a figure of the page may be off: a commit moves them, and need not write the page again.
+NEAR = 0.05
+
+
+def leading(figure: str) -> float:
+    return float(figure.split()[0].replace(",", ""))
+
+
+def of_the_page() -> dict[str, float]:
+    """Measure -> the page's newest figure."""
+    rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    assert rows[0][-2:] == ["now", "goal"]
+    return {row[0]: leading(row[-2]) for row in rows[1:]}
+
+
+def near(told: float, figure: str) -> bool:
+    return abs(leading(figure) - told) <= (max(2.0, NEAR * told) if told else 0.0)
+
+
+def test_a_figure_may_move_by_a_twentieth_or_two_and_a_zero_not_at_all() -> None:
+    assert near(57_176.0, "58,100")
+    assert not near(39_033.0, "57,176")
+    assert near(17.0, "19 in 3 files")
+    assert not near(0.0, "1")
+
+
+def test_the_page_has_the_figures_of_this_tree(this_tree: structure.Tree) -> None:
+    told, figures = of_the_page(), {one.name: one.figure(this_tree) for one in structure.MEASURES}
+    off = {name: figure for name, figure in figures.items() if not near(told[name], figure)}
+    assert not off, f"write {PAGE.relative_to(ROOT)} again by the command that stands in it, with --write docs/results"
+
+
+@pytest.mark.slow
+def test_the_page_has_the_walk_of_this_tree(this_tree: structure.Tree) -> None:
+    assert near(of_the_page()[structure.WALK.name], structure.WALK.figure(this_tree))
 
 
 @pytest.mark.slow
