@@ -1,23 +1,35 @@
 """Pictures of a run's report for docs/report.md: ``python docs/screenshots.py runs/ID/report.html``.
 
-Writes docs/images/report-WIDTH-THEME.png, as Chromium on the PATH shows the page.
+Writes docs/images/report-WIDTH-THEME.png, as Chromium on the PATH shows the page; each holds the name of its recipe.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Literal
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Browser, sync_playwright
 
 IMAGES = Path(__file__).resolve().parent / "images"
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 #: Width of the window -> height, in pixels.
 SIZES = {1280: 1560, 390: 1700}
+
+
+def told(text: str) -> PngInfo:
+    """What a picture keeps of the page that it shows: the recipe, which a test compares with today's."""
+    found = re.search(r"recipe (\S+)", text)
+    if found is None:
+        raise SystemExit("the page does not name its recipe")
+    facts = PngInfo()
+    facts.add_text("recipe", found[1])
+    return facts
 
 
 def shoot(browser: Browser, page: Path, width: int, theme: Literal["light", "dark"]) -> Path:
@@ -27,7 +39,8 @@ def shoot(browser: Browser, page: Path, width: int, theme: Literal["light", "dar
     )
     view.goto(page.resolve().as_uri())
     path = IMAGES / f"report-{width}-{theme}.png"
-    Image.open(io.BytesIO(view.screenshot())).convert("RGB").save(path, optimize=True)
+    facts = told(view.locator("body").inner_text())
+    Image.open(io.BytesIO(view.screenshot())).convert("RGB").save(path, optimize=True, pnginfo=facts)
     view.close()
     return path
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
+from screenshots import told
 
 IMAGES = Path(__file__).parent / "images"
 #: Width and height of the window, in CSS pixels.
@@ -41,9 +42,10 @@ def begin(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def save(page: Page, name: str) -> None:
-    """The window as a PNG with a palette."""
+    """The window as a PNG with a palette, and the name of its recipe."""
     picture = Image.open(io.BytesIO(page.screenshot()))
-    picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
+    few = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    few.save(IMAGES / name, optimize=True, pnginfo=told(page.locator("body").inner_text()))
     sys.stderr.write(f"{name}: {(IMAGES / name).stat().st_size / 1e3:.0f} KB\n")
 
 
