@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from data_fixture import needed
 
-from benchmarks.accuracy.claims import taking_part
-from benchmarks.accuracy.claims.__main__ import RESULTS
+from benchmarks.accuracy.claims import baseline, taking_part
+from benchmarks.accuracy.claims.__main__ import RESULTS, standing
+from benchmarks.accuracy.claims.as_fleet import FILE
 from benchmarks.accuracy.claims.baseline import Baseline
 from benchmarks.accuracy.claims.judge import SMALLER, Comparison, claims_of, is_tested, judged, verdict
 from benchmarks.accuracy.claims.outcome import Outcome, Point
-from benchmarks.accuracy.claims.page import write
+from benchmarks.accuracy.claims.page import COMMAND, write
 from benchmarks.accuracy.claims.study import Study, papers
 
 TASK, CONDITION = "har", "mm50-mc50"
@@ -69,7 +73,8 @@ def test_the_page_says_what_excludes_the_papers_effect_and_what_is_not_tested(tm
     ]
     write([(mmic, lines, [])], tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "Of 1 comparisons that are neither yes nor no, 1 exclude the paper's effect." in text
+    assert "Of 1 comparisons that are neither yes nor no, and of which the paper gives an effect" in text
+    assert "in the same unit, 1 exclude it." in text
     assert f"**{SMALLER}**" in text
     lines += runs("centralised", 0.93, 0.93).values()
     write([(mmic, lines, [])], tmp_path / "page.md")
@@ -77,6 +82,24 @@ def test_the_page_says_what_excludes_the_papers_effect_and_what_is_not_tested(tm
     assert f"| 3.0 | **not tested ({SMALLER})**, 3 of 5 seeds |" in text
     assert "1 not tested, where rivals leave no room for the paper's effect." in text
     assert f"| +6.1 | 3.0 | 3 | {SMALLER} (no room) |" in text
+
+
+def test_the_page_is_made_of_the_recorded_lines(tmp_path) -> None:
+    found = [standing(Study(paper), RESULTS) for paper in papers()]
+    folder = tmp_path / RESULTS.name
+    folder.mkdir()
+    shutil.copy(RESULTS / FILE, folder)
+    write(
+        found,
+        folder.with_suffix(".md"),
+        baseline.kept(RESULTS / baseline.FILE),
+        taking_part.kept(RESULTS / taking_part.FILE),
+    )
+
+    def stable(page: Path) -> list[str]:
+        return [line for line in page.read_text().splitlines() if "cores (" not in line]
+
+    assert stable(folder.with_suffix(".md")) == stable(RESULTS.with_suffix(".md")), f"{COMMAND} --page"
 
 
 def test_a_baseline_bounds_all_modalities_and_each_alone() -> None:

@@ -175,7 +175,7 @@ def _rows(study: Study, task: str, rows: Sequence[Outcome]) -> list[str]:
         cells += [_text([v for row in own if (v := MEASURES[name](row)) is not None], spread=False) for name in costs]
         cells += [_settings(own[-1].settings, values), str(len({row.seed for row in own}))]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += _acted(study, rows)
+    lines += [*_acted(study, rows), *_refused(study, rows)]
     run = {row.method for row in rows}
     asked = {cell.method for cell in study.cells() if cell.task == task}
     if due := [method for method in study.methods if method in asked - run]:
@@ -191,6 +191,21 @@ def _acted(study: Study, rows: Sequence[Outcome]) -> list[str]:
             names = list(dict.fromkeys(name for row in own for name in row.acted))
             told = ", ".join(f"{name} {_text([row.acted[name] for row in own if name in row.acted])}" for name in names)
             lines.append(f"* {method}, a run: {told}")
+    return ["", *lines] if lines else []
+
+
+def _refused(study: Study, rows: Sequence[Outcome]) -> list[str]:
+    """Devices that memory budgets exclude, by method."""
+    lines = []
+    for method in study.methods:
+        own = [row for row in rows if row.method == method and row.refused]
+        if own:
+            needed, allowed = (max(pair[i] for row in own for pair in row.refused.values()) / 2**20 for i in range(2))
+            most = max(row.devices for row in own)
+            lines.append(
+                f"* {method}: {most} devices train; the planner refuses {len(own[0].refused)}, whose step needs "
+                f"{needed:.2f} MiB at least and may use {allowed:.2f}"
+            )
     return ["", *lines] if lines else []
 
 

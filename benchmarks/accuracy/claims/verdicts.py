@@ -27,13 +27,15 @@ def sentence(papers: Sequence[Paper]) -> str:
         counts.append(f"{untested} {_UNTESTED}, where rivals leave no room for the paper's effect")
     short = sum(bool(_seeds(study, findings)) for study, _, claims in papers for _, findings in claims)
     fewer = f" {short} of them have fewer seeds than planned." if short else ""
-    known = [one for findings in every for one in findings if one is not None and one.verdict not in {"yes", "no"}]
+    known = [
+        one
+        for findings in every
+        for one in findings
+        if one is not None and one.verdict not in {"yes", "no"} and one.asked.effect is not None
+    ]
     below = sum(one.verdict == SMALLER for one in known)
-    excluded = (
-        f" Of {len(known)} comparisons that are neither yes nor no, {below} exclude the paper's effect."
-        if known
-        else ""
-    )
+    which = "comparisons that are neither yes nor no, and of which the paper gives an effect in the same unit"
+    excluded = f" Of {len(known)} {which}, {below} exclude it." if known else ""
     return f"Of {len(told)} claims: {', '.join(counts)}.{fewer}{excluded}"
 
 
