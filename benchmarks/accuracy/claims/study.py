@@ -134,7 +134,7 @@ class Study:
         if eligible := method.get("eligible"):
             values["fleet"] = limited(devices, eligible, task["budget"], cell.seed)
         values["round"] = {"join_s": 600, "quorum": 0.5, "deadline_s": 3600}
-        for name, value in self._fields(cell, settings, tuning=bool(source)).items():
+        for name, value in self._fields(cell, settings).items():
             set_field(values, name, value)
         if short:
             values["training"]["rounds"] = [n // SHORT for n in values["training"]["rounds"]]
@@ -145,17 +145,14 @@ class Study:
             values["data"].pop("test", None)
         return values
 
-    def _fields(self, cell: Cell, settings: Values, *, tuning: bool) -> Values:
-        """What a method sets, by dotted names; a variant's own in place of what was tuned for another.
-
-        ``then`` of a method: what it sets beside, without which it was tuned.
-        """
+    def _fields(self, cell: Cell, settings: Values) -> Values:
+        """What a method sets, by dotted names; a variant's own in place of what was tuned for another."""
         task, method = self.tasks[cell.task], self.methods[cell.method]
         tuned = {name: value for name, value in settings.items() if name not in {"lr", BY_STAGE}}
         own = method.get("set", {})
-        if "tuned_as" in method:
+        if "tuned_as" in method:  # last, so that it can set an option of what was tuned
             return {**task.get("slots", {}), **tuned, **own}
-        return {**task.get("slots", {}), **own, **tuned, **({} if tuning else method.get("then", {}))}
+        return {**task.get("slots", {}), **own, **tuned}
 
     def trial_file(self, trial: Trial, source: Path, test: Path | None = None) -> Values:
         """The run file of a trial, on data that holds nothing of the test set; ``test``: what it is tested on."""
