@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from memory_fleet import plan_of, run_fleet, share
+from memory_fleet import plan_of, run_fleet, share, state_of
 
+from edgefl.aggregation.history import load
 from edgefl.api.run_inputs import PlanOptions, assumptions
 from edgefl.config.profiles import shipped
 from edgefl.errors import ConfigError
@@ -59,3 +60,7 @@ def test_the_shipped_mmic_has_returns_in_every_round(ram_path: Path) -> None:
         assert told["left_out"] == {}
     assert all(told["gamma"] != 0 for told in moments)
     assert any(told["beta"] > 0.9 for told in moments)
+    store, state = state_of(ram_path)
+    tracks = load(store, state).devices.values()
+    assert sum(track.core for track in tracks) > 0
+    assert any(track.core < track.selected for track in tracks)  # so that the draw is not uniform
