@@ -6,7 +6,7 @@ import pytest
 from data_fixture import needed
 
 import edgefl
-from benchmarks.accuracy.claims import eligible
+from benchmarks.accuracy.claims import as_fleet, eligible
 from benchmarks.accuracy.claims.__main__ import RESULTS, standing
 from benchmarks.accuracy.claims.study import Cell, Study
 from edgefl.api.runs import read_run
@@ -64,6 +64,12 @@ def test_a_real_fleet_with_the_same_budgets_has_the_same_devices(method: str, tr
             assert row.refusal.reason == "step_memory"
         else:
             assert row.measured["step_peak_bytes"].value <= 4.5 * 2**20
+
+
+def test_what_has_memory_budgets_is_not_compared_with_one_process() -> None:
+    papers = {cell.paper for _, cell in as_fleet.first_cells([])}
+    assert "layerwise" in papers
+    assert "eligible" not in papers
 
 
 def test_recorded_runs_had_the_devices_that_their_budgets_admit() -> None:

@@ -30,9 +30,9 @@ Each line is one comparison: the mean difference over paired seeds and its inter
 the bound that is claimed. A comparison is *yes* or *no* where the interval leaves out the bound; *smaller than the
 paper's* where it does not, and ends below the paper's own effect; else *undecided*. *Headroom* is what the rival leaves
 to be had: up to the same model trained in one place on complete data, or to the bound that the claim's note tells.
-Where it is less than the paper's effect, the effect cannot show: such a comparison does not count, and a claim of no
-other is *not tested* (in brackets what its comparisons say all the same). A claim is *yes* when all comparisons that
-count are, *no* when one of them is, *smaller than the paper's* when the others are.
+Where it is less than the paper's effect, the effect cannot show: such a comparison (a hollow mark) does not count, and
+a claim of no other is *not tested* (in brackets what its comparisons say all the same). A claim is *yes* when all
+comparisons that count are, *no* when one of them is, *smaller than the paper's* when the others are.
 
 {table}
 

@@ -24,7 +24,7 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
     for paper in dict.fromkeys(paper for paper, _ in findings):
         rows += [(paper, None), *((_name(one), one) for owner, one in findings if owner == paper)]
     with style():
-        figure = Figure(figsize=(4.8, 0.9 + 0.18 * max(len(rows), 1)), layout="constrained")
+        figure = Figure(figsize=(4.8, 1.3 + 0.18 * max(len(rows), 1)), layout="constrained")
         axes = figure.subplots()
         axes.axvline(0, color="#bbbbbb", lw=0.8)
         for at, (_, one) in enumerate(rows):
@@ -38,6 +38,7 @@ def differences(findings: Sequence[tuple[str, Finding]], path: Path) -> None:
         axes.set_xlabel("points, with 95 % interval")
         for name, (colour, marker) in MARKS.items():
             axes.plot([], [], marker, color=colour, label=name)
+        axes.plot([], [], "o", color="#444444", mfc="white", label="hollow: no room")
         figure.legend(loc="outside upper center", ncols=2, fontsize=8)
         save(figure, path)
 
@@ -47,7 +48,7 @@ def _draw(axes: Any, at: int, one: Finding) -> None:
     colour, marker = MARKS[one.verdict]
     if not math.isinf(low):
         axes.plot([max(low, -WIDEST), min(high, WIDEST)], [at, at], color=colour, lw=1.6)
-    axes.plot(mean, at, marker, color=colour, ms=4.5)
+    axes.plot(mean, at, marker, color=colour, mfc=colour if one.tested else "white", ms=4.5)
     axes.plot(-one.asked.margin if one.asked.lower else one.asked.margin, at, "|", color="black", ms=8)
 
 
