@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ import msgspec
 import yaml
 
 from benchmarks.accuracy.claims.study import Cell, Study
+from benchmarks.accuracy.table.measures import interval
 from benchmarks.common.inprocess import run_fleet
+from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.common.result_lines import add_row, rows_in
 from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
@@ -32,16 +34,19 @@ from edgefl.plan.compile import compile_run
 from edgefl.report.repairs import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 
-PAGE = "layer_exchange.md"
+PAGE, PLOT = "layer_exchange.md", "layer_exchange.svg"
 LINES = Path("docs/results/layer_exchange/runs.jsonl")
 #: task -> the rate tuned for averaging (docs/results/systems.md).
 RATES = {"har": 2.5e-4, "av": 5e-4}
 ROUNDS = 24
 WHOLE = "whole"
+PERIODS = (2, 4, 8)
+#: Rounds of a period of recipe mmic-layer.
+SHIPPED = 4
 #: way -> the options of repair: poverty.
 WAYS: dict[str, dict[str, Any]] = {WHOLE: {"exchange": "whole"}} | {
     f"{name}, k = {k}": {"exchange": "layer", "whole_every": k, "layers": layers}
-    for k in (2, 4, 8)
+    for k in PERIODS
     for name, layers in (("one layer", 1), ("nothing", 0))
 }
 MIB = 2**20
@@ -114,6 +119,10 @@ def page(rows: Sequence[Row]) -> str:
     lines = [
         "# One layer between whole exchanges",
         "",
+        *(sentence(rows, task) for task in RATES),
+        "",
+        f"![Accuracy by how many rounds lie between whole exchanges]({PLOT})",
+        "",
         *(__doc__ or "").split("\n\n")[1].splitlines(),
         "",
         "Accuracy of the global model with both modalities after the last round, in percent: mean and deviation over",
@@ -143,6 +152,55 @@ def page(rows: Sequence[Row]) -> str:
         lent = f"; a layer lent in {row.lent} of {row.inside} device rounds" if "layer" in row.way else ""
         lines.append(f"* {row.task}, seed {row.seed}, {row.way}: {told}{lent}")
     return "\n".join(lines) + "\n"
+
+
+def sentence(rows: Sequence[Row], task: str) -> str:
+    """Gains on a task: of one layer over nothing, mean over k, and of the recipe's periods over whole exchanges."""
+    over_nothing = _told(_gains(rows, task, PERIODS, lambda k: f"nothing, k = {k}"))
+    over_whole = _told(_gains(rows, task, (SHIPPED,), lambda k: WHOLE))
+    if not over_nothing or not over_whole:
+        return ""
+    return (
+        f"* **{task}**: one layer between whole exchanges is {over_nothing} beside exchanging nothing between; "
+        f"in periods of {SHIPPED} rounds, at a quarter of the bytes, {over_whole} beside whole exchanges every round."
+    )
+
+
+def _told(gains: Sequence[float]) -> str:
+    one = interval(gains)
+    if one is None:
+        return ""
+    seeds = f"{one.low:+.1f} to {one.high:+.1f}, {one.seeds} seeds" if one.seeds > 1 else "one seed"
+    return f"{one.mean:+.1f} points ({seeds})"
+
+
+def _gains(rows: Sequence[Row], task: str, periods: Sequence[int], other: Callable[[int], str]) -> list[float]:
+    """In points, of each seed, mean over the periods."""
+    known = {(row.way, row.seed): 100 * row.curve[ROUNDS] for row in rows if row.task == task}
+    found = []
+    for seed in sorted({seed for _, seed in known}):
+        pairs = [((f"one layer, k = {k}", seed), (other(k), seed)) for k in periods]
+        if all(one in known and rival in known for one, rival in pairs):
+            found.append(statistics.mean(known[one] - known[rival] for one, rival in pairs))
+    return found
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Accuracy by the length of the periods, each way and task."""
+    with plot(path, "rounds from one whole exchange to the next", "accuracy, %") as axes:
+        for task, line in zip(RATES, ("-", "--"), strict=True):
+            for name, colour in (("one layer", COLOURS[0]), ("nothing", COLOURS[1])):
+                means = [_mean_of(rows, task, WHOLE), *(_mean_of(rows, task, f"{name}, k = {k}") for k in PERIODS)]
+                points = [(k, mean) for k, mean in zip((1, *PERIODS), means, strict=True) if mean is not None]
+                label = f"{task}, {name} between"
+                axes.plot(*zip(*points, strict=True), line, color=colour, marker="o", linewidth=1, label=label)
+        axes.set_xticks((1, *PERIODS))
+        axes.legend()
+
+
+def _mean_of(rows: Sequence[Row], task: str, way: str) -> float | None:
+    found = _of(rows, task, way)
+    return statistics.mean(100 * row.curve[ROUNDS] for row in found) if found else None
 
 
 def _of(rows: Sequence[Row], task: str, way: str) -> list[Row]:
@@ -178,6 +236,7 @@ def main() -> None:
     text = page(rows_in(options.jsonl, Row))
     if options.write:
         (options.write / PAGE).write_text(text, encoding="utf-8")
+        draw(rows_in(options.jsonl, Row), options.write / PLOT)
     sys.stdout.write(text)
 
 
