@@ -82,7 +82,8 @@ shipped run `har` trains on ([data.md](data.md#public-data-sets)).
 ### Sharing out
 
 `partition: natural` (by group; a group that is called as a device is that device's), `uniform`, or `{{dirichlet:
-{{alpha: 0.5, minimum: 1}}}}`: a small alpha gives each device few classes (`within: 1` shares out each group).
+{{alpha: 0.5, minimum: 1}}}}`: a small alpha gives each device few classes (`within: 1` shares out each group); or
+`shards`, one a class, dealt at random (`{{shards: {{each: 2}}}}`: of equal size, two a device).
 `missing: {{rate: 0.2, keep: one, devices: {{wrist: [gyro]}}}}` then takes modalities away, each by itself, or
 (`lose: one`) exactly one of a fixed share of the samples; devices named in `complete` are spared, those in
 `unlabelled` lose their labels. All of it follows from `seed`, whatever method trains on it.

@@ -148,8 +148,9 @@ class DataConfig(Values):
         None,
         description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; shared out in local mode",
     )
-    partition: dict[Literal["natural", "uniform", "dirichlet"], dict[str, float] | None] = Field(
-        {"uniform": {}}, description="natural (by person, speaker, vendor), uniform, or {dirichlet: {alpha: 0.5}}"
+    partition: dict[Literal["natural", "uniform", "dirichlet", "shards"], dict[str, float] | None] = Field(
+        {"uniform": {}},
+        description="natural (by person, speaker, vendor), uniform, {dirichlet: {alpha: 0.5}}, or shards by class",
     )
     missing: MissingConfig = Field(MissingConfig(), description="modalities taken away")
     bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
@@ -165,7 +166,7 @@ class DataConfig(Values):
         if isinstance(value, str):
             value = {value: {}}
         if isinstance(value, dict) and len(value) != 1:
-            raise ValueError("takes one choice: natural, uniform or {dirichlet: {alpha: 0.5}}")
+            raise ValueError("takes one choice: natural, uniform, {dirichlet: {alpha: 0.5}} or {shards: {each: 2}}")
         return value
 
 

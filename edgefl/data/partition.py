@@ -3,6 +3,9 @@
 natural: by group (person, speaker, vendor, recording), a group never in two shares. uniform: at random, equal sizes.
 dirichlet: each class is cut in proportions drawn from Dirichlet(α) over the devices (Hsu et al., arXiv 1909.06335);
 small α: each device sees few classes.
+shards: samples in order of class are cut into shards, which are dealt at random, as many to each device: one for each
+class (FedMVP, arXiv 2406.11048, section 4: C/10 classes to each of 10 devices), or ``each`` a device (McMahan et al.,
+arXiv 1602.05629: 2, of equal size).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from edgefl.errors import DataError
 
 Options = Mapping[str, float]
 #: Method of a partition -> its options.
-How = Mapping[Literal["natural", "uniform", "dirichlet"], Options | None]
+How = Mapping[Literal["natural", "uniform", "dirichlet", "shards"], Options | None]
 
 
 class Samples(NamedTuple):
@@ -38,8 +41,8 @@ _Method = Callable[[Samples, Sequence[str], Options, Generator], list[Indices]]
 def partition(samples: Samples, devices: Sequence[str], how: How, seed: int) -> list[Indices]:
     """One share (sorted indices) a device, disjoint, together every sample; the same for the same seed.
 
-    ``how``: one of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}}. Raises DataError for
-    an unknown method or option, and rather than returning an empty share.
+    ``how``: one of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}} and
+    {"shards": {"each": 2}}. Raises DataError for an unknown method or option, and rather than returning an empty share.
     """
     if len(how) != 1 or next(iter(how)) not in METHODS:
         raise DataError(f"unknown partition {', '.join(how) or '(none)'!s}", remedy=f"Valid: {', '.join(METHODS)}.")
@@ -147,11 +150,33 @@ def _within(samples: Samples, devices: Sequence[str], options: Options, rng: Gen
     return shares
 
 
+def _shards(samples: Samples, devices: Sequence[str], options: Options, rng: Generator) -> list[Indices]:
+    """Shards dealt at random. Where a device is to have ``each`` of them a class is cut where a shard is full."""
+    each, labels, n = options.get("each", 0), samples.labels, len(devices)
+    if labels is None:
+        raise DataError(
+            "partition shards needs labels, and this data set has none", remedy="Set data.partition to uniform."
+        )
+    if each < 0 or each != int(each):
+        raise DataError(f"partition shards: each is {each:g}", remedy="Give a whole number, 0 for one shard a class.")
+    mixed = rng.permutation(samples.total)
+    order = mixed[np.argsort(labels[mixed], kind="stable")]
+    cuts = n * int(each) if each else np.unique(labels[order], return_index=True)[1][1:]
+    shards = np.array_split(order, cuts)
+    if len(shards) < n or not all(map(len, shards)):
+        why = f"{n} devices x {each:g} shards of {samples.total} samples" if each else f"{len(shards)} classes"
+        remedy = "Give fewer devices or shards." if each else "Set each, such as 2, which cuts classes; or dirichlet."
+        raise _empty(devices[min(len(shards), n) - 1 if each else len(shards)], why, remedy)
+    dealt = rng.permutation(len(shards))
+    return [np.concatenate([shards[i] for i in dealt[device::n]]) for device in range(n)]
+
+
 #: Name -> the method and its options.
 METHODS: dict[str, tuple[_Method, tuple[str, ...]]] = {
     "natural": (_natural, ()),
     "uniform": (_uniform, ()),
     "dirichlet": (_dirichlet, ("alpha", "minimum", "within")),
+    "shards": (_shards, ("each",)),
 }
 
 

@@ -109,7 +109,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_path_line_and_choices(tmp_
     assert "did you mean 'objective'?" in told["slots.objectiv"]
     assert "'sensr'; did you mean 'sensor'? valid: sensor, vision, text, audio" in told["model.encoders.acc.kind"]
     assert "did you mean 'width'?" in told["model.encoders.acc.widht"]
-    assert "'natural', 'uniform' or 'dirichlet'" in told["data.partition"]
+    assert "'natural', 'uniform', 'dirichlet' or 'shards'" in told["data.partition"]
     assert "did you mean 'cpu'?" in told["fleet.0.profile"]
     assert "did you mean 'memory_bytes'?" in told["fleet.1.budget"]
     assert "or should be" in told["data.source"]  # one fault of a union is one problem

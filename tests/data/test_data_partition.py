@@ -43,7 +43,7 @@ def test_dirichlet_within_groups_never_mixes_them():
 @given(case=cases())
 def test_shares_are_disjoint_complete_and_repeatable(method, case):
     labels, groups, n, options, seed = case
-    how = {method: options if method == "dirichlet" else None}
+    how = {method: {"dirichlet": options, "shards": {"each": 1}}.get(method)}
     shares = partition(labels, groups, n, how, seed)
     assert len(shares) == n
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(labels)))
@@ -92,6 +92,25 @@ def test_small_alpha_skews_and_large_alpha_does_not():
     assert largest_class_share(1000.0) < 0.35
 
 
+def test_a_shard_a_class_gives_each_device_as_many_classes_and_nobody_elses():
+    """FedMVP: C / 10 classes on each of 10 devices, here 6 classes on 3."""
+    labels = np.tile(np.arange(6), 7)
+    held = [set(labels[share].tolist()) for share in partition(labels, None, 3, {"shards": {}}, 1)]
+    assert [len(own) for own in held] == [2, 2, 2]
+    assert set.union(*held) == set(range(6))
+    four = [set(labels[share].tolist()) for share in partition(labels, None, 4, {"shards": {}}, 1)]
+    assert sorted(len(own) for own in four) == [1, 1, 2, 2]
+    assert held != [set(labels[share].tolist()) for share in partition(labels, None, 3, {"shards": {}}, 2)]
+
+
+def test_shards_of_equal_size_cut_classes():
+    """McMahan et al.: 4 devices x 2 shards of 60 in 10 classes of 6 are 7 or 8 samples each, of two classes at most."""
+    labels = np.repeat(np.arange(10), 6)
+    shares = partition(labels, None, 4, {"shards": {"each": 2}}, 0)
+    assert {len(share) for share in shares} <= {14, 15, 16}
+    assert max(len(set(labels[share].tolist())) for share in shares) <= 4
+
+
 def test_other_seeds_give_other_shares():
     labels = np.repeat(np.arange(4), 10)
     for how in ({"uniform": {}}, {"dirichlet": {"alpha": 1.0}}):
@@ -116,6 +135,11 @@ NINE = np.zeros(9, dtype=np.int64)
         (NINE, None, {"dirichlet": {"minimum": 4}}, "share of device 'gpu' would be empty: 3 devices x 4 samples"),
         (None, np.array(["a"] * 9), {"dirichlet": {}}, "needs labels"),
         (NINE, None, {"dirichlet": {"alpha": 0}}, "alpha is 0"),
+        (None, np.array(["a"] * 9), {"shards": {}}, "needs labels"),
+        (NINE, None, {"shards": {}}, "share of device 'nano' would be empty: 1 classes"),
+        (NINE, None, {"shards": {"each": 4}}, "would be empty: 3 devices x 4 shards of 9 samples"),
+        (NINE, None, {"shards": {"each": 1.5}}, "each is 1.5"),
+        (NINE, None, {"shards": {"each": -1}}, "each is -1"),
         (NINE, None, {"dirichlet": {"alpha": float("nan")}}, "alpha is nan"),
         (NINE, None, {"dirichlet": {"beta": 1}}, "no option beta"),
         (NINE, None, {"uniform": {"alpha": 1}}, "no option alpha"),
