@@ -211,6 +211,9 @@ class TrainingConfig(Values):
         description="how all rates fall over the rounds of the run, whatever its stages: none, cosine (to 0), or "
         "{step: {rounds: 12, factor: 0.25}}: times the factor after every so many rounds",
     )
+    lr_warmup: Annotated[int, Field(ge=0)] = Field(
+        0, description="rounds at the start of the run in which all rates rise to their value; the fall follows"
+    )
     weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
@@ -251,6 +254,14 @@ class TrainingConfig(Values):
             raise ValueError("takes one choice: none, cosine or {step: {rounds: 12, factor: 0.25}}")
         if "step" in names and not 0 < step["factor"] < 1:
             raise ValueError(f"step.factor is {step['factor']:g}: give a number between 0 and 1, such as 0.25")
+        return value
+
+    @pydantic.field_validator("lr_warmup")
+    @classmethod
+    def _ends_before_the_run(cls, value: int, info: pydantic.ValidationInfo) -> int:
+        rounds = sum(info.data.get("rounds", []))
+        if 0 < rounds <= value:
+            raise ValueError(f"{value} rounds of {rounds}: give fewer, so that some have the full rate")
         return value
 
 

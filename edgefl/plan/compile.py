@@ -247,7 +247,7 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, place: 
 
 def _fall(training: TrainingConfig) -> RateFall:
     ((kind, options),) = training.lr_fall.items()
-    return RateFall(kind, int(options.get("rounds", 0)), options.get("factor", 1.0))
+    return RateFall(kind, int(options.get("rounds", 0)), options.get("factor", 1.0), training.lr_warmup)
 
 
 def _rates(rates: RatesConfig, place: int) -> dict[str, float]:

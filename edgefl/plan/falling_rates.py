@@ -1,10 +1,12 @@
-"""Learning rates that fall over a run: a factor for each round, counted over all stages.
+"""Learning rates that rise and fall over a run: a factor for each round, counted over all stages.
 
+    warm-up of W rounds: (t + 1) / (W + 1) for t < W  (arXiv 1706.02677), so that the first round learns, too
     cosine: (1 + cos(pi t / T)) / 2  (SGDR without restarts, arXiv 1608.03983);  step: factor ^ floor(t / rounds)
 
-t rounds of T are over; the closing round is none of them. The curve is the run's and not a stage's, so that an
-end-to-end run and a staged one have the same rate in the same round, and differ in the schedule alone. It follows from
-stage and round: a round that is tried again, or after a restart, has the rate it had (docs/decisions/0053).
+t rounds of T are over, of a fall without those of the warm-up; the closing round is none of them. The curve is the
+run's and not a stage's, so that an end-to-end run and a staged one have the same rate in the same round, and differ
+in the schedule alone. It follows from stage and round: a round that is tried again, or after a restart, has the rate
+it had (docs/decisions/0053).
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ def factor_at(plan: RunPlan, stage: int, number: int) -> float:
     if is_closing(plan.stages[stage - 1]):
         return 1.0
     fall = plan.lr_fall
-    over = sum(one.rounds for one in plan.stages[: stage - 1]) + number - 1
+    over = sum(one.rounds for one in plan.stages[: stage - 1]) + number - 1 - fall.warmup
+    if over < 0:
+        return (over + fall.warmup + 1) / (fall.warmup + 1)
     if fall.kind == "cosine":
-        total = sum(one.rounds for one in plan.stages if not is_closing(one))
+        total = sum(one.rounds for one in plan.stages if not is_closing(one)) - fall.warmup
         return (1.0 + math.cos(math.pi * over / total)) / 2.0
     return fall.factor ** (over // fall.rounds) if fall.kind == "step" else 1.0
 

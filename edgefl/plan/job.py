@@ -69,11 +69,15 @@ class Hyper(msgspec.Struct, frozen=True):
 
 
 class RateFall(msgspec.Struct, frozen=True):
-    """How learning rates fall over a run's rounds. "step": times ``factor`` after every ``rounds`` of them."""
+    """How learning rates move over a run's rounds: a rise over the first ``warmup`` of them, then the fall.
+
+    "step": times ``factor`` after every ``rounds`` of them.
+    """
 
     kind: Literal["none", "cosine", "step"] = "none"
     rounds: int = 0
     factor: float = 1.0
+    warmup: int = 0
 
 
 class Transfer(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,36 @@ def test_cosine_by_hand():
 
 def test_steps_by_hand():
     assert curve(plan(2, 5, fall=STEP)) == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(("rounds", "stages"), [((6,), "one"), ((1, 0, 5), "staged")])
+def test_a_warm_up_by_hand_and_then_the_fall_over_the_other_rounds(rounds, stages):
+    """Two rounds of warm-up: 1/3, 2/3. Of the other four 0, 1/4, 1/2 and 3/4 of pi are over."""
+    half = math.sqrt(0.5)
+    rise = [1 / 3, 2 / 3]
+    falls = {
+        "none": [1.0] * 4,
+        "cosine": [1.0, (1 + half) / 2, 0.5, (1 - half) / 2],
+        "step": [1.0, 1.0, 1.0, 0.5],
+    }
+    for kind, fall in falls.items():
+        made = plan(*rounds, fall=RateFall(kind, rounds=3, factor=0.5, warmup=2))
+        assert curve(made) == pytest.approx([*rise, *fall]), (kind, stages)
+
+
+def test_a_device_is_offered_the_rates_of_the_warm_up_again_after_a_restart(tmp_path):
+    settings = ["training.rounds=[2, 2]", "training.lr_warmup=3", "training.lr={encoder: 0.4, head: 1.0}"]
+    made = plan_of(tmp_path, "end_to_end", "ab", 1, settings)
+    placement = Placement("d", made.stages[0], made.hypers[0])
+    restarted = msgspec.json.decode(msgspec.json.encode(made), type=RunPlan)
+    for plan_, tried in ((made, 1), (restarted, 2)):
+        offer = offer_for(SendOffer("d", Attempt("tiny", 1, 2, tried), placement, 1.0), {}, State(plan_))
+        assert offer.job.hyper.lr == {"encoder": 0.2, "head": 0.5}
+
+
+def test_a_warm_up_that_does_not_end_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="4 rounds of 4: give fewer"):
+        plan_of(tmp_path, "end_to_end", "ab", 1, ["training.rounds=[2, 2]", "training.lr_warmup=4"])
 
 
 def test_without_a_fall_nothing_changes():
