@@ -79,7 +79,7 @@ def check_bytes(report) -> None:
 def test_a_budget_of_bytes_is_kept_in_the_first_round_too(ram_path: Path):
     """MMiC's sketch, 819,200 bytes, goes up in a device's first round: who may not pay for it is refused."""
     limit = 600_000
-    plan = plan_of(ram_path, "mmic", "ab", 2, SMALL)
+    plan = plan_of(ram_path, "mmic", "ab", 2, [*SMALL, "slots.cluster={lsh: {clusters: 3}}"])
     pair = {"whole": share(30, SHARES["whole"], seed=0), "patchy": share(30, SHARES["patchy"], seed=1)}
     report = run_fleet(ram_path, plan, pair, budgets={"patchy": Budget(payload_bytes=limit)})
     refused = [row for row in report.assignments if row.device == "patchy"]
