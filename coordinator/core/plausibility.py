@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TypeVar
@@ -20,6 +21,9 @@ from edgefl.registry import choose
 from edgefl.report.units import quantity
 
 K = TypeVar("K")
+
+#: Form of a digest (``edgefl.records.digest_of``).
+DIGEST = re.compile("[0-9a-f]{64}")
 
 #: Parts named in a refusal.
 MOST_NAMED = 5
@@ -77,9 +81,14 @@ def _names(parts: list[str]) -> str:
 
 
 def bounded(update: Update, claim: Claim) -> Update:
-    """The update with no more samples than the device had when it first introduced itself."""
+    """The update with no more samples than the device had when it first introduced itself, and a base or none.
+
+    The base comes back in offers and is kept with the model: it is a digest, or the device is out of the period.
+    """
     most = max(0, claim.samples.get("", 0))
-    return msgspec.structs.replace(update, samples={part: min(n, most) for part, n in update.samples.items()})
+    samples = {part: min(n, most) for part, n in update.samples.items()}
+    base = update.base if DIGEST.fullmatch(update.base) else ""
+    return msgspec.structs.replace(update, samples=samples, base=base)
 
 
 def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, str]]:

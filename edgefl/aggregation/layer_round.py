@@ -16,7 +16,7 @@ from edgefl.aggregation.mean import stored_layout
 from edgefl.aggregation.server_state import of_device, without_passing
 from edgefl.aggregation.weights import assign, sign
 from edgefl.models.spec import LAYERS, SIGNATURE
-from edgefl.plan.periods import exchangeable
+from edgefl.plan.periods import exchangeable, in_parts
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.registry import Recipe, choose
@@ -45,7 +45,9 @@ def exchange_layers(
         groups = assign(slots["cluster"], state, made, memory, seed)
         if groups:
             record["clusters"] = groups
-        needs = {u.device: memory.devices.get(u.device, Track()).layer for u in updates}
+        known = {u.device: memory.devices.get(u.device, Track()).layer for u in updates}
+        # Of an earlier stage, whose parts it trains no more, it says nothing.
+        needs = {u.device: layer for u in updates for layer in in_parts([known[u.device]], u.samples)}
         repair = slots["repair"]
         values, told = repair.bind(repair.method.lend)(updates, needs, made, groups)
         lent = {device: made.put(encode_part(tensors)) for device, tensors in values.items()}

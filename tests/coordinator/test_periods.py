@@ -13,7 +13,7 @@ from coordinator.core import moves as do
 from coordinator.core import state as v
 from coordinator.core.assignments import expected, offer_for
 from coordinator.core.periods import makes_model
-from coordinator.core.plausibility import unfit
+from coordinator.core.plausibility import bounded, unfit
 from edgefl.aggregation.history import Memory, PeriodMember, Track
 from edgefl.models.spec import LAYERS
 from edgefl.plan.job import PeriodRound, Slots
@@ -113,6 +113,14 @@ def test_where_nobody_can_go_on_another_period_begins():
     assert periods(out) == {"c": PeriodRound(resumes=False, whole=False)}
     warned = [one.data["text"] for one in out if getattr(one, "kind", "") == "warning"]
     assert any("another period begins" in text for text in warned)
+
+
+@pytest.mark.parametrize("base", ["", "x" * 64, BASE * 1000, BASE.upper()])
+def test_a_base_that_is_no_digest_is_none(base: str):
+    """It would be kept with the model and come back in offers, which have a limit of size."""
+    claim = v.Claim({"": 8})
+    assert bounded(Update("a", base=base), claim).base == ""
+    assert bounded(Update("a", base=BASE), claim).base == BASE
 
 
 def test_a_round_that_is_tried_again_asks_for_the_same():

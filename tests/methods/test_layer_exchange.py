@@ -68,7 +68,7 @@ def put(store: ObjectStore, **layers: float) -> ObjectRef:
 def sent(store: ObjectStore, device: str, weight: int, layers: dict[str, float], **told) -> UpdateInfo:
     manifest = {LAYERS: put(store, **layers)} if layers else {}
     told = {"complete": False, "layer": P, "poverty_change": 1.0, "retained": f"base of {device}"} | told
-    return UpdateInfo(device, manifest, {"a/stage1": weight}, {"received_score": 0.5}, **told)
+    return UpdateInfo(device, manifest, dict.fromkeys(PARTS, weight), {"received_score": 0.5}, **told)
 
 
 def exchanged(store: ObjectStore, updates: list[UpdateInfo], memory: Memory | None = None, **options):
@@ -134,6 +134,12 @@ def test_a_device_whose_layer_nobody_was_asked_for_keeps_its_own(store: ObjectSt
     assert values == {}
     assert record["repaired"]["y"] == {"kept": "it was asked for no layer"}
     assert "kept" in record["repaired"]["x"]
+
+
+def test_a_layer_of_an_earlier_stage_is_no_need(store: ObjectStore):
+    updates = [sent(store, "x", 10, {"P": 1.0}), sent(store, "y", 10, {"P": 3.0})]
+    values, _, _ = exchanged(store, updates, knows(x="frozen/stage1|w.weight", y=P))
+    assert set(values) == {"x", "y"}
 
 
 def test_what_the_next_round_needs_is_in_the_state(store: ObjectStore):
