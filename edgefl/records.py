@@ -232,17 +232,22 @@ class Attempt(msgspec.Struct, frozen=True, order=True):
         return f"{self.run}/s{self.stage}/r{self.round}/a{self.attempt}"
 
 
+#: ``EvaluationRow.missing`` where prototypes of the samples' true classes fill in: what no matcher can exceed in hits.
+ORACLE = "oracle"
+
+
 class EvaluationRow(msgspec.Struct, frozen=True):
     """One figure of the global model on the test set.
 
     ``available``: the modalities given; ``missing``: how the others are filled in; ``matcher``: by what a sample finds
-    its prototypes, where prototypes fill them in ("": not on record).
+    its prototypes, where prototypes fill them in ("": not on record). Rows of ``ORACLE`` know the labels: they bound
+    what a better matcher could give, and nothing is chosen or exported by them.
     """
 
     stage: int = 0
     round: int = 0
     available: tuple[str, ...] = ()
-    missing: str = "none"  # none, zero, prototype, reconstruction
+    missing: str = "none"  # none, zero, prototype, reconstruction, oracle
     metric: str = "accuracy"
     value: float = 0.0
     samples: int = 0

@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from edgefl.records import FIGURES, Figure
+from edgefl.records import FIGURES, ORACLE, Figure
 from edgefl.report import quality, resources, units
 from edgefl.report.attendance import Attendance, attendance
 from edgefl.report.writers import MEANINGS
@@ -116,7 +116,7 @@ def _score(recent: _Scores, condition: _Condition, of: str = "") -> Figure:
 def _recent(run: RunReport) -> _Scores:
     """The last scores, oldest first, of each input of the last evaluated round."""
     metric = quality.primary_metric(run)
-    rows = [row for row in quality.latest(run.evaluations) if row.metric == metric]
+    rows = [row for row in quality.latest(run.evaluations) if row.metric == metric and row.missing != ORACLE]
     rows.sort(key=lambda row: (-len(row.available), row.available, row.missing))
     found: _Scores = {(row.metric, row.available, row.missing): [] for row in rows}
     for row in sorted(run.evaluations, key=lambda row: (row.stage, row.round)):

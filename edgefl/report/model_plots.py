@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from edgefl.records import ORACLE
 from edgefl.report import quality, units
 from edgefl.report.charts import (
     DASHES,
@@ -41,7 +42,7 @@ def accuracy(report: RunReport) -> Chart | None:
     place = {(row.stage, row.round): n for n, row in enumerate(report.rounds, start=1)}
     found: dict[Curve, dict[int, float]] = {}
     for row in report.evaluations:
-        if row.metric == metric and (row.stage, row.round) in place:
+        if row.metric == metric and row.missing != ORACLE and (row.stage, row.round) in place:
             number = place[row.stage, row.round]
             found.setdefault((row.available, row.missing), {})[number] = row.value * (100 if share else 1)
     if not found:

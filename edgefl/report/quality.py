@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from edgefl.records import ORACLE
 from edgefl.registry import methods
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Tone, table
@@ -16,6 +17,9 @@ _CLASSIFICATION = {
     "macro_recall": "recall",
     "macro_f1": "F1",
 }
+#: What tables call the rows that know the labels.
+_BOUND = f"{ORACLE} (upper bound)"
+_TOLD = "Upper bound: prototypes of each sample's true class fill in, which takes the label; no model gives it in use."
 _NOT_YET = "The model has not been evaluated yet."
 _OWN_MODELS = "Each device keeps its own model: see how it does on the device's own samples."
 #: Recall at these, both ways, as ``edgefl.training.metrics`` has them.
@@ -87,6 +91,7 @@ def evaluation(report: RunReport) -> Grid:
         shown("complete", "none"),
         *(shown(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
         *map(gain, evaluated),
+        *([shown("upper bound", ORACLE, _TOLD)] if any(row.missing == ORACLE for row in rows) else []),
         Column("test samples", lambda row: max(one.samples for one in row.by_mask.values())),
     ]
     given: dict[tuple[str, ...], dict[str, EvaluationRow]] = {}
@@ -97,6 +102,8 @@ def evaluation(report: RunReport) -> Grid:
     ]
     if matchers := ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher)):
         notes.append(f"Prototype mask: classes matched by {matchers}.")
+    if any(row.missing == ORACLE for row in rows):
+        notes.append(_TOLD)
     if reasons := [e.data["statistics"] for e in report.events if e.kind == "run_started" and e.data.get("statistics")]:
         notes.append(f"{reasons[-1]} moves the weights; batch norm's statistics are those of the test inputs.")
     own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
@@ -125,7 +132,8 @@ def classification(report: RunReport) -> Grid:
     found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
     for row in latest(report.evaluations):
         if row.metric in _CLASSIFICATION:
-            mask = f"{row.missing} by {row.matcher}" if row.matcher else row.missing
+            name = _BOUND if row.missing == ORACLE else row.missing
+            mask = f"{name} by {row.matcher}" if row.matcher else name
             found.setdefault((" + ".join(row.available), mask), {})[row.metric] = row
 
     def share(metric: str, name: str) -> Column[tuple[str, str]]:

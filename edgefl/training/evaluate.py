@@ -1,7 +1,8 @@
 """Evaluation: the global model on the test set, under every condition; a device's own model on its hold-out.
 
 Conditions: all modalities, each alone and, with three or more, each pair; absent modalities are filled in by each mask:
-zeros; with prototypes, mixtures of those of the classes that match; with parts ``reconstruct/<m>``, reconstructions.
+zeros; with prototypes, mixtures of those of the classes that match, and as an upper bound those of the true classes
+(``ORACLE``: PmcmFL, arXiv 2312.13508); with parts ``reconstruct/<m>``, reconstructions.
 
 What the zero mask shows of a recipe that completes its data (FedMVP): a generator completed the training samples of the
 devices, and there is none here, so that the figure is that of a sample whose other modality could not be made. Joint
@@ -32,11 +33,11 @@ from edgefl.plan.job import Slots, Stage
 from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Networks, Table, in_torch
 from edgefl.prototypes.table import ClassMeans, from_tensors
-from edgefl.records import EvaluationRow
+from edgefl.records import ORACLE, EvaluationRow
 from edgefl.registry import default, method, methods
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings, take_statistics, to_numpy
-from edgefl.training.fill import BY_MATCH, AtHand, Make, fill
+from edgefl.training.fill import BY_LABEL, BY_MATCH, AtHand, Make, fill
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
 
 #: What a model can be judged by: labels, and pairs of modalities.
@@ -100,13 +101,16 @@ class _Judged:
     tables: Mapping[str, Table]
     criteria: Criteria
 
-    def logits(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
-        """[n, C] of the samples ``rows``, which all have ``available``, given only these; the rest by ``mask``."""
-        starts = range(0, len(rows), BATCH)
-        with torch.no_grad():
-            return np.concatenate([self._batch(available, rows[start : start + BATCH], mask) for start in starts])
+    def logits(self, available: Sequence[str], rows: np.ndarray, mask: str, oracle: bool = False) -> np.ndarray:
+        """[n, C] of the samples ``rows``, which all have ``available``, given only these; the rest by ``mask``.
 
-    def _batch(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
+        ``oracle``: the mask knows the labels.
+        """
+        parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+        with torch.no_grad():
+            return np.concatenate([self._batch(available, part, mask, oracle) for part in parts])
+
+    def _batch(self, available: Sequence[str], rows: np.ndarray, mask: str, oracle: bool) -> np.ndarray:
         model, states, device = self.model, None, device_of(self.model)
         if encodes_together(model.spec):  # with what else a row is given
             inputs = {m: input_of(self.data, m, rows, device) for m in available}
@@ -114,7 +118,10 @@ class _Judged:
             r = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
         else:
             r = {m: torch.from_numpy(self.alone[m][rows]).to(device) for m in available}
-        given = AtHand(r, {}, model, self.tables, None, BY_MATCH, self.criteria.matcher, self.criteria.networks)
+        told, by = None, BY_MATCH
+        if oracle and self.data.labels is not None:
+            told, by = torch.from_numpy(self.data.labels[rows]).to(device), BY_LABEL
+        given = AtHand(r, {}, model, self.tables, told, by, self.criteria.matcher, self.criteria.networks)
         make = method("missing", mask if len(available) < len(model.spec.encoders) else default("missing")).make
         return to_numpy(logits_of(given, make, states))
 
@@ -207,13 +214,14 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
     rows = []
     spec, tables = judged.model.spec, judged.tables
     offered = {name: one for name, one in methods("missing").items() if one.offered and one.offered(spec, tables)}
-    of_tables = {name for name, one in offered.items() if one.tables}
-    conditions = _conditions(judged.names, len(spec.encoders), list(offered))
+    of_tables = [name for name, one in offered.items() if one.tables]
+    conditions = _conditions(judged.names, len(spec.encoders), [*offered, *([ORACLE] if of_tables else [])])
     for available, mask in conditions:
         has = np.flatnonzero(np.logical_and.reduce([data.has(m) for m in available]) & (labels >= 0))
         if not has.size:
             continue
-        figures = _scores(judged.logits(available, has, mask), labels[has])
+        told = mask == ORACLE
+        figures = _scores(judged.logits(available, has, of_tables[0] if told else mask, told), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
         rows += _rows(available, mask, figures, has.size, judged.criteria.matcher.metric if mask in of_tables else "")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Options of the prototypes at inference, where no sample has a label.
 BY_MATCH: Mapping[str, float | str] = {"by": "match"}
+#: The same where the labels of a test set are shown.
+BY_LABEL: Mapping[str, float | str] = {"by": "label"}
 
 
 @dataclass(frozen=True)

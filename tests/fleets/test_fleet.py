@@ -67,7 +67,7 @@ def test_a_fleet_started_by_hand_finishes_its_run(finished: Fleet) -> None:
     assert all(row.participants == ("half", "whole") for row in report.rounds)
     assert {device.device: device.samples[""] for device in report.devices} == {"half": 24, "stranger": 24, "whole": 40}
     masks = {(row.available, row.missing) for row in report.evaluations if row.stage == 2}
-    assert masks == {(BOTH, "none"), *(((m,), mask) for m in BOTH for mask in ("zero", "prototype"))}
+    assert masks == {(BOTH, "none"), *(((m,), mask) for m in BOTH for mask in ("zero", "prototype", "oracle"))}
     assert all(row.samples == 30 for row in report.evaluations)
 
 

@@ -10,8 +10,8 @@ from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
 from edgefl.cli.show import runs_table
-from edgefl.records import Budget, Capabilities, Figure, Refusal, Speed, kind_of_machine
-from edgefl.report import bills, decisions, quality, resources, rounds, units
+from edgefl.records import ORACLE, Budget, Capabilities, Figure, Refusal, Speed, kind_of_machine
+from edgefl.report import bills, compare_lines, decisions, model_plots, quality, resources, rounds, units
 from edgefl.report.events import LiveState
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grid, split, table
 from edgefl.report.writers import print_report, without_secrets
@@ -259,6 +259,24 @@ def test_a_prototype_mask_names_its_matcher_where_it_is_on_record(report: RunRep
     assert "Prototype mask: classes matched by classifier." in quality.evaluation(later).notes
     shown_masks = [row[1].text for row in quality.classification(later).rows]
     assert sorted(set(shown_masks)) == ["none", "prototype by classifier", "zero"]
+
+
+def test_the_oracle_is_an_upper_bound_and_no_mask(report: RunReport) -> None:
+    """It is shown apart: no gain, no curve, no line of a comparison, and no other figure moves by it."""
+    told = tuple(
+        msgspec.structs.replace(row, missing=ORACLE, value=row.value + 0.1)
+        for row in report.evaluations
+        if row.missing == "prototype"
+    )
+    with_it = msgspec.structs.replace(report, evaluations=(*report.evaluations, *told))
+    grid = quality.evaluation(with_it)
+    assert [one.name for one in grid.columns].count("upper bound") == 1
+    assert [cell.text for cell in grid.rows[2][1:6]] == ["", "45.8", "76.7", "+30.8", "86.7"]
+    assert "true class" in " ".join(grid.notes)
+    assert "oracle (upper bound)" in [row[1].text for row in quality.classification(with_it).rows]
+    curves = [chart.spec() for run in (with_it, report) if (chart := model_plots.accuracy(run))]
+    assert curves[0] == curves[1]
+    assert list(compare_lines.scores([with_it])) == list(compare_lines.scores([report]))
 
 
 def test_a_reconstruction_has_a_column_and_a_gain_of_its_own(report: RunReport) -> None:

@@ -19,6 +19,7 @@ from edgefl.models.spec import JointSpec
 from edgefl.models.staged import build
 from edgefl.prototypes.mask import Matcher
 from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.records import ORACLE
 from edgefl.training.evaluate import Criteria, evaluate, judge, load_test_set
 from edgefl.training.local_round import train_round
 from edgefl.training.metrics import retrieval
@@ -137,6 +138,8 @@ def test_with_prototypes_each_modality_alone_is_shown_under_both_masks():
         (("a",), "prototype"),
         (("b",), "zero"),
         (("b",), "prototype"),
+        (("a",), "oracle"),
+        (("b",), "oracle"),
     }
     without = figures(evaluate(SPEC, STAGE, parts, data, Criteria()))
     assert {mask for _, mask, _ in without} == {"none", "zero"}
@@ -155,7 +158,7 @@ def test_a_model_that_ignores_one_modality_answers_the_same_without_it_and_by_ch
     assert accuracy[("b",), "zero"] == pytest.approx(1 / 3)  # one and the same answer to everything
 
 
-def test_the_prototype_mask_of_the_evaluation_is_that_of_the_library():
+def test_the_prototype_masks_are_those_of_the_library_and_of_the_true_classes():
     data, both = dataset(9), tables()
     parts = {**parts_of(job(SPEC, STAGE)), "prototypes": to_tensors(both)}
     rows = figures(evaluate(SPEC, STAGE, parts, data, Criteria(prototypes=True)))
@@ -164,7 +167,9 @@ def test_the_prototype_mask_of_the_evaluation_is_that_of_the_library():
         given = {m: r[m], other: torch.from_numpy(stand_in({m: r[m].numpy()}, other, both))}
         with torch.no_grad():
             answers = model.classify(model.fuse(given)).argmax(1).numpy()
+            told = model.classify(model.fuse({m: r[m], other: torch.from_numpy(both[other].means[data.labels])}))
         assert rows[(m,), "prototype", "accuracy"] == (pytest.approx((answers == data.labels).mean()), 9)
+        assert rows[(m,), ORACLE, "accuracy"] == (pytest.approx(sklearns(told.argmax(1), data.labels)["accuracy"]), 9)
 
 
 def test_a_test_set_that_lacks_a_modality_says_how_it_was_filled():
@@ -173,7 +178,7 @@ def test_a_test_set_that_lacks_a_modality_says_how_it_was_filled():
     data = type(whole)(only, {"a": whole.present["a"]}, whole.labels, whole.label_names, whole.ids)
     parts = {**parts_of(job(SPEC, STAGE)), "prototypes": to_tensors(tables())}
     rows = figures(evaluate(SPEC, STAGE, parts, data, Criteria(prototypes=True)))
-    assert list(dict.fromkeys(key[:2] for key in rows)) == [(("a",), "zero"), (("a",), "prototype")]
+    assert list(dict.fromkeys(key[1] for key in rows)) == ["zero", "prototype", "oracle"]
     assert [key for key in rows if key[2] == "loss"] == [(("a",), "zero", "loss")]
     assert rows[("a",), "zero", "accuracy"][0] == pytest.approx(by_hand(parts, whole, list(range(6)), "a")["accuracy"])
 
@@ -310,7 +315,8 @@ def test_the_matcher_decides_what_fills_the_gaps():
     networks = {m: [(1.0, certain)] for m in "ab"}
     options = {"prototypes": True, "matcher": classifier, "networks": networks}
     told = evaluate(SPEC, STAGE, parts, data, Criteria(**options))
-    assert {(row.missing, row.matcher) for row in told} == {("none", ""), ("zero", ""), ("prototype", "classifier")}
+    matchers = {row.missing: row.matcher for row in told}
+    assert matchers == {"none": "", "zero": "", "prototype": "classifier", "oracle": ""}
     rows = figures(told)
     model, r = projections(SPEC, STAGE, parts, data)
     for m, other in ("ab", "ba"):
