@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from edgefl.methods.objective.apromfl import cluster_contrast, cluster_terms
 from edgefl.methods.objective.clip import clip, clip_loss
 from edgefl.methods.objective.margin import margin
-from edgefl.methods.objective.pmcmfl import prototype_contrast
+from edgefl.methods.objective.pmcmfl import prototype_alignment, prototype_contrast
 
 # ---- clip
 
@@ -103,6 +103,14 @@ def test_prototype_contrast_leaves_out_rows_without_a_label_or_prototype_on_both
     whole = prototype_contrast(h, some, labels, 0.5, class_level=class_level)
     torch.testing.assert_close(whole, prototype_contrast(h[kept], some, labels[kept], 0.5, class_level=class_level))
     assert prototype_contrast(h, table(rows, [False] * 3), labels, 0.5, class_level=class_level) == 0
+
+
+def test_prototype_alignment_is_the_mean_squared_error_to_the_own_class_s():
+    """(1, 0) to (1, 2): 4 / 2; (3, 1) to (0, 1): 9 / 2; unlabelled, and of a class without a prototype: left out."""
+    h, labels = tensor([[1, 0], [3, 1], [7, 7], [8, 8]]), torch.tensor([0, 1, -1, 2])
+    known = table(tensor([[1, 2], [0, 1], [0, 0]]), [True, True, False])
+    near(prototype_alignment(h, known, labels), (2 + 4.5) / 2)
+    near(F.mse_loss(h[:2], known.rows[:2]), (2 + 4.5) / 2)
 
 
 def test_prototype_contrast_of_one_row_is_that_row_s():

@@ -10,7 +10,7 @@ from edgefl.methods.objective.clip import clip
 from edgefl.methods.objective.fedmvp import mcm, ram
 from edgefl.methods.objective.gmc import gmc
 from edgefl.methods.objective.margin import margin
-from edgefl.methods.objective.pmcmfl import prototype_contrast
+from edgefl.methods.objective.pmcmfl import prototype_alignment, prototype_contrast
 from edgefl.methods.objective.proximal import squared_distance
 from edgefl.methods.objective.reconstruction import reconstruction
 from edgefl.methods.objective.terms import blank, masked
@@ -48,6 +48,7 @@ TERMS = {
     "margin": lambda b: margin(b.e, b.has),
     "prototype_contrast": lambda b: prototype_contrast(b.joint, b.tables["a"], b.labels),
     "prototype_contrast by class": lambda b: prototype_contrast(b.joint, b.tables["a"], b.labels, class_level=True),
+    "prototype_alignment": lambda b: prototype_alignment(b.joint, b.tables["a"], b.labels),
     "cluster_contrast": lambda b: cluster_contrast(b.e, b.has, b.labels, 0.07),
     "prototype_transfer": lambda b: prototype_transfer(b.e, b.has, b.tables),
     "model_transfer": lambda b: model_transfer(b.e, b.other, b.has, ratio(b.ce_joint.sum(), b.ce_joint.mean())),

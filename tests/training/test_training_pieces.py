@@ -22,6 +22,7 @@ TERMS = {
     "margin": {"positive": 0.9, "negative": 0.3},
     "modality_contrast": {"temperature": 0.1},
     "prototype_contrast": {"temperature": 0.1, "negatives": "batch"},
+    "prototype_alignment": {},
     "cluster_contrast": {"temperature": 0.1},
     "prototype_transfer": {"temperature": 0.1},
     "model_transfer": {"temperature": 0.1},

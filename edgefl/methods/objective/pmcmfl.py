@@ -1,10 +1,11 @@
-"""PmcmFL's contrasts with global class prototypes (arXiv 2312.13508, equation 7).
+"""PmcmFL's contrasts with global class prototypes (arXiv 2312.13508, equation 7), and its ablation's alignment.
 
 Fused:  mean_s CE(logits_s, s),  logits_si = h_s·P_{y_i} / τ over the samples i of the batch; neither h nor P is
 normalised. D-P4: samples of the own class count as negatives, as printed; option: one logit per class,
 CE(h_s·P_c / τ, y_s).
 Of each modality, with the class-level denominator, so that matching by cosine works: mean over m of
 CE(cos(r_m, P_m) / τ, y),  P_m [C, d].
+Alignment ("FA" of its Table 2, of FedPAC, arXiv 2306.11867): mean over i of |f_i - P_{y_i}|² / d, with P fused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objective.terms import blank, known_cross_entropy, masked, softmax_temperature
+from edgefl.methods.objective.terms import blank, known_cross_entropy, masked, mean_where, softmax_temperature
 from edgefl.models.vectors import unit
 from edgefl.prototypes.table import FUSED
 from edgefl.registry import TERM_WEIGHT, Objective, Option, Rule, register
@@ -50,6 +51,24 @@ def fused_loss(forward: Forward, *, temperature: float, negatives: str) -> Tenso
     return prototype_contrast(forward.fused, table, forward.labels, temperature, class_level=by_class)
 
 
+def prototype_alignment(h: Tensor, table: Table, labels: Tensor) -> Tensor:
+    """Mean squared error of h [B, d] to the prototypes ``table`` [C, d] of its ``labels`` [B], below 0: unknown.
+
+    Rows without a label, and rows whose class has no prototype, are left out; 0 when none is left.
+    """
+    own = labels.clamp(min=0)
+    known = (labels >= 0) & table.valid[own]
+    return mean_where((blank(h, known) - table.rows[own]).square().mean(dim=1), known)
+
+
+def alignment_loss(forward: Forward) -> Tensor:
+    """The fused representation to its class's fused prototype; zero while there are none."""
+    table = forward.auxiliary.tables.get(FUSED)
+    if table is None or forward.labels is None:
+        return forward.nothing()
+    return prototype_alignment(forward.fused, table, forward.labels)
+
+
 def modality_loss(forward: Forward, *, temperature: float) -> Tensor:
     """Zero while there are no prototypes; classes without one are left out.
 
@@ -85,6 +104,13 @@ register(
         },
         rules=_needs_class_means("prototype_contrast"),
         loss=fused_loss,
+    ),
+    Objective(
+        "prototype_alignment",
+        "the fused representation to its class's fused prototype by squared error, from the second round on (FedPAC)",
+        {"weight": TERM_WEIGHT},
+        rules=_needs_class_means("prototype_alignment"),
+        loss=alignment_loss,
     ),
     Objective(
         "modality_contrast",
