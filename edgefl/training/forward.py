@@ -20,7 +20,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.training_samples import clusters_apart
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Table, in_torch
 from edgefl.prototypes.pairs import LOCAL_CLUSTERS, Local, local_pairs
-from edgefl.prototypes.table import from_tensors, of_several, to_tensors
+from edgefl.prototypes.table import ClassMeans, from_tensors, of_several, to_tensors
 from edgefl.registry import chosen, method
 from edgefl.training.embeddings import device_of, own_modalities, projections_of
 from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
@@ -30,7 +30,8 @@ from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
 class Auxiliary:
     """Auxiliary state that terms need besides the model; empty where the recipe has no such term.
 
-    ``tables``: the global prototypes, and the ``matcher`` that finds them while training. By modality:
+    ``tables``: the global prototypes, and the ``matcher`` that finds them while training; ``initial``: stand-ins of a
+    run that has none yet. By modality:
     ``private_heads``, copies that are trained along, and ``teachers``, the heads as received. ``received``: (parameter,
     its value when it came) of all trained.
     """
@@ -40,6 +41,7 @@ class Auxiliary:
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)
     received: tuple[tuple[nn.Parameter, Tensor], ...] = ()
     matcher: Matcher = DEFAULT_MATCHER
+    initial: Mapping[str, Table] = field(default_factory=dict)
 
     @property
     def extra(self) -> list[nn.Parameter]:
@@ -103,7 +105,7 @@ class Forward:
         full, _ = self.spread
         complete = all(m in self.projected and self.rows[m] is None for m in self.model.spec.encoders)
         has = {} if complete and not options.get("drop") else self.at_hand
-        tables, matcher = self.auxiliary.tables, self.auxiliary.matcher
+        tables, matcher = self.auxiliary.tables or self.auxiliary.initial, self.auxiliary.matcher
         given = AtHand(full, has, self.model, tables, self.labels, options, matcher)
         return fill(method("missing", name).make, given)
 
@@ -164,12 +166,27 @@ def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kep
             load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
     trained = [p for part in job.stage.trained for p in model.part(part).parameters()]
     received = tuple((p, p.detach().clone()) for p in trained if any(term.received for term in terms))
-    return Auxiliary(tables_of(parts, device_of(model)), private_heads, teachers, received, matcher_of(job.slots, {}))
+    tables = tables_of(parts, device_of(model))
+    initial = {} if tables else initial_tables(job, device_of(model))
+    return Auxiliary(tables, private_heads, teachers, received, matcher_of(job.slots, {}), initial)
 
 
 def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, Table]:
     """The global prototypes that were received; none in the first round."""
     return in_torch(from_tensors(parts[PROTOTYPES]), device) if PROTOTYPES in parts else {}
+
+
+def initial_tables(job: Job, device: torch.device) -> dict[str, Table]:
+    """Standard normal prototypes of each modality by the run's seed, alike on every device; {} for a start of zeros.
+
+    None are fused: what compares with fused prototypes begins with those of the first round.
+    """
+    slot = chosen("prototypes", job.slots.prototypes)[0]
+    if slot.options.get("start") != "gaussian" or slot.method.rows is None:
+        return {}
+    rng, shapes = np.random.default_rng(job.hyper.seed), slot.bind(slot.method.rows)(job.model)
+    drawn = {m: rng.standard_normal(shapes[m], np.float32) for m in job.model.encoders}
+    return in_torch({m: ClassMeans(rows, np.ones(len(rows), np.float32)) for m, rows in drawn.items()}, device)
 
 
 def private_head_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:

@@ -16,13 +16,18 @@ from coordinator.core.round_rules import in_closing_round, is_buffered
 from coordinator.core.state import State
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.start import RunOptions, _resumed
+from edgefl.methods.objective import pmcmfl
 from edgefl.methods.objective.pmcmfl import prototype_contrast
+from edgefl.models.parts import loaded
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
 from edgefl.plan.stages import with_closing
 from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
+from edgefl.training.batches import make_batch
+from edgefl.training.forward import auxiliary_of
 from edgefl.training.local_round import train_round
+from edgefl.training.step import run_forward
 
 torch.set_num_threads(1)
 
@@ -167,6 +172,47 @@ def test_a_run_of_before_there_was_a_closing_round_gets_one_when_it_goes_on(tmp_
         ledger.replan(old)
         ledger.commit("tiny", [SaveEnd("done")], [], 2.0)
     assert _resumed(RunOptions(ledger=str(path)), "tiny")[0].stages == old.stages  # what is done stays as it was
+
+
+# ---- stand-ins before there are prototypes
+
+OF_CLASS = {"missing": {"prototype": {"by": "label"}}, "objective": {"cross_entropy": {}, "prototype_contrast": {}}}
+LACKING = dataset(9, {"b": [0, 1, 2, 3, 4]})
+
+
+def _first_batch(made, data, parts=None):
+    """The forward pass of all samples as a device begins its round."""
+    parts = parts or parts_of(made)
+    model = loaded(made.model, made.stage.present, parts)
+    batch = make_batch(data, np.arange(len(data)), ["a", "b"], torch.device("cpu"))
+    return run_forward(model, made, batch, auxiliary_of(made, model, parts, {})).forward
+
+
+def test_prototypes_may_begin_as_gaussian_ones_the_same_on_every_device():
+    made = job(prototypes={"class_mean": {"start": "gaussian"}}, seed=3, **OF_CLASS)
+    other = dataset(9, {"b": list(range(9))}, seed=5)
+    initial = _first_batch(made, LACKING).auxiliary.initial
+    drawn = initial["b"].rows
+    assert set(initial) == {"a", "b"}
+    assert not torch.equal(drawn, initial["a"].rows)
+    for data in (LACKING, other):
+        done = _first_batch(made, data)
+        absent = torch.from_numpy(~data.has("b"))
+        assert torch.equal(done.filled.values["b"][absent], drawn[torch.from_numpy(data.labels)][absent])
+        assert pmcmfl.fused_loss(done, temperature=0.07, negatives="samples") == 0  # equation 7 is of the second round
+    again = msgspec.structs.replace(made, hyper=msgspec.structs.replace(made.hyper, seed=4))
+    assert not torch.equal(_first_batch(again, LACKING).auxiliary.initial["b"].rows, drawn)
+
+
+def test_a_gaussian_start_ends_with_the_first_prototypes():
+    plain, gaussian = (job(prototypes={"class_mean": {"start": start}}, **OF_CLASS) for start in ("zeros", "gaussian"))
+    first = train_round(plain, LACKING, parts_of(plain))
+    drawn = train_round(gaussian, LACKING, parts_of(gaussian))
+    assert not np.array_equal(first.parts["fusion"]["0.weight"], drawn.parts["fusion"]["0.weight"])
+    assert _first_batch(plain, LACKING).filled.values["b"][0].abs().sum() == 0
+    second = {**parts_of(plain), "prototypes": first.parts["prototypes"]}
+    after = [train_round(made, LACKING, second).parts["fusion"]["0.weight"] for made in (plain, gaussian)]
+    np.testing.assert_array_equal(*after)
 
 
 def test_a_device_without_pairs_sends_no_prototypes():

@@ -126,6 +126,11 @@ register(
                 "samples of a modality's prototypes: all that have it, or pairs: those that have every modality",
                 ("all", "pairs"),
             ),
+            "start": Option(
+                "zeros",
+                "stand-ins before the first prototypes: zeros, or standard normal ones, the same on every device",
+                ("zeros", "gaussian"),
+            ),
             "match": Option(
                 "cosine",
                 "how a sample finds its classes at inference: nearest prototype, a small classifier, or a small "
