@@ -214,6 +214,11 @@ class TrainingConfig(Values):
     lr_warmup: Annotated[int, Field(ge=0)] = Field(
         0, description="rounds at the start of the run in which all rates rise to their value; the fall follows"
     )
+    lr_scale: Literal["none", "batch"] = Field(
+        "none",
+        description="batch: lr is meant for batches of 256, as papers print it, and taken times batch_size / 256; "
+        "those of lean stay as they are",
+    )
     weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")

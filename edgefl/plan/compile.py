@@ -38,6 +38,8 @@ from edgefl.registry import Recipe, choose, chosen, method
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256
+#: The size of batch for which scaled rates are meant.
+RATES_FOR = 256
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
 
@@ -238,11 +240,16 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, place: 
         # What the closing round reads of a frozen prefix, it reads once.
         "cache": "" if training.cache == "none" or is_closing(stage) else training.cache,
         "holdout": default_holdout(recipe.slots) if training.holdout is None else training.holdout,
-        "lr": _rates(training.lr, place),
+        "lr": {group: rate * _scale(training) for group, rate in _rates(training.lr, place).items()},
         "lean": smaller and LowMemoryOptimizer(smaller.optimizer, _rates(smaller.lr, place)),
         "seed": seed,
     }
     return msgspec.convert({**training.model_dump(include=same), **changed}, Hyper)
+
+
+def _scale(training: TrainingConfig) -> float:
+    """The factor of all rates for the size of a batch: linear scaling, arXiv 1706.02677."""
+    return training.batch_size / RATES_FOR if training.lr_scale == "batch" else 1.0
 
 
 def _fall(training: TrainingConfig) -> RateFall:

@@ -71,6 +71,22 @@ def test_a_warm_up_that_does_not_end_is_refused(tmp_path):
         plan_of(tmp_path, "end_to_end", "ab", 1, ["training.rounds=[2, 2]", "training.lr_warmup=4"])
 
 
+def test_rates_printed_for_batches_of_256_are_scaled_to_the_batch(tmp_path):
+    """LW-FedMML's Table III at the batches of 16 it has for ADVANCE: a sixteenth, stage by stage (arXiv 2407.15426)."""
+    settings = ["training.rounds=[1, 1]", "training.batch_size=16", "training.lr={encoder: [1e-7, 5e-5], head: 1e-4}"]
+    settings.append("training.lean={optimizer: sgd, lr: {encoder: 0.5, head: 0.5}}")
+    plain = plan_of(tmp_path, "lw-fedmml", "ab", 1, settings)
+    scaled = plan_of(tmp_path, "lw-fedmml", "ab", 1, [*settings, "training.lr_scale=batch"])
+    assert [one.lr for one in plain.hypers] == [{"encoder": 1e-7, "head": 1e-4}, {"encoder": 5e-5, "head": 1e-4}]
+    assert [one.lr for one in scaled.hypers] == [
+        {"encoder": 6.25e-9, "head": 6.25e-6},
+        {"encoder": 3.125e-6, "head": 6.25e-6},
+    ]
+    assert [one.low_memory_optimizer for one in scaled.hypers] == [one.low_memory_optimizer for one in plain.hypers]
+    whole = plan_of(tmp_path, "lw-fedmml", "ab", 1, [*settings, "training.lr_scale=batch", "training.batch_size=256"])
+    assert [one.lr for one in whole.hypers] == [one.lr for one in plain.hypers]
+
+
 def test_without_a_fall_nothing_changes():
     assert curve(plan(2, 5, fall=RateFall())) == [1.0] * 7
 
