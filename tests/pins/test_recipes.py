@@ -55,6 +55,7 @@ OF_RECIPES: dict[str, tuple[str, ...]] = {
     "mmic-gmc": _MMIC,
     "mmic-reconstruction": _MMIC,
 }
+_ALIGNED = "cross_entropy: {}, prototype_contrast: {negatives: classes}, modality_contrast: {}, prototype_alignment: {}"
 #: What no recipe has: name -> (recipe, what differs).
 MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
     "momentum": (
@@ -70,9 +71,9 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
         "end_to_end",
         (
             "slots.cluster={lsh: {clusters: 2, models: own}}",
-            "slots.prototypes={class_mean: {match: l1, weighting: class, k: 2}}",
+            "slots.prototypes={class_mean: {match: l1, weighting: class, k: 2, start: gaussian}}",
             "slots.missing={prototype: {by: match, drop: 0.3}}",
-            "slots.objective={cross_entropy: {}, prototype_contrast: {negatives: classes}, modality_contrast: {}}",
+            f"slots.objective={{{_ALIGNED}}}",
         ),
     ),
     "lsh of own models": (
