@@ -320,7 +320,7 @@ def test_the_page_tells_verdicts_first_and_what_is_not_run(tmp_path):
     assert "Of 5 claims: 1 yes so far, 4 not run." in text
     assert "| MMiC | and than FedAvg's |" in text
     assert "**not run**" in text
-    assert "Not run yet: fedavg, centralised, mmic-random, mmic-unrepaired, mmic-static." in text
+    assert "Not run yet: fedavg, centralised, mmic-random, mmic-unrepaired, mmic-static, " in text
     assert text.index("| paper | claim |") < text.index("## MMiC")
     assert (tmp_path / "systems" / "claims.svg").read_text().startswith("<?xml")
 
