@@ -192,7 +192,7 @@ def test_the_evaluation_shows_reconstruction_of_a_model_that_has_the_parts():
     assert row.value == pytest.approx(expected)
     both = {**parts, "prototypes": to_tensors(some_tables())}
     masks = {row.missing for row in evaluate(spec, made.stage, both, data, Criteria(prototypes=True))}
-    assert masks == {"none", "zero", "prototype", "reconstruction"}
+    assert masks == {"none", "zero", "prototype", "oracle", "reconstruction"}
 
 
 def test_a_model_without_the_parts_can_not_reconstruct():
