@@ -81,14 +81,17 @@ def _names(parts: list[str]) -> str:
 
 
 def bounded(update: Update, claim: Claim) -> Update:
-    """The update with no more samples than the device had when it first introduced itself, and a base or none.
+    """The update with no more samples than first introduced, a base or none, and a change that can be.
 
     The base comes back in offers and is kept with the model: it is a digest, or the device is out of the period.
     """
     most = max(0, claim.samples.get("", 0))
     samples = {part: min(n, most) for part, n in update.samples.items()}
     base = update.base if DIGEST.fullmatch(update.base) else ""
-    return msgspec.structs.replace(update, samples=samples, base=base)
+    change, layer = update.poverty_change, update.layer
+    if not 0 <= change <= LARGEST_METRIC:  # NaN too, which the memory of the run could not be read with
+        change, layer = 0.0, ""
+    return msgspec.structs.replace(update, samples=samples, base=base, poverty_change=change, layer=layer)
 
 
 def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ MAX_CHANNELS = 512
 NAME = 64
 #: Characters of sentences.
 SENTENCE = 500
-_SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines"})
+_SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines", "layer"})
 
 
 class Inbound:

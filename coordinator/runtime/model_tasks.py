@@ -111,7 +111,7 @@ class ModelTasks:
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         updates = [self._info(update, one.attempt) for update in one.updates]
         if not makes_model(self.plan, one.attempt.stage, one.attempt.round):
-            given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed)
+            given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed, one.signatures)
             manifest, record = await asyncio.to_thread(exchange_layers, *given)
             memory = await asyncio.to_thread(load_memory, self.store, manifest)
             return Aggregated(self._clock(), one.attempt, manifest, record, memory)

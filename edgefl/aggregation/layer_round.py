@@ -24,19 +24,24 @@ from edgefl.storage.objects import ObjectStore
 
 
 def exchange_layers(
-    updates: Sequence[UpdateInfo], store: ObjectStore, previous: Manifest, recipe: Recipe, seed: int = 0
+    updates: Sequence[UpdateInfo],
+    store: ObjectStore,
+    previous: Manifest,
+    recipe: Recipe,
+    seed: int = 0,
+    joined: Mapping[str, bytes] | None = None,
 ) -> tuple[Manifest, Record]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
-    In the record: the choices in the slots cluster and repair; ``clusters`` and ``refused`` as of other rounds;
-    ``repaired`` {device: {part, tensor, donors, lent, sent} or {kept: why}}, where ``lent`` is the id of what the
-    device receives and ``sent`` that of what it had sent; ``layers`` {device: the layers it sent}.
+    ``joined``: signatures of devices' hellos. In the record: the choices in the slots cluster and repair; ``clusters``
+    and ``refused`` as of other rounds; ``repaired`` {device: {part, tensor, donors, lent, sent} or {kept: why}}, where
+    ``lent`` is the id of what the device receives and ``sent`` that of what it had sent.
     """
     with store.write_batch() as made:
         slots = {role: choose(role, recipe) for role in ("cluster", "repair")}
         record: Record = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
         updates = sorted(updates, key=lambda update: update.device)
-        signatures, strange = sign(slots["cluster"], updates, made)
+        signatures, strange = sign(slots["cluster"], updates, made, joined, previous)
         record["refused"] = [
             {"device": device, "part": SIGNATURE, "reason": reason, "detail": detail}
             for device, (reason, detail) in sorted(strange.items())

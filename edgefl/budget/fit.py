@@ -127,7 +127,7 @@ def place(
     filled = msgspec.structs.replace(candidate, samples=after_completion(slots, candidate.samples, model.encoders))
     lacking = (was.refusal for was in candidate.declined if was.refusal.reason == METHOD)
     refusal = next(lacking, None) or _unfit(job, filled)
-    if period_of(slots.repair).layers and not layers and not is_closing(stage):
+    if period_of(slots.repair).layers and not layers and stage.rounds > 1:
         refusal = refusal or Refusal(LAYER, detail=NO_LAYER)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)

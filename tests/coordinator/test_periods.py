@@ -123,6 +123,21 @@ def test_a_base_that_is_no_digest_is_none(base: str):
     assert bounded(Update("a", base=BASE), claim).base == BASE
 
 
+@pytest.mark.parametrize("change", [float("nan"), float("inf"), -1.0, 1e30])
+def test_a_change_that_cannot_be_names_no_layer(change: float):
+    """NaN would be written into the memory of the run, which no process could read again."""
+    found = bounded(Update("a", layer=LAYER, poverty_change=change), v.Claim({"": 8}))
+    assert (found.layer, found.poverty_change) == ("", 0.0)
+
+
+def test_where_all_are_out_of_step_the_retry_begins_another_period():
+    play = period_play("a", "b", max_attempts=3)
+    finish_round(play, "a", "b")
+    for name in ("a", "b"):
+        play.decline(name, Refusal(OUT_OF_STEP))
+    assert periods(play.wait(5)) == dict.fromkeys("ab", PeriodRound(resumes=False, whole=False, layers=(LAYER,)))
+
+
 def test_a_round_that_is_tried_again_asks_for_the_same():
     play = period_play("a", "b", max_attempts=3)
     first = periods(finish_round(play, "a", "b"))

@@ -112,6 +112,17 @@ def test_without_complete_devices_it_comes_from_the_less_affected_else_from_all_
     assert values == {"most": {P: 5.0}, "less": {P: 5.0}}
 
 
+def test_a_device_without_samples_of_it_lends_no_layer(store: ObjectStore):
+    """It would weigh nothing, and a mean of nothing ended the run."""
+    updates = [
+        sent(store, "poor", 10, {"P": 9.0}),
+        sent(store, "empty", 0, {"P": 1.0}, complete=True, layer=""),
+    ]
+    values, record, _ = exchanged(store, updates, knows(poor=P))
+    assert values == {}
+    assert "kept" in record["repaired"]["poor"]
+
+
 def test_the_authors_donors_are_all_with_another_layer_or_none(store: ObjectStore):
     updates = [
         sent(store, "poor", 10, {"P": 9.0}),

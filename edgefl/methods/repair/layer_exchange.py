@@ -14,6 +14,7 @@ from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import Tensors
 from edgefl.methods.repair.poverty_substitution import Substitution, plan_substitution, substitute
 from edgefl.models.spec import LAYERS
+from edgefl.plan.periods import in_parts
 from edgefl.protocol.tensors import decode_part
 from edgefl.registry import Member
 from edgefl.storage.objects import ObjectStore
@@ -62,6 +63,8 @@ def lend(
     needs the first of the layers that it sent.
     """
     uploads = {u.device: decode_part(store.read(u.manifest[LAYERS].id)) for u in updates if LAYERS in u.manifest}
+    trained = {u.device: [part for part, count in u.samples.items() if count > 0] for u in updates}
+    uploads = {d: {layer: own[layer] for layer in in_parts(own, trained[d])} for d, own in uploads.items()}
     senders = {layer: [d for d in sorted(uploads) if layer in uploads[d]] for own in uploads.values() for layer in own}
     wanted = {u.device: needs.get(u.device) or min(uploads.get(u.device, {}), default="") for u in updates}
     groups, weights = grouped(updates, clusters), {u.device: u.weight for u in updates}
