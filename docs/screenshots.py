@@ -23,7 +23,7 @@ SIZES = {1280: 1560, 390: 1700}
 
 
 def told(text: str) -> PngInfo:
-    """What a picture keeps of the page that it shows: the recipe, which a test compares with today's."""
+    """PNG metadata of a screenshot: the recipe of the run that it shows."""
     found = re.search(r"recipe (\S+)", text)
     if found is None:
         raise SystemExit("the page does not name its recipe")

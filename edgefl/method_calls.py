@@ -47,7 +47,7 @@ CALLS: dict[str, dict[str, str]] = {
 _SIGNATURE = {"sign": "dataset classes seed", "layout": "class_counts", "check": "tensors"}
 #: Functions that no options are passed to; ``make`` finds them in what is at hand.
 _WITHOUT_OPTIONS = {"make", "offered", "conflicts", *(f"signature.{name}" for name in _SIGNATURE)}
-#: role -> functions of which a method has one, since every recipe calls it.
+#: role -> functions, one of which every method of the role must have.
 _NEEDED = {
     "schedule": ("stages",),
     "select": ("draw",),

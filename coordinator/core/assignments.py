@@ -14,7 +14,7 @@ from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.aggregation.weights import signed, wanted
 from edgefl.models.spec import LAYERS, PROTOTYPES
 from edgefl.plan.falling_rates import fallen
-from edgefl.plan.job import Job, PeriodRound, Placement, RunPlan, Transfer
+from edgefl.plan.job import WHOLE_ROUND, Job, PeriodRound, Placement, RunPlan, Transfer
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Offer
 from edgefl.records import Attempt, Figures, Manifest
@@ -91,8 +91,9 @@ def expected(
 ) -> Figures:
     """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more.
 
-    Inside a period it exchanges layers alone, of the largest of which these are the sizes.
+    Rounds between two whole exchanges are predicted with the bytes of the largest layer, an upper bound.
     """
+    period = period or WHOLE_ROUND
     cost, known, rounds = placement.cost, state.devices.get(device), state.rounds
     arrival = arrival_of(known, attempt.stage, rounds)
     found = placement.predicted
@@ -107,10 +108,10 @@ def expected(
             sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
     ends = attempt.round == rounds[attempt.stage - 1]
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
-    if period is not None and not period.whole:
+    if not period.whole:
         up = cost.layer_bytes if period.layers else 0
     sizes["payload_up_bytes"] = up + (cost.signature_bytes if known is None or not known.holds else 0)
-    if period is not None and period.resumes:
+    if period.resumes:
         member = state.memory.period.get(device)
         sizes["payload_down_bytes"] = cost.layer_bytes if member is not None and member.lent else 0
     return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
@@ -129,7 +130,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
     """The offer of a placement that starts from the state ``manifest``; without the sizes of its chunks."""
     plan, stage, attempt = state.plan, one.placement.stage, one.attempt
     names = {*stage.present, *(() if is_closing(stage) else separate_figures(plan))} - {LAYERS}
-    resumes = one.period is not None and one.period.resumes
+    resumes = (one.period or WHOLE_ROUND).resumes
     if resumes:
         names = names - {*stage.trained, *separate_figures(plan)} | {LAYERS, PROTOTYPES}
     offered = {part: ref for part, ref in visible_parts(manifest, one.device, state).items() if part in names}

@@ -265,7 +265,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
-    """Whether the model is evaluated after this round, which inside a period is none."""
+    """Whether the model is evaluated after this round: only after rounds with a whole exchange."""
     every = state.plan.evaluate_every
     due = number % every == 0 if isinstance(every, int) else every == "round"
     due = due or number == state.rounds[stage - 1]

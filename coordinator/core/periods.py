@@ -16,7 +16,7 @@ from edgefl.registry import Member, choose
 
 
 def makes_model(plan: RunPlan, stage: int, number: int) -> bool:
-    """Whether a round uploads everything trained, and so makes a new model: inside a period its last one alone."""
+    """Whether a round ends in a whole exchange, and so in a new global model."""
     one = plan.stages[stage - 1]
     return ends(number, one.rounds, period_length(plan, one))
 
@@ -27,7 +27,7 @@ def continuing(state: State, able: Sequence[str]) -> list[str]:
 
 
 def period_rounds(state: State, names: Sequence[str]) -> dict[str, PeriodRound]:
-    """What each device does in the present round of the period; nothing where the recipe has no periods."""
+    """Device -> its round of the period; empty where the recipe has no periods."""
     if period_length(state.plan, state.plan.stages[state.stage - 1]) == 1:
         return {}
     resumes, whole = bool(continuing(state, names)), makes_model(state.plan, state.stage, state.number)

@@ -13,7 +13,7 @@ import msgspec
 from coordinator.core.state import Assignment, Changes, Claim, State
 from edgefl.aggregation.server_state import is_shared
 from edgefl.models.spec import LAYERS, PROTOTYPES, is_scheduled, modality_of
-from edgefl.plan.job import Placement
+from edgefl.plan.job import WHOLE_ROUND, Placement
 from edgefl.plan.stages import sent
 from edgefl.protocol.messages import Update
 from edgefl.records import FIGURES, Figure, Figures, Refusal
@@ -52,13 +52,13 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
 
     A device that had no sample of a modality leaves out all that modality's parts.
     """
-    period = assignment.period
-    inside = period is not None and not period.whole
+    period = assignment.period or WHOLE_ROUND
+    inside = not period.whole
     wanted = () if inside else sent(assignment.placement.stage, state.plan.slots.exchange)
     unasked = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
     if PROTOTYPES in update.manifest and (inside or choose("prototypes", state.plan.server).method.local is None):
         unasked.append(PROTOTYPES)  # they would be merged, and sent to everyone
-    if LAYERS in update.manifest and not (period is not None and period.layers):
+    if LAYERS in update.manifest and not period.layers:
         unasked.append(LAYERS)
     if unasked:
         return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")

@@ -15,6 +15,7 @@ from coordinator.core.plausibility import bounded, learned, likely, plausible, u
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.budget.fit import decline_of
+from edgefl.plan.job import WHOLE_ROUND
 from edgefl.records import METHOD, OUT_OF_STEP, Attempt, Figure, Figures, Refusal
 
 replace = msgspec.structs.replace
@@ -142,7 +143,7 @@ def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
     if again:
         steps.set_device(event.device, declined=(*before, decline_of(assignment.placement, refusal)))
     # The round of an earlier attempt is over, and a period goes on as it began: planned for the next.
-    resumes = assignment.period is not None and assignment.period.resumes
+    resumes = (assignment.period or WHOLE_ROUND).resumes
     open_again = again and assignment.attempt is None and not resumes
     if resumes and refusal.reason == OUT_OF_STEP:  # no other attempt finds it in step: without members a period begins
         period = {name: one for name, one in steps.state.memory.period.items() if name != event.device}

@@ -29,7 +29,7 @@ from coordinator.runtime.validate_update import Own, Rules
 from edgefl import __version__
 from edgefl.aggregation.weights import wanted
 from edgefl.errors import MessageSizeError
-from edgefl.plan.job import RunPlan
+from edgefl.plan.job import WHOLE_ROUND, RunPlan
 from edgefl.plan.preparation import preparation_of
 from edgefl.process.tasks import Tasks
 from edgefl.protocol import messages as m
@@ -115,7 +115,7 @@ class Publisher:
         seen = manifest | visible_parts(manifest, update.device, state)
         own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
         assignment = assignment_of(state, update.device, update.attempt)
-        layers = assignment.period.layers if assignment is not None and assignment.period is not None else ()
+        layers = ((assignment and assignment.period) or WHOLE_ROUND).layers
         name = transfer_name("u", update.attempt, update.device)
         self.uploads.fetch(update, seen, name, own, layers=layers, again=one.again)
 

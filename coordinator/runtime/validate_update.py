@@ -139,8 +139,8 @@ def check_update(
     """The update's parts, packed ones by their decompressed objects, when every one has the tensors of the state
     before, all finite; else the first fault.
 
-    ``previous``: the parts as the device was offered them; ``own``: what bounds its prototypes; ``asked``: the layers
-    that it was asked for alone, of which it has those that it trained. One part of each is in memory at a time.
+    ``previous``: the parts as the device was offered them; ``own``: what bounds its prototypes; ``asked``: layout
+    of the single layers asked for; the device sends those that it trained. One part of each is in memory at a time.
     Raises StoreError when the disk fails.
     """
     found = dict(manifest)

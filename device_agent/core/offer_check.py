@@ -12,6 +12,7 @@ from device_agent.core.retained import retained_before
 from device_agent.core.state import DataFacts, Disk, State
 from edgefl import PROTOCOL_VERSION
 from edgefl.models.spec import ModelSpec
+from edgefl.plan.job import WHOLE_ROUND
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.releases import mismatch, works_with
 from edgefl.records import OUT_OF_STEP, Attempt, Refusal, digest_of
@@ -52,7 +53,7 @@ def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Ref
     if theirs is not None and not works_with(theirs):
         detail = mismatch("this agent", "the coordinator", state.release, theirs)
         return Refusal("protocol", float(theirs), float(PROTOCOL_VERSION), "version", detail)
-    return _data(facts, offer) or _step(state, offer) or _disk(state, offer, disk)
+    return _data(facts, offer) or _out_of_step(state, offer) or _disk(state, offer, disk)
 
 
 def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
@@ -89,9 +90,9 @@ def _labels(facts: DataFacts, model: ModelSpec) -> Refusal | None:
     return None
 
 
-def _step(state: State, offer: Offer) -> Refusal | None:
-    """An offer inside a period goes on from the parts that the device retained of the last round that counts."""
-    if offer.job.period is None or not offer.job.period.resumes:
+def _out_of_step(state: State, offer: Offer) -> Refusal | None:
+    """Refusal of a round that resumes from other parts than the device retains."""
+    if not (offer.job.period or WHOLE_ROUND).resumes:
         return None
     held = retained_before(state, offer.attempt)
     if held and digest_of(held[-1].manifest) == offer.base:

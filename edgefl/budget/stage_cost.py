@@ -172,7 +172,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     if libraries:
         memory["libraries"] = libraries
     once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
-    # Inside a period a device's own parts of two rounds, of which one may be tried again.
+    # Between whole exchanges a device retains what it trained in two rounds: a retry resumes from the earlier one.
     retained = (
         bytes_of(sent(job.stage, job.slots.exchange), part_bytes) if period_of(job.slots.repair).rounds > 1 else 0
     )

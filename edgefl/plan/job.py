@@ -115,6 +115,10 @@ class PeriodRound(msgspec.Struct, frozen=True):
     layers: tuple[str, ...] = ()
 
 
+#: The round of a device where the recipe has no periods.
+WHOLE_ROUND = PeriodRound()
+
+
 class Job(msgspec.Struct, frozen=True):
     """Everything one device needs to know to train one round, besides the tensors."""
 

@@ -9,14 +9,14 @@ import numpy as np
 from edgefl.models.parts import part_tensors
 from edgefl.models.spec import LAYERS
 from edgefl.models.staged import StagedModel
-from edgefl.plan.job import Job
+from edgefl.plan.job import WHOLE_ROUND, Job
 
 Tensors = dict[str, np.ndarray]
 
 
 def between(job: Job) -> bool:
     """Whether the round uploads layers alone: it is inside a period."""
-    return job.period is not None and not job.period.whole
+    return not (job.period or WHOLE_ROUND).whole
 
 
 def by_part(layers: Mapping[str, np.ndarray]) -> dict[str, Tensors]:
@@ -30,7 +30,7 @@ def by_part(layers: Mapping[str, np.ndarray]) -> dict[str, Tensors]:
 
 def asked_layers(job: Job, model: StagedModel, samples: Mapping[str, int]) -> dict[str, Tensors]:
     """The layers that the round asks for, as one part; without those of parts that no sample trained."""
-    asked = [layer for layer in (job.period.layers if job.period else ()) if layer.partition("|")[0] in samples]
+    asked = [layer for layer in (job.period or WHOLE_ROUND).layers if layer.partition("|")[0] in samples]
     parts = {part: part_tensors(model, part, copy=False) for part in {layer.partition("|")[0] for layer in asked}}
     found = {layer: parts[part][name] for layer in asked for part, _, name in [layer.partition("|")]}
     return {LAYERS: found} if found else {}

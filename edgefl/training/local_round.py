@@ -23,7 +23,7 @@ from edgefl.errors import DataError, RunError
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.job import Job
+from edgefl.plan.job import WHOLE_ROUND, Job
 from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
@@ -167,7 +167,7 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
     """
     wanted = built_parts(job)
     model = build(job.model, wanted, device=local.device, seed=job.hyper.seed)
-    resumes = job.period is not None and job.period.resumes
+    resumes = (job.period or WHOLE_ROUND).resumes
     own = set(job.stage.trained if resumes else kept_parts(job))
     lent = by_part(parts[LAYERS]) if resumes and LAYERS in parts else {}
     for name in wanted:

@@ -57,7 +57,7 @@ def lend(
     *,
     donors: str,
 ) -> tuple[dict[str, Tensors], dict[str, object]]:
-    """What each device is lent in place of one layer, by the option ``donors``; as ``registry.Repair`` says.
+    """Replacement layers of the devices (equation 11), and the record of each device's substitution.
 
     ``needs``: device -> its poverty layer by the update before. A device without one that turned out to be incomplete
     needs the first of the layers that it sent.
@@ -93,7 +93,7 @@ def _plan(
     holders: Mapping[str, Collection[str]],
     donors: str,
 ) -> dict[str, Substitution | str]:
-    """What replaces the layer at each device that needs it: a donors' mean, else its cluster's, else the reason."""
+    """Device -> its substitution: the donors' mean, else its cluster's; or the reason for none."""
     complete = {u.device for u in updates if u.complete}
     changes = {u.device: u.poverty_change for u in updates if u.layer} if donors == "less_affected" else None
     absent = () if donors == "cluster" else None  # who is not in the period holds what it began with, and lends nothing
