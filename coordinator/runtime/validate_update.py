@@ -16,7 +16,7 @@ from edgefl.errors import ProtocolError
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE
 from edgefl.plan.job import Transfer
 from edgefl.plan.periods import HEADER_BYTES as LAYER_HEADER_BYTES
-from edgefl.plan.periods import VALUE_BYTES
+from edgefl.plan.periods import VALUE_BYTES, split
 from edgefl.plan.stages import packing_of
 from edgefl.protocol.packing import decompress
 from edgefl.protocol.tensors import decode_part, encode_part, is_packed
@@ -40,7 +40,7 @@ def asked_layout(store: ObjectStore, layers: Iterable[str], previous: Manifest) 
     """The layout of a part of these layers ("part|tensor") of the parts ``previous``. Raises ProtocolError."""
     found: Layout = {}
     for layer in layers:
-        part, _, name = layer.partition("|")
+        part, name = split(layer)
         if part in previous and name in (layout := stored_layout(store, previous[part])):
             found[layer] = layout[name]
     return found
@@ -184,7 +184,7 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
                 found[part] = Change(longest)  # without a row, as of too few samples, it says nothing of the others'
         elif part == LAYERS:
             for layer, values in _tensors(store, ref).items():
-                whole, _, name = layer.partition("|")
+                whole, name = split(layer)
                 found[layer] = _change({name: _tensors(store, previous[whole])[name]}, {name: values}, [name])
         elif part in previous:
             before = _tensors(store, previous[part])

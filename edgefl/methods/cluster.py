@@ -186,12 +186,13 @@ def lsh_joining(signatures: Signatures, rng: np.random.Generator, *, clusters: f
 
 #: Option of every clustering of devices.
 MODELS = Option("shared", "whether each cluster has a model of its own", ("shared", "own"))
+GROUPS = {"clusters": Option(8, "number of groups", least=1), "models": MODELS}
 register(
     Cluster("none", "all devices form one group", default=True),
     Cluster(
         "lsh",
         "by sketches of their features: random sign hashes, then K-means (MMiC)",
-        {"clusters": Option(8, "number of groups", least=1), "models": MODELS},
+        GROUPS,
         conflicts=own_models,
         per_round=True,
         signature=Signature(
@@ -205,7 +206,7 @@ register(
     Cluster(
         "lsh_joining",
         "by such sketches of all devices before the first round, 4 kB each, sent on joining (MMiC)",
-        {"clusters": Option(8, "number of groups", least=1), "models": MODELS},
+        GROUPS,
         conflicts=own_models,
         per_round=True,
         signature=Signature(

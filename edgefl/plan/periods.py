@@ -58,7 +58,13 @@ def exchangeable(shapes: Mapping[str, Mapping[str, Sequence[int]]], trained_byte
     return {name: size for name, size in found.items() if size <= LARGEST_SHARE * trained_bytes}
 
 
+def split(layer: str) -> tuple[str, str]:
+    """(part, tensor) of a layer's name."""
+    part, _, tensor = layer.partition("|")
+    return part, tensor
+
+
 def in_parts(layers: Iterable[str], parts: Iterable[str]) -> list[str]:
     """Those of the layers ("part|tensor") that are in one of the parts."""
     among = set(parts)
-    return [layer for layer in layers if layer.partition("|")[0] in among]
+    return [layer for layer in layers if split(layer)[0] in among]

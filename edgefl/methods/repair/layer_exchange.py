@@ -14,7 +14,7 @@ from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import Tensors
 from edgefl.methods.repair.poverty_substitution import Substitution, plan_substitution, substitute
 from edgefl.models.spec import LAYERS
-from edgefl.plan.periods import in_parts
+from edgefl.plan.periods import in_parts, split
 from edgefl.protocol.tensors import decode_part
 from edgefl.registry import Member
 from edgefl.storage.objects import ObjectStore
@@ -35,18 +35,14 @@ def ask(members: Mapping[str, Member], *, layers: float) -> dict[str, tuple[str,
         changes = _largest(own, {m.layer: m.change for m in sorted(own.values(), key=lambda m: m.change) if m.layer})
         wanted = changes or _largest(own, dict.fromkeys((m.largest for m in own.values() if m.largest), 0.0))
         chosen = wanted[: int(layers)]
-        found |= {d: tuple(name for name in chosen if _part(name) in m.parts) for d, m in own.items()}
+        found |= {d: tuple(name for name in chosen if split(name)[0] in m.parts) for d, m in own.items()}
     return found
 
 
 def _largest(members: Mapping[str, Member], changes: Mapping[str, float]) -> list[str]:
     """The layers that enough members train, the most changed first, of equals the last by name."""
-    shared = [name for name in changes if sum(_part(name) in m.parts for m in members.values()) >= LEAST]
+    shared = [name for name in changes if sum(split(name)[0] in m.parts for m in members.values()) >= LEAST]
     return sorted(sorted(shared, reverse=True), key=lambda name: -changes[name])
-
-
-def _part(layer: str) -> str:
-    return layer.partition("|")[0]
 
 
 def lend(
@@ -71,7 +67,7 @@ def lend(
     values: dict[str, Tensors] = {}
     record: dict[str, object] = {u.device: {"kept": _unserved(u, wanted[u.device])} for u in updates}
     for layer, names in sorted(senders.items()):
-        part, _, tensor = layer.partition("|")
+        part, tensor = split(layer)
         poorest = {u.device: (part, tensor) for u in updates if not u.complete and wanted[u.device] == layer}
         plan = _plan({d: one for d, one in poorest.items() if d in names}, updates, groups, {part: names}, donors)
 
