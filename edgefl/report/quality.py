@@ -19,7 +19,7 @@ _CLASSIFICATION = {
 }
 #: What tables call the rows that know the labels.
 _BOUND = f"{ORACLE} (upper bound)"
-_TOLD = "Upper bound: prototypes of each sample's true class fill in, which takes the label; no model gives it in use."
+_TOLD = "Bound: prototypes of each sample's true class, the most that a mask could give; it takes the label."
 _NOT_YET = "The model has not been evaluated yet."
 _OWN_MODELS = "Each device keeps its own model: see how it does on the device's own samples."
 #: Recall at these, both ways, as ``edgefl.training.metrics`` has them.
@@ -91,8 +91,8 @@ def evaluation(report: RunReport) -> Grid:
         shown("complete", "none"),
         *(shown(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
         *map(gain, evaluated),
-        *([shown("upper bound", ORACLE, _TOLD)] if any(row.missing == ORACLE for row in rows) else []),
-        Column("test samples", lambda row: max(one.samples for one in row.by_mask.values())),
+        *([shown("bound", ORACLE, _TOLD)] if any(row.missing == ORACLE for row in rows) else []),
+        Column("samples", lambda row: max(one.samples for one in row.by_mask.values())),
     ]
     given: dict[tuple[str, ...], dict[str, EvaluationRow]] = {}
     for row in sorted(rows, key=lambda row: (-len(row.available), row.available)):

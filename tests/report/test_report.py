@@ -270,7 +270,7 @@ def test_the_oracle_is_an_upper_bound_and_no_mask(report: RunReport) -> None:
     )
     with_it = msgspec.structs.replace(report, evaluations=(*report.evaluations, *told))
     grid = quality.evaluation(with_it)
-    assert [one.name for one in grid.columns].count("upper bound") == 1
+    assert [one.name for one in grid.columns].count("bound") == 1
     assert [cell.text for cell in grid.rows[2][1:6]] == ["", "45.8", "76.7", "+30.8", "86.7"]
     assert "true class" in " ".join(grid.notes)
     assert "oracle (upper bound)" in [row[1].text for row in quality.classification(with_it).rows]
