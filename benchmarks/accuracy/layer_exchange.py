@@ -21,16 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from benchmarks.accuracy.claims.study import Cell, Study
 from benchmarks.accuracy.table.measures import interval
-from benchmarks.common.inprocess import run_fleet
+from benchmarks.common.inprocess import run_values
 from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.common.result_lines import add_row, rows_in
-from edgefl.api.run_inputs import shares_of
-from edgefl.config.profiles import load_run
-from edgefl.plan.compile import compile_run
 from edgefl.report.repairs import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 
@@ -80,15 +76,7 @@ def run_file(task: str, way: str, seed: int) -> dict[str, Any]:
 def measured(task: str, way: str, seed: int) -> Row:
     """One run, from the data on."""
     with tempfile.TemporaryDirectory(prefix="edgefl-layers-") as name:
-        folder = Path(name)
-        (folder / "run.yaml").write_text(yaml.safe_dump(run_file(task, way, seed)))
-        config, recipe = load_run(str(folder / "run.yaml"))
-        prepared = shares_of(config, [device.name for device in config.fleet], folder / "shares")
-        plan = compile_run(
-            config, recipe, run="run", shapes=prepared.signature, label_names=prepared.label_names, test=prepared.test
-        )
-        paths = {share.device: Path(share.path) for share in prepared.shares}
-        report = run_fleet(folder, plan, paths, seconds=3600)
+        plan, report = run_values(Path(name), run_file(task, way, seed))
     curve = {
         row.round: row.value
         for row in report.evaluations

@@ -27,11 +27,9 @@ import yaml
 from benchmarks.accuracy.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
-from benchmarks.common.inprocess import run_fleet
+from benchmarks.common.inprocess import run_values
 from benchmarks.common.result_lines import add_row, rows_in
-from edgefl.api.run_inputs import PlanOptions, price_of, shares_of
-from edgefl.config.profiles import load_run
-from edgefl.plan.compile import compile_run
+from edgefl.api.run_inputs import PlanOptions, price_of
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import trained_stages
 from edgefl.records import Budget
@@ -92,16 +90,8 @@ def measured(task: str, way: str, seed: int) -> Row:
     with tempfile.TemporaryDirectory(prefix="edgefl-mixed-") as name:
         folder = Path(name)
         allowed = budgets(folder / "run.yaml", task, seed) if WAYS[way]["schedule"] == "mixed" else {}
-        values = run_file(task, way, seed)
-        (folder / "run.yaml").write_text(yaml.safe_dump(values))
-        config, recipe = load_run(str(folder / "run.yaml"))
-        prepared = shares_of(config, [device.name for device in config.fleet], folder / "shares")
-        plan = compile_run(
-            config, recipe, run="run", shapes=prepared.signature, label_names=prepared.label_names, test=prepared.test
-        )
-        paths = {share.device: Path(share.path) for share in prepared.shares}
         limits = {device: Budget(flops=flops) for device, flops in allowed.items()}
-        report = run_fleet(folder, plan, paths, seconds=3600, budgets=limits)
+        plan, report = run_values(folder, run_file(task, way, seed), limits)
     return Row(task, way, seed, _by_round(report, tuple(plan.model.encoders)), _trained(report))
 
 

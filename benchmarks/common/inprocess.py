@@ -12,6 +12,7 @@ import yaml
 from coordinator.ledger.ledger import Ledger
 from device_agent.runtime.connect import Options
 from edgefl.api import in_process
+from edgefl.api.run_inputs import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.plan.compile import compile_run
@@ -48,6 +49,20 @@ def run_fleet(
 
     run = in_process.run_fleet(plan, directory / "run", every, lambda event: None, failed)
     return asyncio.run(asyncio.wait_for(run, seconds))
+
+
+def run_values(
+    folder: Path, values: Mapping[str, Any], budgets: Mapping[str, Budget] | None = None
+) -> tuple[RunPlan, RunReport]:
+    """``run_fleet`` of a run file's ``values``, whose data are shared out by it; files go to ``folder``."""
+    (folder / "run.yaml").write_text(yaml.safe_dump(dict(values)))
+    config, recipe = load_run(str(folder / "run.yaml"))
+    prepared = shares_of(config, [device.name for device in config.fleet], folder / "shares")
+    plan = compile_run(
+        config, recipe, run="run", shapes=prepared.signature, label_names=prepared.label_names, test=prepared.test
+    )
+    paths = {share.device: Path(share.path) for share in prepared.shares}
+    return plan, run_fleet(folder, plan, paths, seconds=3600, budgets=budgets)
 
 
 def run_shares(
