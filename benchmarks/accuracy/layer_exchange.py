@@ -27,6 +27,7 @@ from benchmarks.accuracy.table.measures import interval
 from benchmarks.common.inprocess import run_values
 from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.common.result_lines import add_row, rows_in
+from benchmarks.common.spread import spread
 from edgefl.report.repairs import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 
@@ -132,7 +133,7 @@ def page(rows: Sequence[Row]) -> str:
                 f"{statistics.mean(getattr(r, name) for r in found) / MIB:.3f} MiB"
                 for name in ("up_bytes", "down_bytes")
             ]
-            cells = [task, way, _spread(last), whole, nothing, *traffic, str(len(found))]
+            cells = [task, way, spread(last), whole, nothing, *traffic, str(len(found))]
             lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "By round, those that end a period of eight:", ""]
     for row in sorted(rows, key=lambda one: (one.task, one.seed, list(WAYS).index(one.way))):
@@ -198,12 +199,7 @@ def _of(rows: Sequence[Row], task: str, way: str) -> list[Row]:
 def _paired(rows: Sequence[Row], others: Sequence[Row]) -> str:
     before = {row.seed: row.curve[ROUNDS] for row in others}
     gains = [100 * (row.curve[ROUNDS] - before[row.seed]) for row in rows if row.seed in before]
-    return _spread(gains, signed=True) if gains else ""
-
-
-def _spread(values: Sequence[float], *, signed: bool = False) -> str:
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{'+' if signed else ''}.1f}{deviation}"
+    return spread(gains, signed=True) if gains else ""
 
 
 def main() -> None:

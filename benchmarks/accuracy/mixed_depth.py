@@ -28,6 +28,7 @@ import yaml
 
 from benchmarks.common.fleet import accuracy, largest, run
 from benchmarks.common.plotting import COLOURS, plot
+from benchmarks.common.spread import spread
 from benchmarks.cost.device_pages import UNTESTED
 from benchmarks.cost.resource_table import MIB
 from edgefl.api.run_inputs import PlanOptions, price_of
@@ -150,8 +151,8 @@ def page(results: Sequence[Result], absent: str) -> str:
             cells = [
                 f"{eligible} of {DEVICES}",
                 way if eligible < DEVICES else "nobody is excluded",
-                _spread([100 * one.accuracy for one in found]),
-                _spread(gains, signed=True) if gains else "",
+                spread([100 * one.accuracy for one in found]),
+                spread(gains, signed=True) if gains else "",
                 f"{statistics.mean(one.devices for one in found):.0f}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
@@ -184,11 +185,6 @@ def draw(results: Sequence[Result], path: Path) -> None:
 def _of(results: Sequence[Result], eligible: int, way: str) -> list[Result]:
     """Where all devices are eligible, nobody is excluded and all train everything: one run stands for all ways."""
     return [one for one in results if one.eligible == eligible and one.way == way]
-
-
-def _spread(values: Sequence[float], *, signed: bool = False) -> str:
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{'+' if signed else ''}.1f}{deviation}"
 
 
 def main() -> None:

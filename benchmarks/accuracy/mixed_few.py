@@ -29,6 +29,7 @@ from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_values
 from benchmarks.common.result_lines import add_row, rows_in
+from benchmarks.common.spread import spread
 from edgefl.api.run_inputs import PlanOptions, price_of
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import trained_stages
@@ -125,8 +126,8 @@ def section(rows: Sequence[Row]) -> str:
     for task in TASKS:
         for way in WAYS:
             if found := [row for row in rows if (row.task, row.way) == (task, way)]:
-                last = _spread([100 * row.by_round[-1] for row in found])
-                four = _spread([100 * statistics.mean(row.by_round[-4:]) for row in found])
+                last = spread([100 * row.by_round[-1] for row in found])
+                four = spread([100 * statistics.mean(row.by_round[-4:]) for row in found])
                 fall = 100 * max(row.fall for row in found)
                 lines.append(f"| {task} | {way} | {last} | {four} | {fall:.1f} | {len(found)} |")
     lines += ["", "By round, seed by seed:", ""]
@@ -138,11 +139,6 @@ def section(rows: Sequence[Row]) -> str:
             told = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
             lines.append(f"* {row.task}, stage {stage}: encoder stages {told}")
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: Sequence[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{deviation}"
 
 
 def main() -> None:

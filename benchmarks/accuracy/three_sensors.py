@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.accuracy.har_prototypes import PLAIN
 from benchmarks.common.inprocess import run_shares
+from benchmarks.common.spread import spread
 from edgefl.api.export_run import export_run
 from edgefl.cli.predict import accuracy
 from edgefl.data.dataset import Dataset
@@ -135,16 +136,11 @@ def page(rows: Mapping[str, list[Figures]]) -> str:
             gain = ""
             if len(some) == 2:
                 best = max(some, key=lambda m: mean[m,])
-                gain = _spread([one[some][1] - one[best,][1] for one in figures], "+") + f" over {best}"
+                gain = spread([one[some][1] - one[best,][1] for one in figures], signed=True) + f" over {best}"
             apart = max(abs(one[some][0] - one[some][1]) for one in figures)
             told_, said = ([one[some][i] for one in figures] for i in (0, 1))
-            lines.append(f"| {' + '.join(some)} | {_spread(told_)} | {_spread(said)} | {apart:.1f} | {gain} |")
+            lines.append(f"| {' + '.join(some)} | {spread(told_)} | {spread(said)} | {apart:.1f} | {gain} |")
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: list[float], sign: str = "") -> str:
-    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{sign}.1f}{deviation}"
 
 
 def main() -> None:
