@@ -160,7 +160,7 @@ def _told(gains: Sequence[float]) -> str:
     if one is None:
         return ""
     seeds = f"{one.low:+.1f} to {one.high:+.1f}, {one.seeds} seeds" if one.seeds > 1 else "one seed"
-    return f"{one.mean:+.1f} points ({seeds})"
+    return f"{round(one.mean, 1) + 0.0:+.1f} points ({seeds})"
 
 
 def _gains(rows: Sequence[Row], task: str, periods: Sequence[int], other: Callable[[int], str]) -> list[float]:

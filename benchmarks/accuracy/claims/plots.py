@@ -55,4 +55,5 @@ def _draw(axes: Any, at: int, one: Finding) -> None:
 def _name(one: Finding) -> str:
     asked = one.asked
     measure = ", recall" if "recall" in asked.measure else ", lost" if asked.falling else ""
-    return f"{asked.left} to {asked.against}, {asked.task} {asked.condition}{measure}"
+    models = ", devices' models" if asked.measure.startswith("devices'") else ""
+    return f"{asked.left} to {asked.against}, {asked.task} {asked.condition}{models}{measure}"
