@@ -11,7 +11,7 @@ from rich.console import Console
 
 from edgefl.console import guarded
 from edgefl.errors import BudgetError, ConfigError, Problem
-from edgefl.report.events import LiveState
+from edgefl.report.events import KINDS, LiveState
 from edgefl.report.live import LiveView, sparkline
 from edgefl.run_records import EventRow
 
@@ -269,3 +269,13 @@ def test_exits_pass_through() -> None:
     with pytest.raises(SystemExit) as ended, guarded():
         raise SystemExit(7)
     assert ended.value.code == 7
+
+
+def test_the_bound_that_takes_labels_is_no_mask_among_others() -> None:
+    masks = (("zero", 0.5), ("prototype", 0.6), ("oracle", 0.9))
+    rows = [{"metric": "accuracy", "available": ["acc"], "missing": mask, "value": value} for mask, value in masks]
+    state = LiveState()
+    text = KINDS["evaluated"].apply(state, EventRow(1.0, "evaluated", 1, 1, data={"values": rows})) or ""
+    assert "50.0 % zero mask, 60.0 % prototype mask" in text
+    assert "oracle" not in text
+    assert {mask for _, _, mask in state.scores} == {"zero", "prototype"}
