@@ -32,7 +32,7 @@ from edgefl.models.spec import (
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
-from edgefl.plan.stages import default_holdout, exchange_of, is_closing, unmeasured, with_closing
+from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, unmeasured, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen, method
 
@@ -309,12 +309,17 @@ def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
 
 def warnings_of(plan: RunPlan) -> tuple[str, ...]:
     """Warnings of valid settings that are unlikely to be meant, a sentence each, with the way out."""
-    names = random_and_frozen(plan.model, plan.stages)
-    if not names:
-        return ()
-    fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
-    why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
-    return (f"{why}; name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end",)
+    found = []
+    if names := random_and_frozen(plan.model, plan.stages):
+        fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
+        why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
+        way = f"name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end"
+        found.append(f"{why}; {way}")
+    rounds = [stage.rounds for stage in plan.stages if not is_closing(stage)]
+    if all(encoder.pretrained for encoder in plan.model.encoders.values()) and (later := later_heavy(plan.stages)):
+        why = f"encoders are pretrained, and training.rounds {rounds} gives the last stage no more than the first"
+        found.append(f"{why}; with more it was better in LW-FedMML (arXiv 2407.15426, Table II): try {later}")
+    return tuple(found)
 
 
 def random_and_frozen(model: ModelSpec, stages: Sequence[Stage]) -> list[str]:

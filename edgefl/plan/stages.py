@@ -60,6 +60,22 @@ def trained_stages(stage: Stage) -> list[int]:
     return sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})
 
 
+def later_heavy(stages: Sequence[Stage]) -> list[int]:
+    """Rounds for pretrained encoders trained stage by stage, more in the later ones; [] where they have them.
+
+    None in the first half, then in proportion to 1, 3, 5 and so on: [0, 0, 0, 10, 30, 50] of 90 (LW-FedMML, arXiv
+    2407.15426, Table II). Also [] where a stage trains again what an earlier one did.
+    """
+    encoders = [stage for stage in stages if trained_stages(stage)]
+    numbers = [n for stage in encoders for n in trained_stages(stage) if n]
+    if len(encoders) < 2 or len(set(numbers)) < len(numbers) or encoders[-1].rounds > encoders[0].rounds:
+        return []
+    total, idle = sum(stage.rounds for stage in encoders), len(encoders) // 2
+    parts = [max(0, 2 * (s - idle) + 1) for s in range(len(encoders))]
+    rounds = [total * part // sum(parts) for part in parts]
+    return [*rounds[:-1], total - sum(rounds[:-1])]
+
+
 def shallower(stage: Stage) -> list[Stage]:
     """The stage with ever fewer encoder stages trained: what a smaller device can do instead.
 

@@ -26,6 +26,7 @@ from edgefl.export.drafts import TrainedState
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.compile import random_and_frozen, warnings_of
 from edgefl.plan.job import RunPlan, Stage
+from edgefl.plan.stages import with_closing
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
@@ -138,6 +139,31 @@ def test_which_encoders_are_random_and_never_trained(schedule, pretrained, named
     assert random_and_frozen(model, stages) == named
     texts = warnings_of(RunPlan(recipe="mine", model=model, stages=stages))
     assert [all(f"model.encoders.{m}.pretrained" in text for m in named) for text in texts] == [True] * bool(named)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "suggested"),
+    [
+        ([15] * 6, [0, 0, 0, 10, 30, 50]),  # the paper's, of its 90
+        ([10, 10, 10], [0, 7, 23]),
+        ([8, 2], [0, 10]),
+        ([3, 4], []),
+        ([9], []),
+    ],
+)
+def test_more_rounds_for_later_stages_are_suggested_over_pretrained_encoders(rounds, suggested):
+    def texts(schedule: str, **pretrained: str) -> tuple[str, ...]:
+        encoders = {m: EncoderSpec(input_shape=(8, 2), depth=len(rounds), pretrained=p) for m, p in pretrained.items()}
+        model = ModelSpec(encoders, stages=len(rounds), classes=3)
+        stages = with_closing(model, method("schedule", schedule).stages(model, rounds, "auto"))
+        return warnings_of(RunPlan(recipe="mine", model=model, stages=stages))
+
+    found = texts("layerwise", a="x/y", b="own.safetensors")
+    assert [f"training.rounds {rounds}" in text and f"try {suggested}" in text for text in found] == [True] * bool(
+        suggested
+    )
+    assert texts("layerwise", a="x/y", b="") == ()
+    assert texts("progressive", a="x/y", b="x/y") == texts("end_to_end", a="x/y", b="x/y") == ()
 
 
 def test_a_stage_without_rounds_trains_nothing():
