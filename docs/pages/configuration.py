@@ -61,15 +61,21 @@ def _slots() -> Iterator[str]:
         rows = []
         for choice, method in methods(role).items():
             lines = [
-                f"`{name}` = {option.default}: {option.doc}" + _range(option) for name, option in method.options.items()
+                f"`{name}`{_default(option)}: {option.doc}{_range(option)}" for name, option in method.options.items()
             ]
             rows.append((f"`{choice}`", method.summary, "<br>".join(lines) or "none"))
         yield from table(("choice", "what it does", "options"), rows)
 
 
+def _default(option: Any) -> str:
+    return "" if option.default == "" else f" = {option.default}"
+
+
 def _range(option: Any) -> str:
     if option.choices:
         return f" ({', '.join(f'`{choice}`' for choice in option.choices)})"
+    if isinstance(option.default, str):
+        return ""
     most = f" to {option.most:g}" if option.most < float("inf") else " upwards"
     return f" ({option.least:g}{most})"
 
