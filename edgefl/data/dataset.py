@@ -112,13 +112,17 @@ class Dataset:
             whole=None if self.whole is None else self.whole[rows],
         )
 
+    @property
+    def numbered(self) -> bool:
+        """Whether labels have numbers for names."""
+        return self.label_names == tuple(str(i) for i in range(len(self.label_names)))
+
     def relabelled(self, names: Sequence[str]) -> Dataset:
         """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named.
 
         Labels named "0", "1", … came as bare numbers: they are taken to be numbered as ``names`` already.
         """
-        bare = self.label_names == tuple(str(i) for i in range(len(self.label_names)))
-        if bare or self.labels is None or tuple(names) == self.label_names:
+        if self.numbered or self.labels is None or tuple(names) == self.label_names:
             return replace(self, label_names=tuple(names))
         number = {name: i for i, name in enumerate(names)}
         used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0])]

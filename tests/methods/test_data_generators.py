@@ -13,7 +13,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.data.tokens import hashed
 from edgefl.errors import DataError, MissingDependencyError
-from edgefl.methods.missing.completion import QUESTIONS, complete, generator_of, prompt_of
+from edgefl.methods.missing.completion import complete, generator_of, prompt_of
 from edgefl.models.spec import EncoderSpec
 
 LENGTH, SIDE = 24, 12
@@ -71,31 +71,88 @@ def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoken(checkpoint: Path, picture: np.ndarray) -> str:
-    """What the checkpoint says: the same as the adapter, token by token, with nothing but the model itself."""
+    """The checkpoint's caption: the same as the adapter, token by token, with nothing but the model itself."""
     from transformers import AutoProcessor, BlipForConditionalGeneration
 
     processor = AutoProcessor.from_pretrained(checkpoint)
     model = BlipForConditionalGeneration.from_pretrained(checkpoint).eval()
     image = processor.image_processor((picture * 255).astype(np.uint8), return_tensors="pt")["pixel_values"]
     seen = model.vision_model(image)[0]
-    said = []
-    for question in (*QUESTIONS, ""):
-        asked = processor.tokenizer(question)["input_ids"][1:-1]
-        ids = [5, *asked]
-        for _ in range(20):
-            with torch.no_grad():
-                logits = model.text_decoder(torch.tensor([ids]), encoder_hidden_states=seen).logits
-            ids.append(int(logits[0, -1].argmax()))
-            if ids[-1] == 3:
-                break
-        answer = processor.tokenizer.decode(ids[1 + len(asked) :], skip_special_tokens=True).strip()
-        said += [answer] if answer else []
-    return ". ".join(said)
+    ids = [5]
+    while len(ids) <= 20 and ids[-1] != 3:
+        with torch.no_grad():
+            logits = model.text_decoder(torch.tensor([ids]), encoder_hidden_states=seen).logits
+        ids.append(int(logits[0, -1].argmax()))
+    return str(processor.tokenizer.decode(ids[1:], skip_special_tokens=True)).strip()
+
+
+@pytest.fixture(scope="module")
+def blip2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import (
+        Blip2Config,
+        Blip2ForConditionalGeneration,
+        Blip2Processor,
+        Blip2QFormerConfig,
+        Blip2VisionConfig,
+        BlipImageProcessor,
+        OPTConfig,
+    )
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"bos_token_id": 5, "eos_token_id": 3, "pad_token_id": 0}
+    image = BlipImageProcessor(size={"height": 16, "width": 16})
+    processor = Blip2Processor(image, bert_tokenizer(), num_query_tokens=4)
+    words = len(processor.tokenizer)
+    parts = {
+        "vision_config": Blip2VisionConfig(image_size=16, patch_size=8, intermediate_size=16, **small),
+        "qformer_config": Blip2QFormerConfig(encoder_hidden_size=16, intermediate_size=16, vocab_size=words, **small),
+        "text_config": OPTConfig(vocab_size=words, ffn_dim=16, word_embed_proj_dim=16, **small, **ids),
+    }
+    token = processor.tokenizer.convert_tokens_to_ids("<image>")
+    torch.manual_seed(1)
+    model = Blip2ForConditionalGeneration(Blip2Config(**parts, num_query_tokens=4, image_token_index=token))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    directory = tmp_path_factory.mktemp("blip2")
+    processor.save_pretrained(directory)
+    model.save_pretrained(directory)
+    return directory
+
+
+def answered(checkpoint: Path, picture: np.ndarray, question: str | None) -> str:
+    from transformers import Blip2ForConditionalGeneration, Blip2Processor
+
+    processor = Blip2Processor.from_pretrained(checkpoint)
+    model = Blip2ForConditionalGeneration.from_pretrained(checkpoint).eval()
+    inputs = processor(images=(picture * 255).astype(np.uint8), text=question, return_tensors="pt")
+    said = model.generate(**inputs, max_new_tokens=20, do_sample=False)[0]
+    said = said[inputs["input_ids"].shape[1] :] if question else said
+    return str(processor.decode(said, skip_special_tokens=True)).strip()
+
+
+def test_questions_are_answered_by_a_real_checkpoint(blip2: Path) -> None:
+    share = data([1, 1, 1], [0, 1, 0], np.tile(hashed("a dog", LENGTH, 100), (3, 1)))
+    question = "what color is it?"
+    make = generator_of("transformers", str(blip2), share, spec(), questions=[question])
+    made = complete(share, spec(), make).dataset.modalities["words"]
+    for i in (0, 2):
+        picture, name = share.modalities["picture"][i], share.label_names[share.labels[i]]
+        answer = answered(blip2, picture, "Question: what color is it? Answer:")
+        text = prompt_of(name, f"{answer}. {answered(blip2, picture, None)}")
+        assert made[i].tolist() == hashed(text, LENGTH, 100).tolist()
+
+
+def test_a_checkpoint_that_takes_a_question_for_a_captions_start_is_refused(blip: Path) -> None:
+    """Of one that answered questions the part that reads them would be left out, without an error."""
+    with pytest.raises(DataError, match=r"\(blip\) captions images") as raised:
+        generator_of("transformers", str(blip), data([1], [0], np.zeros((1, LENGTH), np.int64)), spec())
+    assert "BLIP-2" in raised.value.remedy
+    assert 'questions: ""' in raised.value.remedy
 
 
 def test_texts_are_made_of_images_by_a_real_checkpoint(blip: Path) -> None:
     share = data([1, 1, 1], [0, 1, 0], np.tile(hashed("a dog", LENGTH, 100), (3, 1)))
-    done = complete(share, spec(), generator_of("transformers", str(blip), share, spec()))
+    done = complete(share, spec(), generator_of("transformers", str(blip), share, spec(), questions=()))
     assert done.made == {"picture": 0, "words": 2}
     assert done.dataset.has("words").all()
     made, pictures = done.dataset.modalities["words"], share.modalities["picture"]
@@ -107,16 +164,18 @@ def test_texts_are_made_of_images_by_a_real_checkpoint(blip: Path) -> None:
     assert made[0].tolist() == hashed(texts[0], LENGTH, 100).tolist()
     assert made[2].tolist() == hashed(texts[2], LENGTH, 100).tolist()
     assert made[1].tolist() == hashed("a dog", LENGTH, 100).tolist()  # its own text stays
-    again = complete(share, spec(), generator_of("transformers", str(blip), share, spec()))
+    again = complete(share, spec(), generator_of("transformers", str(blip), share, spec(), questions=()))
     np.testing.assert_array_equal(again.dataset.modalities["words"], made)
 
 
 def test_a_grey_picture_has_a_text_too_and_a_sensor_has_none(blip: Path) -> None:
     share = data([1, 1], [0, 0], np.zeros((2, LENGTH), np.int64), channels=1)
-    done = complete(share, spec(channels=1), generator_of("transformers", str(blip), share, spec(channels=1)))
+    done = complete(
+        share, spec(channels=1), generator_of("transformers", str(blip), share, spec(channels=1), questions=())
+    )
     assert done.made["words"] == 2
     encoders = {"picture": EncoderSpec(kind="sensor", input_shape=(SIDE, SIDE)), "words": spec()["words"]}
-    make = generator_of("transformers", str(blip), share, encoders)
+    make = generator_of("transformers", str(blip), share, encoders, questions=())
     assert make("picture", "words", np.zeros((1, SIDE, SIDE), np.float32), [""]) is None
 
 

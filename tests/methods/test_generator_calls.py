@@ -36,6 +36,7 @@ class Speaker:
     """A processor and a model in one: an answer is its question, in some mouths, and a word for each question."""
 
     image_processor = tokenizer = None
+    config = SimpleNamespace(model_type="blip-2")
     asked: list[dict[str, Any]]
     repeats = True
 
@@ -77,7 +78,10 @@ def test_a_picture_is_described_by_three_answers_and_a_caption(monkeypatch: pyte
     first = "A photo of cat, word1. word2. word3. word4"
     assert made.values.tolist() == [hashed(text, 16, 100).tolist() for text in (first, "word5. word6. word7. word8")]
     assert made.other == {}
-    assert [one.get("input_ids", [None])[0] for one in speaker.asked] == [*QUESTIONS, None] * 2
+    assert [one.get("input_ids", [None])[0] for one in speaker.asked] == [
+        *(f"Question: {one} Answer:" for one in QUESTIONS),
+        None,
+    ] * 2
     for one in speaker.asked:
         assert (one["pixel_values"].dtype, one["pixel_values"].tolist()) == (np.uint8, [[[0, 127, 255]]])
         assert one["return_tensors"] == "pt"
@@ -117,7 +121,7 @@ def test_a_processor_has_to_take_images_and_questions(monkeypatch: pytest.Monkey
     with pytest.raises(DataError) as caught:
         generator_of("transformers", "folder", NO_DATA, encoders())
     assert caught.value.message == "the generator 'folder' has no processor that takes an image and a question"
-    assert caught.value.remedy == "Give a checkpoint that has one, such as BLIP."
+    assert caught.value.remedy == "Give a checkpoint that has one, such as BLIP-2."
 
 
 class Painter:

@@ -44,6 +44,19 @@ def test_the_most_alike_of_the_pools_samples_of_the_class_lends_its_half(tmp_pat
     assert len(done.dataset) == 3  # nothing of the pool is trained on but what was lent
 
 
+def test_labels_that_came_as_numbers_are_the_models(tmp_path: Path) -> None:
+    """As a device's own are: without names, class 1 of the pool is class y of the device."""
+    own = data([0.9, 0.9], [None, None], [0, 1])
+    done = completed(own, data([1.0, 0.9], [10.0, 20.0], [0, 1], ("0", "1")), tmp_path)
+    assert done.dataset.modalities["b"][:, 0, 0].tolist() == [10.0, 20.0]
+    assert done.metrics() == {"completed": 2.0, "completed_other_class": 0.0}
+    unlike = data([0.9, 1.0, 0.9], [10.0, 20.0, 30.0], [1, 0, 1], ("0", "1"))
+    assert completed(own, unlike, tmp_path).dataset.modalities["b"][:, 0, 0].tolist() == [20.0, 10.0]
+    many = data([1.0, 0.9, 0.8], [10.0, 20.0, 30.0], [0, 1, 2], ("0", "1", "2"))
+    with pytest.raises(DataError, match="numbers 3 classes, and the model has 2"):
+        completed(own, many, tmp_path)
+
+
 def test_a_pool_that_cannot_lend_or_does_not_fit_is_refused(tmp_path: Path) -> None:
     own = data([0.9], [None], [0])
     with pytest.raises(DataError, match=r"public\.npz' has no sample with two of the model's modalities"):

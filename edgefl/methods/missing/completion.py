@@ -5,10 +5,10 @@ A generator is ``make(source, target, values [n, *shape], classes [n]) -> Made o
 name the class, what is made is of the sample's own class. What cannot be made stays absent.
 nearest: of the local samples that have both and are of the same class, the most alike lends its other half; where the
 class has none, the most alike of any class, which is counted. pool: the same from public samples that no device holds.
-transformers: the class, the answers to questions about the image (the paper has three for each data set), then a
-caption, joined to one text and tokenized as the text encoder wants it. diffusers: a prompt to a picture of the image
-encoder's size. Nothing is left to chance: words are the likeliest ones, and the noise that a picture begins with is
-drawn by its prompt, so that the same sample gets the same half on every device and in every run.
+transformers: the class, the answers to questions about the image (the paper has three for each data set, and asks
+BLIP-2), then a caption, joined to one text and tokenized as the text encoder wants it. diffusers: a prompt to a picture
+of the image encoder's size. Nothing is left to chance: words are the likeliest ones, and the noise that a picture
+begins with is drawn by its prompt, so that the same sample gets the same half on every device and in every run.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ _TOKEN_BINS = 512
 _ROWS = 256
 #: Asked before the caption, one after the other, where a recipe has none of its own.
 QUESTIONS = ("what is the main object?", "what color is it?", "what is in the background?")
+#: A question as BLIP-2 and its like were taught to answer it (arXiv 2301.12597, section 4.2).
+QUESTION = "Question: {} Answer:"
+#: Types of checkpoints that are loaded without what answers questions.
+CAPTION_ONLY = ("blip",)
 #: Tokens of one answer.
 _ANSWER_TOKENS = 20
 
@@ -158,7 +162,7 @@ def _features(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def image_to_text(checkpoint: str, questions: Sequence[str] = QUESTIONS) -> Generate:
-    """Texts from images by an image-text-to-text checkpoint, such as BLIP. Raises DataError when it cannot be read."""
+    """Texts from images by an image-text-to-text checkpoint, such as BLIP-2. Raises DataError where it cannot."""
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ImportError:
@@ -167,7 +171,12 @@ def image_to_text(checkpoint: str, questions: Sequence[str] = QUESTIONS) -> Gene
     if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
         raise DataError(
             f"the generator {checkpoint!r} has no processor that takes an image and a question",
-            remedy="Give a checkpoint that has one, such as BLIP.",
+            remedy="Give a checkpoint that has one, such as BLIP-2.",
+        )
+    if questions and model.config.model_type in CAPTION_ONLY:
+        raise DataError(
+            f"the generator {checkpoint!r} ({model.config.model_type}) captions images, and answers no questions",
+            remedy='Give one that answers them, such as BLIP-2, or set questions: "".',
         )
     model.eval()
 
@@ -230,7 +239,7 @@ def generator_of(
     if name == "nearest":
         return nearest(dataset)
     if name == "pool":
-        return nearest(public_pool(pool, encoders))
+        return nearest(public_pool(pool, encoders, dataset.label_names))
     if name not in GENERATORS:
         known = ", ".join((*LENDERS, *GENERATORS))
         raise ConfigError("recipe", [Problem("missing.completion.generator", f"unknown {name!r}; valid: {known}")])
@@ -263,7 +272,7 @@ def _describe(processor: Any, model: Any, values: npt.NDArray[Any], questions: S
     said = []
     with torch.no_grad():
         for prompt in (*questions, None):
-            words = {} if prompt is None else {"text": prompt}
+            words = {} if prompt is None else {"text": QUESTION.format(prompt)}
             inputs = processor(images=picture, return_tensors="pt", **words)
             ids = model.generate(**inputs, max_new_tokens=_ANSWER_TOKENS, do_sample=False, num_beams=1)
             text = processor.batch_decode(ids, skip_special_tokens=True)[0]
@@ -314,8 +323,9 @@ def completed_counts(
 ) -> dict[str, int]:
     """``samples`` (modality -> how many have it, "" -> all) with those that the generator will make.
 
-    A pretrained generator makes its one kind of modality from its other; a pool has them all; ``nearest`` makes what a
-    local sample has beside another modality, and some do if there are more modalities than samples.
+    A pretrained generator makes its one kind of modality from its other; a pool, taken to hold every modality, any;
+    ``nearest`` makes what a local sample has beside another modality, and some do if there are more modalities than
+    samples.
     """
     outside = generator != "nearest"
     kinds = GENERATORS[generator][0] if generator in GENERATORS else None

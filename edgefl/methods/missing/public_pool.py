@@ -6,7 +6,8 @@ device has. A pool does so without a model: of its complete samples of the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from edgefl.data.sources import load
 from edgefl.errors import DataError
 
 
-def public_pool(path: str, encoders: Mapping[str, Encoder]) -> Dataset:
-    """The pool's samples, as the encoders take them. Raises DataError: it cannot be read, or no sample can lend."""
+def public_pool(path: str, encoders: Mapping[str, Encoder], names: Sequence[str]) -> Dataset:
+    """The pool's samples, as the encoders take them; labels without names are numbered as ``names``.
+
+    Raises DataError: it cannot be read, no sample can lend, or it numbers more classes than there are names.
+    """
     pool = load(path, modalities=encoders)
     held = [pool.has(m) for m in encoders if m in pool.modalities]
     if not held or int(np.sum(held, axis=0).max()) < 2:
@@ -25,4 +29,11 @@ def public_pool(path: str, encoders: Mapping[str, Encoder]) -> Dataset:
             f"the pool {path!r} has no sample with two of the model's modalities, so that none can lend",
             remedy="Give public samples that have them together, or set generator: nearest.",
         )
-    return pool
+    if not pool.numbered or not names:
+        return pool
+    if len(pool.label_names) > len(names):
+        raise DataError(
+            f"the pool {path!r} numbers {len(pool.label_names)} classes, and the model has {len(names)}",
+            remedy="Name its classes in the array label_names, so that those of the model are found among them.",
+        )
+    return replace(pool, label_names=tuple(names))
