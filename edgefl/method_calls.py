@@ -31,7 +31,7 @@ CALLS: dict[str, dict[str, str]] = {
     },
     "objective": {"loss": "forward"},
     "repair": {
-        "mend": "updates model store clusters weights",
+        "mend": "updates state store clusters weights",
         "unlikely": "samples modalities",
         "observe": "job model",
         "copied": "job model",

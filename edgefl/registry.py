@@ -299,7 +299,7 @@ class Observer(Protocol):
 class Repair(Method):
     """Repair of updates before they are aggregated.
 
-    ``mend``: (updates, model, store, {device: cluster}, {device: samples in its last round}, options) -> ({(device,
+    ``mend``: (updates, state, store, {device: cluster}, {device: samples in its last round}, options) -> ({(device,
     part): tensors in place of its own}, parts that devices are sent for their personal models, the record {device: what
     was done or why not}).
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.

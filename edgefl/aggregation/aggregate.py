@@ -36,7 +36,6 @@ from edgefl.aggregation.server_state import (
     fold_residuals,
     is_shared,
     publish,
-    shared,
     without_passing,
 )
 from edgefl.aggregation.weights import RoundContext, absent_from, assign, shares_of, sign
@@ -146,7 +145,7 @@ class _Round:
         if repair.method.mend is not None:
             mend = repair.bind(repair.method.mend)
             known = {device: track.weight for device, track in self.memory.devices.items()}
-            self.mended, self.personal, self.record["repaired"] = mend(updates, shared(previous), store, groups, known)
+            self.mended, self.personal, self.record["repaired"] = mend(updates, previous, store, groups, known)
         self.whole: dict[str, str] = {}  # key -> why it travels whole although it was to be packed
 
     def finish(self) -> tuple[Manifest, Record]:

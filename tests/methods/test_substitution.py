@@ -11,6 +11,7 @@ from memory_fleet import plan_of, run_fleet, share
 from report_fixture import run_report
 
 from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.server_state import of_cluster
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.registry import choose
@@ -36,13 +37,18 @@ def mended(
     updates: list[UpdateInfo],
     clusters: dict[str, int],
     away: dict[str, float] | None = None,
+    sent: dict[str, float] | None = None,
     **options: str,
 ):
-    """(device -> value that stands in for its layer, the record of it). ``away``: samples of devices without update."""
-    model: Manifest = {PART: brought(store, "", 0.0).manifest[PART]}
+    """(device -> value that stands in for its layer, the record of it). ``away``: samples of devices without update.
+
+    ``sent``: prefix of the state -> values of the part of that audience, beside zeros for the others.
+    """
+    values = {"": 0.0, **(sent or {})}
+    state: Manifest = {prefix + PART: brought(store, "", value).manifest[PART] for prefix, value in values.items()}
     known = {u.device: u.weight for u in updates} | (away or {})
     slot = choose("repair", {"repair": {"poverty": dict(options)}})
-    found, _, record = slot.bind(slot.method.mend)(updates, model, store, clusters, known)
+    found, _, record = slot.bind(slot.method.mend)(updates, state, store, clusters, known)
     return {device: float(tensors["weight"][0, 0]) for (device, _), tensors in found.items()}, record
 
 
@@ -105,6 +111,15 @@ def test_everyone_of_a_cluster_with_another_poverty_layer_lends_as_in_the_author
     found, told = mended(store, updates[:2], {"a": 0, "b": 0}, donors="cluster")
     assert (found, told["b"]) == ({}, {"kept": "all others of its cluster have the same poverty layer"})
     assert mended(store, updates[:1], {}, {"away": 30.0}, donors="cluster")[0] == {"a": 0.0}  # no clusters: all are one
+
+
+def test_an_absent_donor_lends_what_it_was_sent_not_the_global_model(store: ObjectStore) -> None:
+    """The model of its cluster 0 is 7, of cluster 1 it is 8; away is of the former."""
+    updates = [brought(store, "a", 2.0, complete=False, poverty=0)]
+    sent = {of_cluster(0): 7.0, of_cluster(1): 8.0}
+    clusters = {"a": 0, "away": 0, "other": 1}
+    found, _ = mended(store, updates, clusters, {"away": 10.0, "other": 10.0}, sent, donors="cluster")
+    assert found == {"a": 7.0}
 
 
 def test_who_has_no_poverty_layer_is_told_with_the_reason(store: ObjectStore) -> None:

@@ -5,7 +5,8 @@ in the round without a poverty layer (none of their batches lacked modalities af
 Where no device of the round is such, by section 4.1's "parameters that are less impacted ... substitute those that are
 more significantly affected": over those whose largest change (equation 10) is below k's, and so their change of p.
 The authors' code takes every member of the cluster whose own poverty layer is another one or none, also those that did
-not train in the round, which hold the model that was sent.
+not train in the round, which hold the model that they were sent; here only members that trained once, whatever their
+layer was then (there: by the layer of their last round).
 Planned first, for the record; then computed from the uploads as they came, of which none is changed here.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import MisfitError, Tensor, Tensors, WeightedMean
-from edgefl.aggregation.server_state import of_device
+from edgefl.aggregation.server_state import of_device, shared, view
 from edgefl.errors import ModelError
 from edgefl.methods.repair.poverty_layer import weight_tensors
 from edgefl.models.spec import is_scheduled
@@ -182,7 +183,7 @@ def _mean(load: Callable[[str, str], Tensors], wanted: Substitution, weights: Ma
 
 def mend(
     updates: Sequence[UpdateInfo],
-    model: Manifest,
+    state: Manifest,
     store: ObjectStore,
     clusters: Mapping[str, int],
     weights: Mapping[str, float],
@@ -193,10 +194,10 @@ def mend(
     by_device = {u.device: u for u in updates}
 
     def tensors(device: str, part: str) -> Tensors:
-        manifest = by_device[device].manifest if device in by_device else model
-        return decode_part(store.read(manifest[part].id), copy=False)
+        sent = by_device[device].manifest if device in by_device else view(state, device, clusters.get(device, -1))
+        return decode_part(store.read(sent[part].id), copy=False)
 
-    poorest, plan = _poorest(updates, model, store)
+    poorest, plan = _poorest(updates, shared(state), store)
     complete = {u.device for u in updates if u.complete}
     parts = {part for u in updates for part in u.manifest}
     holders = {p: {u.device for u in updates if p in u.manifest and u.samples.get(p, 0) > 0} for p in parts}
