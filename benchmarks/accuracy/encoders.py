@@ -1,10 +1,10 @@
 """Pretrained encoders of the named data sets, and what a linear probe sees in them.
 
 Trains encoders of encoders.yaml on the share of its data set that no device and no test holds, into
-build/pretrained/<name>.safetensors, and measures each: accuracy on the test part of a logistic regression on the frozen
-features, fitted to the training part, and of one on simple features of the same samples (baselines.py). The figures go
-to <name>.json beside it, all that there are into docs/results/encoders.md. One thread; on one machine the tensors are
-the same each time.
+build/pretrained/<name>.safetensors (the share itself: <name>.npz), and measures each: accuracy on the test part of a
+logistic regression on the frozen features, fitted to the training part, and of one on simple features of the same
+samples (baselines.py). The figures go to <name>.json beside it, all that there are into docs/results/encoders.md. One
+thread; on one machine the tensors are the same each time.
 
     python -m benchmarks.accuracy.encoders [av-image emoji-image ...]
 """
@@ -88,6 +88,7 @@ def make(entry: Entry, path: Path, seed: int = 0) -> float:
     model = model_of(specs, multiway=entry.multiway, seed=seed)
     pretrain(model, reserved, How(**entry.how), seed)
     save_encoders(path, model)
+    reserved.save_npz(path.with_suffix(".npz"))
     return time.process_time() - started
 
 

@@ -26,7 +26,7 @@ Signatures = Mapping[str, Mapping[str, Array]]
 
 #: Width of the features.
 WIDTH = 256
-#: Rows and bits of the sketch that is sent: the paper's values.
+#: Rows and bits of the sketch that is sent: those of the authors' configuration.
 ROWS, BITS = 100, 12
 #: A count is sent as its share of the samples in units of 1/32767, an int16, which every encoding passes as it is: 100
 #: rows of 12 bits are 819,200 bytes (as f32: 1.6 MB). Finer than the share of one sample of 30,000.

@@ -5,7 +5,8 @@ normalised. D-P4: samples of the own class count as negatives, as printed; optio
 CE(h_s·P_c / τ, y_s).
 Of each modality, with the class-level denominator, so that matching by cosine works: mean over m of
 CE(cos(r_m, P_m) / τ, y),  P_m [C, d].
-Alignment ("FA" of its Table 2, of FedPAC, arXiv 2306.11867): mean over i of |f_i - P_{y_i}|² / d, with P fused.
+Alignment ("FA" of its Table 1, of FedPAC, arXiv 2306.11867): mean over i of |f_i - P_{y_i}|² / d, with P fused, without
+the rows whose class has no prototype (FedPAC's code takes the device's own mean there).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The server's momentum from the risk and return of the clusters' metrics (MMiC, arXiv 2505.06911, equations 19 to 22).
 
 cov_ij = sum_t (alpha_i,t - mean_i,t-1)(alpha_j,t - mean_j,t-1) / (T - 1),  mean_i,t-1 the mean of i's returns before t
-(0 before the first);  sigma_m = sum_ij w_i w_j cov_ij;  gamma_m = risk * sigma_m - (1 - risk) * A_m;
+(0 before the first), over the rounds that the cluster's devices have in common;  sigma_m = sum_ij w_i w_j cov_ij;
+gamma_m = risk * sigma_m - (1 - risk) * A_m;
 beta* = beta + tanh(max(0, sum_m w_m gamma_m)) / temperature, which takes the place of Adagrad's beta.
-tanh is not scale free: in percent points, the unit of the authors' code, returns are 100 times as large as in fractions
-and variances 10,000 times (docs/decisions/0059).
+tanh is not scale free: in percent points, the unit of the authors' code, whose risk is another one, returns are 100
+times as large as in fractions and variances 10,000 times (docs/decisions/0059).
 """
 
 from __future__ import annotations
