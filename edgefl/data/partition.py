@@ -3,9 +3,9 @@
 natural: by group (person, speaker, vendor, recording), a group never in two shares. uniform: at random, equal sizes.
 dirichlet: each class is cut in proportions drawn from Dirichlet(α) over the devices (Hsu et al., arXiv 1909.06335);
 small α: each device sees few classes.
-shards: samples in order of class are cut into shards, which are dealt at random, as many to each device or one more: one
-for each class (FedMVP, arXiv 2406.11048, section 4: C/10 classes to each of 10 devices), or ``each`` a device (McMahan
-et al., arXiv 1602.05629: 2, of equal size).
+shards: samples in order of class are cut into shards, which are dealt at random, as many to each device or one more:
+one for each class (FedMVP, arXiv 2406.11048, section 4: C/10 classes to each of 10 devices), or ``each`` a device
+(McMahan et al., arXiv 1602.05629: 2, of equal size).
 """
 
 from __future__ import annotations
