@@ -204,6 +204,8 @@ class Prototypes(Method):
     averaged class by class.
     ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
+    ``candidates``: (options) -> numbers of classes to mix at inference, ascending, of which the best on the devices'
+    hold-outs is taken; (): their number is fixed.
     """
 
     local: Callable[..., Mapping[str, ClassMeans]] | None = None
@@ -211,6 +213,7 @@ class Prototypes(Method):
     merge: Callable[..., tuple[dict[str, ClassMeans], dict[str, object]]] | None = None
     rows: Callable[..., dict[str, tuple[int, int]]] | None = None
     local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
+    candidates: Callable[..., tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
             signature=wanted(plan.server) if unsigned else "",
             transfer=transfer_of(plan, attempt),
             period=one.period,
+            k=state.memory.k,
         ),
         manifest=offered,
         transfer=transfer_name("d", attempt),

@@ -242,6 +242,8 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         steps.warn(text, refused["device"])
+    if choice := event.record.get("choice_of_k"):
+        steps.emit("k_chosen", data=choice)
     for device, text in overweights(event.record.get("parts", {})):
         steps.warn_once(device, "weight", text)
     devices, aggregating = dict(steps.state.devices), [state.buffered[key] for key in state.aggregating]

@@ -159,11 +159,12 @@ class ModelTasks:
         return ""
 
     async def evaluated(self, one: Evaluate) -> Evaluated:
-        """The global model, with the matcher networks if there are any, on the test set."""
-        networks = (await asyncio.to_thread(load_memory, self.store, self.manifest)).networks
+        """The global model, with the matcher networks and the chosen k if there are any, on the test set."""
+        memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
+        networks = memory.networks
         members = {name: self.manifest[name] for weights in networks.values() for name in weights}
         state, stage = shared(self.manifest) | members, one.attempt.stage
-        request = Request(self.plan, str(self.store.root), stage, state, networks=networks)
+        request = Request(self.plan, str(self.store.root), stage, state, networks=networks, k=memory.k)
         rows = await self._ask("evaluate", tuple[EvaluationRow, ...], request)
         numbered = (msgspec.structs.replace(row, stage=stage, round=one.attempt.round) for row in rows)
         return Evaluated(self._clock(), one.attempt, tuple(numbered))

@@ -129,6 +129,7 @@ class Job(msgspec.Struct, frozen=True):
     signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
     transfer: Transfer = Transfer()
     period: PeriodRound | None = None  # None: the recipe has no periods
+    k: int | msgspec.UnsetType = msgspec.UNSET  # of the prototype mask, where hold-outs have chosen it
 
 
 class Decline(msgspec.Struct, frozen=True):
