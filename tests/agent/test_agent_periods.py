@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 from test_agent_machine import job, offer, play, ready, sent
 
@@ -51,6 +52,24 @@ def test_a_device_that_retains_nothing_is_out_of_step():
     (decline,) = sent(out, m.Decline)
     assert decline.refusal.reason == OUT_OF_STEP
     assert "of no round" in decline.refusal.detail
+
+
+@pytest.mark.parametrize("trained", [("task",), ("acc/embed", "acc/stage1", "task")])
+def test_a_device_that_is_planned_again_for_other_parts_is_out_of_step(trained):
+    """Of fewer parts it would lose what it trained of the others, of more it would lack some."""
+    retained = {"acc/embed": ObjectRef("d" * 64, 500), "task": ObjectRef("e" * 64, 500)}
+    first = period_offer(1, resumes=False)
+    state, out = play(ready(), first, v.Fetched(first.attempt), ends(first, retained))
+    state = play(state, m.Ack(first.attempt))[0]
+    second = period_offer(2, base=sent(out, m.Update)[0].base)
+    planned = replace(second.job, stage=replace(second.job.stage, trained=trained))
+    (decline,) = sent(play(state, replace(second, job=planned))[1], m.Decline)
+    assert decline.refusal.reason == OUT_OF_STEP
+    assert "planned again" in decline.refusal.detail
+    (part,) = {"acc/embed", "task"} ^ set(trained)
+    assert f"began with: {part};" in decline.refusal.detail
+    same = replace(second.job, stage=replace(second.job.stage, trained=("task", "acc/embed")))
+    assert sent(play(state, replace(second, job=same))[1], m.Accept), "the same parts, whatever their order"
 
 
 def test_outside_of_periods_an_update_names_no_base():
