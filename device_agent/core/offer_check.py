@@ -111,11 +111,14 @@ def _out_of_step(state: State, offer: Offer) -> Refusal | None:
 
 
 def _disk(state: State, offer: Offer, disk: Disk) -> Refusal | None:
-    """An offer needs its manifest and, beside it, new versions of the parts it trains."""
+    """An offer needs its manifest, what is retained in its period and, beside both, the parts it trains anew."""
     sizes = {ref.id: ref.size for ref in offer.manifest.values()}
     held = retained_before(state, offer.attempt)
-    known = {**(held[-1].manifest if held else {}), **offer.manifest}
+    own = held[-1].manifest if held else {}
+    known = {**own, **offer.manifest}
     trained = sum(known[part].size for part in offer.job.stage.trained if part in known)
+    if offer.job.period is not None:
+        sizes |= {ref.id: ref.size for ref in own.values()}
     for needed, allowed, place in (
         (sum(sizes.values()), state.budget.disk_bytes, "budget.disk_bytes"),
         (disk.missing_bytes, disk.free_bytes, "free space"),

@@ -172,7 +172,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     if libraries:
         memory["libraries"] = libraries
     once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
-    # Between whole exchanges a device retains what it trained in two rounds: a retry resumes from the earlier one.
+    # In a period a device retains what it trained in the round before, beside what it receives and what it trains.
     retained = (
         bytes_of(sent(job.stage, job.slots.exchange), part_bytes) if period_of(job.slots.repair).rounds > 1 else 0
     )

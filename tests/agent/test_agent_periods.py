@@ -9,7 +9,7 @@ from test_agent_machine import job, offer, play, ready, sent
 from device_agent.core import state as v
 from edgefl.plan.job import PeriodRound
 from edgefl.protocol import messages as m
-from edgefl.records import OUT_OF_STEP, ObjectRef, digest_of
+from edgefl.records import OUT_OF_STEP, Budget, ObjectRef, Refusal, digest_of
 
 
 def period_offer(number, base="", *, resumes=True, whole=False):
@@ -76,3 +76,22 @@ def test_outside_of_periods_an_update_names_no_base():
     first = offer()
     _, out = play(ready(), first, v.Fetched(first.attempt), ends(first, {"task": ObjectRef("d" * 64, 500)}))
     assert sent(out, m.Update)[0].base == ""
+
+
+def test_a_device_keeps_one_copy_of_its_parts_beside_the_one_that_it_trains():
+    """So it holds the download, what it retained and what it trains, as the price has it."""
+    state, base = ready(), ""
+    refs = [{"task": ObjectRef(letter * 64, 500)} for letter in "cdef"]
+    for number in range(1, 5):
+        one = period_offer(number, base, resumes=number > 1, whole=number == 4)
+        state, out = play(state, one, v.Fetched(one.attempt), ends(one, refs[number - 1]))
+        base = sent(out, m.Update)[0].base
+        state = play(state, m.Ack(one.attempt))[0]
+    begins = period_offer(5, resumes=False)
+    _, out = play(state, begins)
+    (keep,) = [one.keep for one in out if isinstance(one, v.CollectGarbage)]
+    assert keep == {"f" * 64, *(ref.id for ref in begins.manifest.values())}
+    for disk_bytes, fits in ((1500 + 500 + 500, True), (1500 + 500 + 499, False)):
+        limited = replace(state, budget=Budget(disk_bytes=disk_bytes))
+        refused = [one.refusal for one in sent(play(limited, begins)[1], m.Decline)]
+        assert refused == ([] if fits else [Refusal("disk", 2500.0, 2499.0, "B", refused[0].detail)])
