@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -209,6 +210,10 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     quarantine_rounds: int = 0  # 0: the rest of the run
     largest_share: float = 1.0  # of a part's weight that one device may have
     largest_change: float = 100.0  # times the median of the other devices' changes of a part; 0: any
+
+    def share(self, devices: int) -> int:
+        """Updates that make a quorum of so many devices: at least one."""
+        return max(1, math.ceil(self.quorum * devices - 1e-9))
 
     @property
     def keeps(self) -> bool:

@@ -14,6 +14,7 @@ from coordinator.core import state as v
 from coordinator.core.assignments import expected, offer_for
 from coordinator.core.periods import makes_model
 from coordinator.core.plausibility import bounded, unfit
+from coordinator.core.round_rules import quorum
 from edgefl.aggregation.history import Memory, PeriodMember, Track
 from edgefl.models.spec import LAYERS
 from edgefl.plan.job import PeriodRound, Slots
@@ -97,6 +98,28 @@ def test_a_device_whose_update_does_not_count_is_out_of_the_period():
     play = period_play("a", "b", "c", quorum=0.5)
     play.decline("c", Refusal(OUT_OF_STEP))
     assert set(periods(finish_round(play, "a", "b"))) == {"a", "b"}
+
+
+def test_a_quorum_is_a_share_of_the_devices_that_the_period_began_with():
+    """Of eight it is four in every round, not four, two and one; where four cannot go on, another period begins."""
+    play = period_play(*"abcdefgh", quorum=0.5, max_attempts=3)
+    assert quorum(play.state) == 4
+    for name in "efgh":
+        play.decline(name, Refusal("error"))
+    assert set(periods(finish_round(play, *"abcd"))) == set("abcd")
+    assert quorum(play.state) == 4
+    rows = v.changes(v.State(play.plan), play.state).rows
+    again = v.decode(v.State(play.plan), [(*key, row) for key, row in rows.items()])
+    assert again is not None
+    assert again.period_devices == play.state.period_devices, "a coordinator that restarts knows them"
+    gone = {name: replace(play.state.devices[name], left_out="operator") for name in "gh"}
+    assert quorum(replace(play.state, devices=play.state.devices | gone)) == 3, "of six that are left in"
+    play.decline("d", Refusal(OUT_OF_STEP))
+    for name in "abc":
+        play.send(do.Announced(play.now, Update(name, play.opened[-1], {}, {"task": 8}, {"loss": 1.0}, base=BASE)))
+        play.receive(name)
+    assert play.aggregate is None, "three of four"
+    assert periods(play.wait(5)) == dict.fromkeys("abcdefgh", PeriodRound(resumes=False, whole=False, layers=(LAYER,)))
 
 
 def test_where_nobody_can_go_on_another_period_begins():
