@@ -145,7 +145,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
             slots=plan.slots,
             signature=wanted(plan.server) if unsigned else "",
             transfer=transfer_of(plan, attempt),
-            period=one.period,
+            period=one.period and replace(one.period, largest=one.placement.layer),
         ),
         manifest=offered,
         transfer=transfer_name("d", attempt),

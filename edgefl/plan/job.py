@@ -108,12 +108,14 @@ class PeriodRound(msgspec.Struct, frozen=True):
     """One device's round of a period, in which only the first begins with the model and only the last sends it.
 
     ``resumes``: the trained parts go on from the device's own; ``whole``: everything trained is uploaded, as in every
-    round outside of periods; else ``layers``: those asked for ("part|tensor").
+    round outside of periods; else ``layers``: those asked for ("part|tensor"). ``largest``: of the device's layers that
+    may be exchanged alone, in its offers; it names no larger one as its poverty layer.
     """
 
     resumes: bool = False
     whole: bool = True
     layers: tuple[str, ...] = ()
+    largest: str = ""
 
 
 #: The round of a device where the recipe has no periods.

@@ -182,11 +182,12 @@ def test_an_offer_inside_a_period_brings_nothing_but_what_was_lent():
     play = period_play("a", "b")
     (one, _) = of(do.SendOffer, finish_round(play, "a", "b", lent="e" * 64))
     state = dict.fromkeys(play.plan.stages[0].present, REF) | {f"@a/{LAYERS}": ObjectRef("e" * 64, 99)}
+    one = replace(one, placement=replace(one.placement, layer=LAYER))
     offer = offer_for(one, state, play.state)
     frozen = set(play.plan.stages[0].present) - set(play.plan.stages[0].trained)
     assert set(offer.manifest) == {*frozen, LAYERS}
     assert offer.base == BASE
-    assert offer.job.period == PeriodRound(resumes=True, whole=False, layers=(LAYER,))
+    assert offer.job.period == PeriodRound(resumes=True, whole=False, layers=(LAYER,), largest=LAYER)
     begins = offer_for(replace(one, period=PeriodRound(whole=False)), state, play.state)
     assert set(begins.manifest) == set(play.plan.stages[0].present)
     assert begins.base == ""
