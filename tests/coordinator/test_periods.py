@@ -197,17 +197,17 @@ def test_bytes_are_expected_as_the_period_has_them():
     play = period_play("a", "b")
     (one, _) = of(do.SendOffer, finish_round(play, "a", "b", lent="e" * 64))
     usual = {name: Figure(1000.0, "predicted") for name in ("payload_up_bytes", "payload_down_bytes")}
-    cost = replace(one.placement.cost, layer_bytes=7, payload_up_bytes=1000, whole_up_bytes=1000)
+    cost = replace(one.placement.cost, layer_bytes=7, layers_up_bytes=14, payload_up_bytes=1000, whole_up_bytes=1000)
     placement = replace(one.placement, predicted=usual, cost=cost)
 
     def sizes(period: PeriodRound) -> tuple[float | None, float | None]:
         found = expected(play.state, one.attempt, placement, "a", period)
         return found["payload_down_bytes"].value, found["payload_up_bytes"].value
 
-    assert sizes(PeriodRound(resumes=True, whole=False, layers=(LAYER,))) == (7, 7)
+    assert sizes(PeriodRound(resumes=True, whole=False, layers=(LAYER,))) == (7, 14)
     assert sizes(PeriodRound(resumes=True, whole=False)) == (7, 0)
     assert sizes(PeriodRound(resumes=True, whole=True)) == (7, 1000)
-    assert sizes(PeriodRound(resumes=False, whole=False, layers=(LAYER,))) == (1000, 7)
+    assert sizes(PeriodRound(resumes=False, whole=False, layers=(LAYER,))) == (1000, 14)
 
 
 @pytest.mark.parametrize(
