@@ -40,12 +40,13 @@ def period_rounds(state: State, names: Sequence[str], *, resumes: bool) -> dict[
     whole = makes_model(state.plan, state.stage, state.number)
     if whole:
         return {name: PeriodRound(resumes, whole) for name in names}
-    repair, tracks, devices = choose("repair", state.plan.server), state.memory.devices, state.devices
+    repair, tracks = choose("repair", state.plan.server), state.memory.devices
+    among = state.memory.period if resumes else names  # also who is absent now: each attempt asks for the same
     members = {
-        name: Member(track.cluster, track.layer, track.change, placement.stage.trained, placement.layer)
-        for name in names
-        for track, placement in [(tracks.get(name, Track()), devices[name].placement)]
-        if placement is not None
+        name: Member(track.cluster, track.layer, track.change, device.placement.stage.trained, device.placement.layer)
+        for name, device in state.devices.items()
+        for track in [tracks.get(name, Track())]
+        if name in among and device.placement is not None
     }
     asked = repair.bind(repair.method.ask)(members)
     return {name: PeriodRound(resumes, whole, asked.get(name, ())) for name in names}

@@ -170,6 +170,23 @@ def test_a_round_that_is_tried_again_asks_for_the_same():
     assert play.opened[-1].attempt > play.opened[-2].attempt
 
 
+def test_an_attempt_without_a_member_asks_for_the_same_as_the_one_with_it():
+    play = period_play("a", "b", "c", quorum=0.5, max_attempts=4)
+    finish_round(play, "a", "b", "c")
+    most = Track(layer="acc/stage1|most.weight", change=9.0)
+    memory = replace(play.state.memory, devices=play.state.memory.devices | {"c": most})
+    play.state = replace(play.state, memory=memory)
+    play.wait(101)
+    first = periods(play.wait(5))
+    play.send(do.DeviceOffline(play.now, "c", "lost"))
+    play.wait(101)
+    while not (again := periods(play.wait(5))):
+        pass
+    assert set(first) == {"a", "b", "c"}
+    assert again == {name: first[name] for name in "ab"}
+    assert again["a"] == PeriodRound(resumes=True, whole=False, layers=(most.layer,))
+
+
 def test_a_limit_hit_inside_a_period_is_planned_for_the_next():
     play = period_play("a", "b", quorum=0.5)
     finish_round(play, "a", "b")
