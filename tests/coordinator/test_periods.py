@@ -187,6 +187,13 @@ def test_an_attempt_without_a_member_asks_for_the_same_as_the_one_with_it():
     assert again["a"] == PeriodRound(resumes=True, whole=False, layers=(most.layer,))
 
 
+@pytest.mark.parametrize(("every", "evaluated"), [(5, [8, 12, 16, 18]), (4, [4, 8, 12, 16, 18]), (9, [12, 18])])
+def test_evaluations_are_due_at_the_end_of_the_period_that_a_multiple_is_in(every: int, evaluated: list[int]):
+    play = period_play("a", rounds=18)
+    play.state = replace(play.state, plan=replace(play.plan, evaluate_every=every))
+    assert [number for number in range(1, 19) if of(do.Evaluate, finish_round(play, "a"))] == evaluated
+
+
 def test_a_limit_hit_inside_a_period_is_planned_for_the_next():
     play = period_play("a", "b", quorum=0.5)
     finish_round(play, "a", "b")
