@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_fixture import a_plan
+from coordinator_fixture import FakeWorker, a_plan
 from msgspec.structs import replace
 from test_coordinator_machine import POLICY, Play, of
 
@@ -15,11 +18,14 @@ from coordinator.core.assignments import expected, offer_for
 from coordinator.core.periods import makes_model
 from coordinator.core.plausibility import bounded, unfit
 from coordinator.core.round_rules import quorum
+from coordinator.runtime import model_tasks
+from coordinator.runtime.model_tasks import ModelTasks
 from edgefl.aggregation.history import Memory, PeriodMember, Track
 from edgefl.models.spec import LAYERS
 from edgefl.plan.job import PeriodRound, Slots
 from edgefl.protocol.messages import Update
 from edgefl.records import OUT_OF_STEP, Figure, ObjectRef, Refusal
+from edgefl.storage.objects import ObjectStore
 
 LAYER = "task|out.weight"
 REPAIR = {"poverty": {"exchange": "layer", "whole_every": 4, "layers": 1}}
@@ -192,6 +198,33 @@ def test_evaluations_are_due_at_the_end_of_the_period_that_a_multiple_is_in(ever
     play = period_play("a", rounds=18)
     play.state = replace(play.state, plan=replace(play.plan, evaluate_every=every))
     assert [number for number in range(1, 19) if of(do.Evaluate, finish_round(play, "a"))] == evaluated
+
+
+def test_what_may_be_exchanged_alone_is_read_once_a_round_and_off_the_event_loop(tmp_path: Path, monkeypatch):
+    readers, events = list[int](), list[Any]()
+
+    def reading(*_: Any) -> dict[str, int]:
+        readers.append(threading.get_ident())
+        return {LAYER: 100}
+
+    monkeypatch.setattr(model_tasks, "exchangeable_layers", reading)
+    monkeypatch.setattr(model_tasks, "exchange_layers", lambda updates, *_: ({}, {u.device: u.layer for u in updates}))
+
+    async def aggregate() -> None:
+        tasks = ModelTasks(play.plan, ObjectStore(tmp_path), FakeWorker(), events.append, lambda: 0.0)
+        tasks.begin({}, {})
+        named = {"a": LAYER, "b": LAYER, "c": "task|table.weight"}
+        updates = tuple(Update(name, play.opened[-1], layer=layer) for name, layer in named.items())
+        tasks.start(do.Aggregate(play.opened[-1], updates, {}))
+        await tasks._tasks.wait()
+
+    play = period_play("a", "b", "c")
+    asyncio.run(aggregate())
+    assert len(readers) == 1
+    assert readers[0] != threading.get_ident()
+    warned, done = events
+    assert "c names a poverty layer that may not be exchanged alone" in warned.data["text"]
+    assert done.record == {"a": LAYER, "b": LAYER, "c": ""}
 
 
 def test_a_limit_hit_inside_a_period_is_planned_for_the_next():
