@@ -111,7 +111,7 @@ def _out_of_step(state: State, offer: Offer) -> Refusal | None:
 
 
 def _disk(state: State, offer: Offer, disk: Disk) -> Refusal | None:
-    """An offer needs its manifest, what is retained in its period and, beside both, the parts it trains anew."""
+    """An offer needs its manifest, what is retained in its period, and new versions of the parts it trains."""
     sizes = {ref.id: ref.size for ref in offer.manifest.values()}
     held = retained_before(state, offer.attempt)
     own = held[-1].manifest if held else {}
