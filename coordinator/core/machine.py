@@ -46,6 +46,7 @@ from coordinator.core.round_rules import (
 )
 from coordinator.core.standardize import standardize
 from coordinator.core.state import ENDED, Phase, State
+from edgefl.plan.periods import period_length
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
 from edgefl.run_records import EventRow
@@ -267,9 +268,12 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
-    """Whether the model is evaluated after this round: only after rounds with a whole exchange."""
-    every = state.plan.evaluate_every
-    due = number % every == 0 if isinstance(every, int) else every == "round"
+    """Whether the model is evaluated after this round: only after rounds with a whole exchange.
+
+    In periods those are due that are the first at or after a multiple of ``evaluate_every``.
+    """
+    every, length = state.plan.evaluate_every, period_length(state.plan, state.plan.stages[stage - 1])
+    due = number // every > (number - 1) // length * length // every if isinstance(every, int) else every == "round"
     due = due or number == state.rounds[stage - 1]
     return bool(state.plan.test) and due and makes_model(state.plan, stage, number)
 

@@ -109,7 +109,10 @@ class ModelTasks:
         return Planned(self._clock(), one.ticket, placements)  # now: a round's deadline begins when it is offered
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
-        updates = [self._info(update, one.attempt) for update in one.updates]
+        stage, single = self.plan.stages[one.attempt.stage - 1], dict[str, int]()
+        if period_length(self.plan, stage) > 1:
+            single = await asyncio.to_thread(exchangeable_layers, self.store, self.manifest, stage.trained)
+        updates = [self._info(update, one.attempt, single) for update in one.updates]
         if not makes_model(self.plan, one.attempt.stage, one.attempt.round):
             given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed, one.signatures)
             manifest, record = await asyncio.to_thread(exchange_layers, *given)
@@ -128,8 +131,11 @@ class ModelTasks:
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
 
-    def _info(self, update: Update, attempt: Attempt) -> UpdateInfo:
-        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in."""
+    def _info(self, update: Update, attempt: Attempt, single: Mapping[str, int]) -> UpdateInfo:
+        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in.
+
+        ``single``: the layers that may be exchanged alone.
+        """
         late = attempt.round - update.attempt.round
         info = UpdateInfo(
             device=update.device,
@@ -139,7 +145,7 @@ class ModelTasks:
             complete=update.complete,
             poverty=update.poverty,
             poverty_change=update.poverty_change,
-            layer=self._layer(update),
+            layer=self._layer(update, single),
             retained=update.base,
         )
         if not late:
@@ -147,12 +153,12 @@ class ModelTasks:
         damped = factor(late, self.plan.policy.alpha)
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
-    def _layer(self, update: Update) -> str:
+    def _layer(self, update: Update, single: Mapping[str, int]) -> str:
         """The layer to repair that an update names, if it may be exchanged alone; "" for none."""
         stage = self.plan.stages[update.attempt.stage - 1]
         if not update.layer or period_length(self.plan, stage) == 1:
             return ""
-        if update.layer in exchangeable_layers(self.store, self.manifest, stage.trained):
+        if update.layer in single:
             return update.layer
         named = f"{update.device} names a poverty layer that may not be exchanged alone: {update.layer[:120]!a}"
         self._report(warning(named, stage.index, update.attempt.round))

@@ -147,6 +147,14 @@ def test_a_device_whose_layer_nobody_was_asked_for_keeps_its_own(store: ObjectSt
     assert "kept" in record["repaired"]["x"]
 
 
+def test_a_device_of_one_modality_has_no_poverty_layer_and_is_lent_none(store: ObjectStore):
+    """None of its batches is complete, so that no layer of it is equation 11's p; it may lend its own."""
+    updates = [sent(store, "lone", 10, {"P": 1.0}, layer=""), sent(store, "y", 10, {"P": 3.0})]
+    values, record, _ = exchanged(store, updates)
+    assert values == {"y": {P: 2.0}}
+    assert record["repaired"]["lone"] == {"kept": "no batch that lacks modalities came after a complete one"}
+
+
 def test_a_layer_of_an_earlier_stage_is_no_need(store: ObjectStore):
     updates = [sent(store, "x", 10, {"P": 1.0}), sent(store, "y", 10, {"P": 3.0})]
     values, _, _ = exchanged(store, updates, knows(x="frozen/stage1|w.weight", y=P))

@@ -55,14 +55,15 @@ def lend(
 ) -> tuple[dict[str, Tensors], dict[str, object]]:
     """Replacement layers of the devices (equation 11), and the record of each device's substitution.
 
-    ``needs``: device -> its poverty layer by the update before. A device without one that turned out to be incomplete
-    needs the first of the layers that it sent.
+    ``needs``: device -> its poverty layer by the update before. A device that found its first one in this round needs
+    the first of the layers that it sent; one that has none, as with samples of one modality alone, needs none.
     """
     uploads = {u.device: decode_part(store.read(u.manifest[LAYERS].id)) for u in updates if LAYERS in u.manifest}
     trained = {u.device: [part for part, count in u.samples.items() if count > 0] for u in updates}
     uploads = {d: {layer: own[layer] for layer in in_parts(own, trained[d])} for d, own in uploads.items()}
     senders = {layer: [d for d in sorted(uploads) if layer in uploads[d]] for own in uploads.values() for layer in own}
-    wanted = {u.device: needs.get(u.device) or min(uploads.get(u.device, {}), default="") for u in updates}
+    sent_first = {u.device: min(uploads.get(u.device, {}), default="") for u in updates if u.layer}
+    wanted = {u.device: needs.get(u.device) or sent_first.get(u.device, "") for u in updates}
     groups, weights = grouped(updates, clusters), {u.device: u.weight for u in updates}
     values: dict[str, Tensors] = {}
     record: dict[str, object] = {u.device: {"kept": _unserved(u, wanted[u.device])} for u in updates}
@@ -106,4 +107,6 @@ def _unserved(update: UpdateInfo, wanted: str) -> str:
     """Reason that a device keeps its own layer, where no other was sent."""
     if update.complete:
         return "it trained with complete data and needs no repair"
+    if not update.layer and not wanted:
+        return "no batch that lacks modalities came after a complete one"
     return f"its poverty layer {wanted} was not asked for" if wanted else "it was asked for no layer"
