@@ -264,7 +264,8 @@ class Member(NamedTuple):
     """Member of a period, in a round that exchanges layers. Layers are named "part|tensor".
 
     ``layer``, ``change``: its layer to repair by its last update, and how much that changed; "", 0: none.
-    ``parts``: those it trains; ``largest``: the largest layer it may be asked for. ``cluster`` -1: none is known.
+    ``parts``: those it trains; ``largest``: the largest layer it may be asked for in a stage's first round, later "".
+    ``cluster`` -1: none is known.
     """
 
     cluster: int

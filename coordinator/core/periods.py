@@ -42,8 +42,13 @@ def period_rounds(state: State, names: Sequence[str], *, resumes: bool) -> dict[
         return {name: PeriodRound(resumes, whole) for name in names}
     repair, tracks = choose("repair", state.plan.server), state.memory.devices
     among = state.memory.period if resumes else names  # also who is absent now: each attempt asks for the same
+    first = state.number == 1  # later a cluster without a poverty layer needs none
     members = {
-        name: Member(track.cluster, track.layer, track.change, device.placement.stage.trained, device.placement.layer)
+        name: Member(
+            *(track.cluster, track.layer, track.change),
+            device.placement.stage.trained,
+            device.placement.layer if first else "",
+        )
         for name, device in state.devices.items()
         for track in [tracks.get(name, Track())]
         if name in among and device.placement is not None

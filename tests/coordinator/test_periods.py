@@ -15,7 +15,7 @@ from test_coordinator_machine import POLICY, Play, of
 from coordinator.core import moves as do
 from coordinator.core import state as v
 from coordinator.core.assignments import expected, offer_for
-from coordinator.core.periods import makes_model
+from coordinator.core.periods import makes_model, period_rounds
 from coordinator.core.plausibility import bounded, unfit
 from coordinator.core.round_rules import quorum
 from coordinator.runtime import model_tasks
@@ -225,6 +225,17 @@ def test_what_may_be_exchanged_alone_is_read_once_a_round_and_off_the_event_loop
     warned, done = events
     assert "c names a poverty layer that may not be exchanged alone" in warned.data["text"]
     assert done.record == {"a": LAYER, "b": LAYER, "c": ""}
+
+
+def test_the_largest_layer_is_asked_for_in_a_stages_first_round_alone():
+    """Later a cluster without a poverty layer, as of complete devices, needs none."""
+    play = period_play("a", "b")
+    placed = {n: replace(d, placement=replace(d.placement, layer=LAYER)) for n, d in play.state.devices.items()}
+    asked = [
+        period_rounds(replace(play.state, devices=placed, number=number, memory=Memory()), ["a", "b"], resumes=False)
+        for number in (1, 2)
+    ]
+    assert [one["a"].layers for one in asked] == [(LAYER,), ()]
 
 
 def test_a_limit_hit_inside_a_period_is_planned_for_the_next():
