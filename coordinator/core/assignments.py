@@ -10,6 +10,7 @@ import msgspec
 from coordinator.core.known_devices import arrival_of
 from coordinator.core.moves import SendOffer, Steps
 from coordinator.core.state import OPEN, Assignment, Phase, State
+from edgefl.aggregation.history import Memory
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.aggregation.weights import signed, wanted
 from edgefl.models.spec import LAYERS, PROTOTYPES
@@ -133,7 +134,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
     resumes = (one.period or WHOLE_ROUND).resumes
     if resumes:
         names = names - {*stage.trained, *separate_figures(plan)} | {LAYERS, PROTOTYPES}
-    offered = {part: ref for part, ref in visible_parts(manifest, one.device, state).items() if part in names}
+    offered = {part: ref for part, ref in visible_parts(manifest, one.device, state.memory).items() if part in names}
     unsigned = one.device not in signed(manifest) and not is_closing(stage)
     return Offer(
         attempt=attempt,
@@ -160,9 +161,9 @@ def separate_figures(plan: RunPlan) -> dict[str, str]:
     return {**one_layer, PROTOTYPES: "prototypes_down_bytes"}
 
 
-def visible_parts(manifest: Manifest, device: str, state: State) -> Manifest:
+def visible_parts(manifest: Manifest, device: str, memory: Memory) -> Manifest:
     """The parts of a state in a device's scope: global, its cluster's, its own."""
-    history = state.memory.devices.get(device)
+    history = memory.devices.get(device)
     return view(manifest, device, history.cluster if history is not None else -1)
 
 

@@ -299,11 +299,15 @@ class EndTransfers(msgspec.Struct, frozen=True):
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """Make the new model state of these updates. ``signatures``: device -> what its hello carries for clusters."""
+    """Make the new model state of these updates. ``signatures``: device -> what its hello carries for clusters.
+
+    ``clips``: of each update, factors of its change by part and buffers, where it is clipped (``plausibility.clips``).
+    """
 
     attempt: Attempt
     updates: tuple[Update, ...]
     signatures: dict[str, bytes] = {}
+    clips: tuple[dict[str, float], ...] = ()
 
 
 class Evaluate(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from coordinator.core.assignments import offer, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
 from coordinator.core.periods import continuing, period_rounds
-from coordinator.core.plausibility import outliers
+from coordinator.core.plausibility import clipped, outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from edgefl.models.spec import modality_of
 from edgefl.plan.stages import is_closing
@@ -215,9 +215,15 @@ def _close(steps: Steps) -> None:
         for name, one in state.stragglers.items():
             _give_up(steps, name, one)
         steps.do(EndTransfers())
-    updates = aggregated_updates(steps.state)
+    updates, factors = aggregated_updates(steps.state), clipped(steps.state)
     known = {name: one.hello.signature for name, one in sorted(state.devices.items()) if not one.left_out}
-    steps.do(Aggregate(attempt, tuple(updates), {name: value for name, value in known.items() if value}))
+    signatures = {name: value for name, value in known.items() if value}
+    steps.do(Aggregate(attempt, tuple(updates), signatures, factors))
+    for update, own in zip(updates, factors, strict=False):
+        if own:
+            least = min(own, key=lambda entry: own[entry])
+            text = f"its change is clipped, of {least} to {own[least]:.2g} of it (round.clip_change)"
+            steps.warn_once(update.device, "clip", text)
     devices = steps.state.devices
     used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})

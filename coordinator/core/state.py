@@ -61,7 +61,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     base: float = 0.0
 
 
-#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.validate_update.BUFFERS_OF``.
+#: Before the name of a part, in the entry of its buffers, which have another scale.
+BUFFERS_OF = "buffers of "
+#: By part, and by part of its buffers.
 Changes = dict[str, Change]
 
 

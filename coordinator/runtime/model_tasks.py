@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.core.assignments import transfer_of
+from coordinator.core.assignments import transfer_of, visible_parts
 from coordinator.core.moves import Aggregate, Aggregated, CollectGarbage, Evaluate, Evaluated, Event, Plan, Planned
 from coordinator.core.periods import makes_model
 from coordinator.runtime.environment import Worker
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.record import warning
+from coordinator.runtime.validate_update import clipped_change
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.history import load as load_memory
@@ -109,6 +110,8 @@ class ModelTasks:
         return Planned(self._clock(), one.ticket, placements)  # now: a round's deadline begins when it is offered
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
+        if one.clips:
+            one = await asyncio.to_thread(self._clipped, one)
         updates = [self._info(update, one.attempt) for update in one.updates]
         if not makes_model(self.plan, one.attempt.stage, one.attempt.round):
             given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed, one.signatures)
@@ -125,8 +128,21 @@ class ModelTasks:
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )
+        if one.clips:
+            record["clipped"] = {info.name: own for info, own in zip(updates, one.clips, strict=True) if own}
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
+
+    def _clipped(self, one: Aggregate) -> Aggregate:
+        """The same with the clipped changes of its updates, in new objects."""
+        memory, updates = load_memory(self.store, self.manifest), []
+        for update, factors in zip(one.updates, one.clips, strict=True):
+            if factors:
+                offered = visible_parts(self.base(update.attempt), update.device, memory)
+                manifest = clipped_change(self.store, update.manifest, offered, factors)
+                update = msgspec.structs.replace(update, manifest=manifest)
+            updates.append(update)
+        return msgspec.structs.replace(one, updates=tuple(updates))
 
     def _info(self, update: Update, attempt: Attempt) -> UpdateInfo:
         """An update as it is aggregated in ``attempt``, which may be a later one than it was made in."""

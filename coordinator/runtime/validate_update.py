@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.core.state import Change, Changes, Claim
+from coordinator.core.state import BUFFERS_OF, Change, Changes, Claim
 from edgefl.aggregation.mean import BLOCK, BUFFERS, Layout, MisfitError, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.server_state import shared
 from edgefl.aggregation.weights import LIMIT_BYTES
@@ -32,8 +32,6 @@ HEADER_BYTES = 2**20
 PROTOTYPES_BYTES = 64 * 2**20
 #: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
 PACKED_HEADER_BYTES = 4096
-#: Before the name of a part, in the entry of its buffers.
-BUFFERS_OF = "buffers of "
 
 
 def asked_layout(store: ObjectStore, layers: Iterable[str], previous: Manifest) -> Layout:
@@ -196,6 +194,30 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
                 if names:
                     found[key] = _change(before, after, names)
     return found
+
+
+def clipped_change(
+    store: ObjectStore, manifest: Manifest, previous: Manifest, factors: Mapping[str, float]
+) -> Manifest:
+    """An update with its changes against ``previous`` scaled by ``factors``, by part and buffers."""
+    found, parts = dict(manifest), {entry.removeprefix(BUFFERS_OF) for entry in factors}
+    for part in sorted(parts & manifest.keys()):
+        before = _tensors(store, previous[part])
+        by_name = {name: BUFFERS_OF + part if name.endswith(BUFFERS) else part for name in before}
+        found[part] = _scaled(store, manifest[part], before, {n: factors.get(key, 1.0) for n, key in by_name.items()})
+    if alone := parts - manifest.keys():  # layers that came by themselves
+        before = {layer: _tensors(store, previous[split(layer)[0]])[split(layer)[1]] for layer in alone}
+        found[LAYERS] = _scaled(store, manifest[LAYERS], before, factors)
+    return found
+
+
+def _scaled(store: ObjectStore, ref: ObjectRef, before: Tensors, factors: Mapping[str, float]) -> ObjectRef:
+    tensors = dict(_tensors(store, ref))
+    for name, factor in factors.items():
+        if factor < 1 and name in tensors and tensors[name].dtype.kind == "f":
+            change = np.subtract(tensors[name], before[name], dtype=np.float32)
+            tensors[name] = before[name] + np.float32(factor) * change
+    return store.put(encode_part(tensors))
 
 
 def ruined(store: ObjectStore, manifest: Manifest) -> str:
