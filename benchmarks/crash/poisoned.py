@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import inprocess
 from device_agent.trainer import local_trainer
+from edgefl.models.spec import is_scheduled
 from edgefl.run_records import RunReport
 from edgefl.training.local_round import RoundResult, train_round
 
@@ -72,7 +73,7 @@ def attacked(attackers: Sequence[str], factor: float) -> Iterator[None]:
             return result
         sent = {}
         for part, tensors in result.parts.items():
-            before = parts.get(part, {})
+            before = parts.get(part, {}) if is_scheduled(part) else {}
             sent[part] = {
                 name: (before[name] + factor * (value - before[name])).astype(value.dtype)
                 if name in before and value.dtype.kind == "f"
@@ -88,9 +89,9 @@ def attacked(attackers: Sequence[str], factor: float) -> Iterator[None]:
         local_trainer.train_round = train_round
 
 
-def outcome_of(report: RunReport) -> Outcome:
-    """What a run's report says."""
-    rows = [row for row in report.evaluations if row.metric == "accuracy" and set(row.available) == {"acc", "gyro"}]
+def outcome_of(report: RunReport, of: Sequence[str] = ("acc", "gyro")) -> Outcome:
+    """What a run's report says; accuracy with the modalities ``of``."""
+    rows = [row for row in report.evaluations if row.metric == "accuracy" and set(row.available) == set(of)]
     ordered = sorted(rows, key=lambda row: (row.stage, row.round))
 
     def told(*statuses: str) -> frozenset[str]:

@@ -46,6 +46,7 @@ from coordinator.core.round_rules import (
 )
 from coordinator.core.standardize import standardize
 from coordinator.core.state import ENDED, Phase, State
+from coordinator.core.step_back import can_step_back, step_back, undo_of
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
 from edgefl.run_records import EventRow
@@ -255,6 +256,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
         buffered={key: one for key, one in state.buffered.items() if key not in state.aggregating},
         aggregating=(),
         tries=0,
+        undo=undo_of(state),
         memory=event.memory,
     )
     if _is_evaluated(state, state.stage, state.number):
@@ -285,7 +287,9 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
         steps.do(EventRow(0.0, "warning", *where, data={"text": f"{text}; the model has diverged"}))
     steps.set(evaluating=None)
-    if where == (state.stage, state.number):
+    if lost and state.undo is not None and state.undo.attempt == attempt and can_step_back(state):
+        step_back(steps, "the evaluation cannot calculate with the model")
+    elif where == (state.stage, state.number):
         _advance(steps)
     else:  # an earlier process had left it over
         _wait_for_devices(steps)

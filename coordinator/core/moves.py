@@ -224,6 +224,12 @@ class SavedRound(RoundRow, frozen=True):
     manifest: Manifest | None = None
 
 
+class TakenBack(msgspec.Struct, frozen=True):
+    """Ledger: a finished round counts as failed, and its evaluation as not made."""
+
+    attempt: Attempt
+
+
 class SavePlan(msgspec.Struct, frozen=True):
     """The plan has changed: its model's constants are fixed."""
 
@@ -342,7 +348,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 #: Rows of the ledger are instructions to save them; an EventRow, which the runner dates, is also announced.
 #: An assignment's figures on record stay where the row has none.
-Save = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd | SavePlan
+Save = DeviceRow | SightingRow | SavedRound | TakenBack | AssignmentRow | EvaluationRow | SaveEnd | SavePlan
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 

@@ -234,6 +234,18 @@ def _distance(own: Changes, others: Mapping[str, Others]) -> float:
     return math.sqrt(math.fsum(own[part].norm ** 2 for part in parts) / medians) if parts else 0.0
 
 
+def longest(state: State) -> str:
+    """The device with the longest change of two or more that are about to be counted; "": there are no two."""
+    due = _due(state)
+    others = _others({index: one.changes for index, (_, one) in enumerate(due)})
+    distances = [(_distance(one.changes, others[i]), _length(one.changes), name) for i, (name, one) in enumerate(due)]
+    return max(distances)[2] if len(distances) > 1 else ""
+
+
+def _length(own: Changes) -> float:
+    return math.sqrt(math.fsum(one.norm**2 for part, one in own.items() if is_scheduled(part)))
+
+
 def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str, float]]:
     """Factors below 1 that changes are scaled down by, for each part and its buffers.
 

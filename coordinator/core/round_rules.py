@@ -19,6 +19,7 @@ from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail
 from coordinator.core.periods import continuing, period_rounds
 from coordinator.core.plausibility import clipped, outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
+from coordinator.core.step_back import LEAST, broken, can_step_back, step_back
 from edgefl.models.spec import modality_of
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Update
@@ -49,7 +50,8 @@ def still_needed(state: State) -> CollectGarbage:
     """Roots of garbage collection: updates on disk or on their way, and the states their attempts began from."""
     every = [*state.stragglers.values(), *state.buffered.values()]
     updates = tuple(one.update for one in every if one.update is not None)
-    return CollectGarbage(updates, frozenset(one.attempt for one in every if one.attempt is not None))
+    began = {one.attempt for one in every if one.attempt is not None}
+    return CollectGarbage(updates, frozenset(began | ({state.undo.attempt} if state.undo is not None else set())))
 
 
 def _drop_outdated(steps: Steps) -> None:
@@ -105,6 +107,7 @@ def _free(state: State) -> list[str]:
         for name, device in state.devices.items()
         if device.online and device.eligible and name not in state.stragglers
         if not device.barred and not device.left_out
+        if state.set_aside != (state.stage, state.number, name)
     )
 
 
@@ -192,7 +195,14 @@ def check_close(steps: Steps) -> None:
 
 
 def _end(steps: Steps, *, enough: bool) -> None:
-    """Close, or try again; but first reject outliers, whereupon more updates may be needed."""
+    """Close, or try again; but first reject outliers, whereupon more updates may be needed, or step back."""
+    if len(names := broken(steps.state)) >= LEAST and can_step_back(steps.state):
+        attempt = steps.opened.attempt
+        _cut(steps)
+        steps.do(EndTransfers(), SavedRound(attempt.stage, attempt.round, attempt.attempt, "failed"))
+        steps.do(*(SendAbort(name, attempt, "the attempt failed") for name in done(steps.opened)))
+        step_back(steps, f"{', '.join(names)} cannot calculate with the model they were offered")
+        return
     rejected = outliers(steps.state)
     for device, assignment, refusal in rejected:
         put(steps, device, replace(assignment, status="rejected", refusal=refusal))

@@ -145,6 +145,14 @@ class Round(msgspec.Struct, frozen=True):
     grace_at: float | None = None
 
 
+class Undo(msgspec.Struct, frozen=True):
+    """What the last closed round is taken back by. ``memory``: before it; ``device``: that of its longest change."""
+
+    attempt: Attempt
+    memory: Memory
+    device: str
+
+
 class State(msgspec.Struct, frozen=True):
     """A run. ``stage`` and ``number`` name the round that is open or comes next; ``attempt`` is its last attempt begun.
 
@@ -174,6 +182,9 @@ class State(msgspec.Struct, frozen=True):
     evaluating: Attempt | None = None
     closed: Attempt | None = None  # the last attempt that was aggregated
     last_aggregated: tuple[str, ...] = ()  # the devices whose updates it holds, in order
+    undo: Undo | None = None  # of the last round, where this process closed it
+    stepped_back: tuple[int, int] = (0, 0)  # the newest round (stage, number) in which the one before was taken back
+    set_aside: tuple[int, int, str] = (0, 0, "")  # stage, number, and the device that this round is done without
     tickets: int = 0
     incompatible: frozenset[str] = frozenset()  # devices of another protocol version, which operators know of
     dropped: dict[str, int] = {}  # messages without effect, by reason

@@ -70,6 +70,12 @@ class ModelTasks:
         """A round has made a new state."""
         self.manifest = self._finals[stage] = self._states[stage, number] = manifest
 
+    def go_back(self, attempt: Attempt) -> None:
+        """A round is taken back: the state before it counts."""
+        self.manifest = self.base(attempt)
+        self._states = {key: one for key, one in self._states.items() if key < (attempt.stage, attempt.round)}
+        self._finals = {stage: one for (stage, _), one in sorted(self._states.items()) if stage}
+
     def base(self, attempt: Attempt) -> Manifest:
         """The state that devices of this attempt start from."""
         before = [key for key in self._states if key < (attempt.stage, attempt.round)]
