@@ -28,6 +28,7 @@ CALLS: dict[str, dict[str, str]] = {
         "merge": "tables generator",
         "rows": "model",
         "local_rows": "job candidate modalities",
+        "candidates": "",
     },
     "objective": {"loss": "forward"},
     "repair": {

@@ -204,6 +204,8 @@ class Prototypes(Method):
     averaged class by class.
     ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
+    ``candidates``: (options) -> numbers of classes to mix at inference, ascending, of which the best on the devices'
+    hold-outs is taken; (): their number is fixed.
     """
 
     local: Callable[..., Mapping[str, ClassMeans]] | None = None
@@ -211,6 +213,7 @@ class Prototypes(Method):
     merge: Callable[..., tuple[dict[str, ClassMeans], dict[str, object]]] | None = None
     rows: Callable[..., dict[str, tuple[int, int]]] | None = None
     local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
+    candidates: Callable[..., tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,8 @@ class Member(NamedTuple):
     """Member of a period, in a round that exchanges layers. Layers are named "part|tensor".
 
     ``layer``, ``change``: its layer to repair by its last update, and how much that changed; "", 0: none.
-    ``parts``: those it trains; ``largest``: the largest layer it may be asked for. ``cluster`` -1: none is known.
+    ``parts``: those it trains; ``largest``: the largest layer it may be asked for in a stage's first round, later "".
+    ``cluster`` -1: none is known.
     """
 
     cluster: int

@@ -119,7 +119,8 @@ def place(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
 class FakeDevice:
     """An agent in one class.
 
-    ``add``: what training adds to every value; ``beside``: parts beside the model's; ``breaking`` spoils updates.
+    ``add``: what training adds to every value; ``metrics``, ``beside``: metrics beside the loss, parts beside the
+    model's; ``breaking`` spoils updates.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class FakeDevice:
         decline: list[Refusal] | None = None,
         hold: bool = False,
         spoil: bool = False,
+        metrics: dict[str, float] | None = None,
         beside: dict[str, bytes] | None = None,
         breaking: Breaking | None = None,
         class_counts: tuple[int, ...] = (),
@@ -147,6 +149,7 @@ class FakeDevice:
         self.add, self.samples, self.budget = add, samples, budget or Budget()
         self.decline = list(decline or [])
         self.hold, self.spoil = hold, spoil
+        self.metrics = dict(metrics or {})
         self.beside = dict(beside or {})
         self.breaking = breaking
         self.class_counts = class_counts
@@ -221,7 +224,7 @@ class FakeDevice:
         if self.breaking is not None:
             manifest, samples = self.breaking(manifest, samples, self.store)
         figures = {"step_peak_bytes": Figure(900.0, "measured", "test"), "energy_j": Figure(reason="no sensor")}
-        self.update = m.Update(self.name, offer.attempt, manifest, samples, {"loss": self.add}, figures)
+        self.update = m.Update(self.name, offer.attempt, manifest, samples, {"loss": self.add, **self.metrics}, figures)
         self.offer = None
         self.say(self.update)
 

@@ -34,8 +34,8 @@ PATIENCE_S = 120.0
 #: How long a program may take to end after SIGTERM.
 GOODBYE_S = 15.0
 
-#: Lets a trainer take more memory than was predicted, or makes an agent one of another release.
-OVERRUN, RELEASES = (Path(__file__).parent / name for name in ("overrun", "releases"))
+#: Lets a trainer take more memory than was predicted, makes an agent one of another release, or ends a coordinator.
+OVERRUN, RELEASES, KILLED = (Path(__file__).parent / name for name in ("overrun", "releases", "killed"))
 ACTIVITIES = ("rest", "walk", "run")
 SHAPES = {"acc": (16, 3), "gyro": (16, 3), "lidar": (8, 2)}
 
@@ -227,8 +227,12 @@ class Fleet:
         settings: Mapping[str, object] | None = None,
         file: Path | None = None,
         options: Sequence[str] = (),
+        killed: int = 0,
     ) -> Program:
-        """``edgefl-coordinator run`` with ``file``, else ``RUN``, and the ``settings`` that differ."""
+        """``edgefl-coordinator run`` with ``file``, else ``RUN``, and the ``settings`` that differ.
+
+        ``killed``: in the middle of aggregating which round inside a period, as ``tests/killed`` has it; 0: it is not.
+        """
         if file is None:
             file = self.directory / f"{run}.yaml"
             file.write_text(RUN)
@@ -237,7 +241,8 @@ class Fleet:
             arguments += ["--ledger", place]
         for field, value in (settings or {}).items():
             arguments += ["--set", f"{field}={value}"]
-        return self._coordinator(arguments)
+        path = os.pathsep.join([str(KILLED), os.environ.get("PYTHONPATH", "")]).rstrip(":")
+        return self._coordinator(arguments, {"EDGEFL_TEST_KILLED": str(killed), "PYTHONPATH": path} if killed else {})
 
     def resume(self, run: str) -> Program:
         """``edgefl-coordinator run --resume``."""
@@ -251,9 +256,9 @@ class Fleet:
         """What the ledger holds."""
         return read_run(self.runs / run)
 
-    def _coordinator(self, arguments: list[str]) -> Program:
+    def _coordinator(self, arguments: list[str], variables: Mapping[str, str] | None = None) -> Program:
         options = ["--events", "--broker", self.broker.url, "--directory", str(self.runs)]
-        return self._start([*arguments, *options], "coordinator.log", lines="stdout")
+        return self._start([*arguments, *options], "coordinator.log", lines="stdout", variables=variables)
 
     def _start(
         self, arguments: list[str], log: str, *, lines: str, variables: Mapping[str, str] | None = None

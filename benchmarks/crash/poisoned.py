@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from benchmarks.common import inprocess
 from device_agent.trainer import local_trainer
@@ -82,11 +83,8 @@ def attacked(attackers: Sequence[str], factor: float) -> Iterator[None]:
             }
         return dataclasses.replace(result, parts=sent)
 
-    local_trainer.train_round = training  # type: ignore[assignment]
-    try:
+    with patch.object(local_trainer, "train_round", training):
         yield
-    finally:
-        local_trainer.train_round = train_round
 
 
 def outcome_of(report: RunReport, of: Sequence[str] = ("acc", "gyro")) -> Outcome:

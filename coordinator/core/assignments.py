@@ -110,7 +110,7 @@ def expected(
     ends = attempt.round == rounds[attempt.stage - 1]
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
     if not period.whole:
-        up = cost.layer_bytes if period.layers else 0
+        up = cost.layers_up_bytes if period.layers else 0
     sizes["payload_up_bytes"] = up + (cost.signature_bytes if known is None or not known.holds else 0)
     if period.resumes:
         member = state.memory.period.get(device)
@@ -146,7 +146,8 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
             slots=plan.slots,
             signature=wanted(plan.server) if unsigned else "",
             transfer=transfer_of(plan, attempt),
-            period=one.period,
+            period=one.period and replace(one.period, largest=one.placement.layer),
+            k=state.memory.k,
         ),
         manifest=offered,
         transfer=transfer_name("d", attempt),

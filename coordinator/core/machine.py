@@ -47,6 +47,7 @@ from coordinator.core.round_rules import (
 from coordinator.core.standardize import standardize
 from coordinator.core.state import ENDED, Phase, State
 from coordinator.core.step_back import can_step_back, step_back, undo_of
+from edgefl.plan.periods import period_length
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
 from edgefl.run_records import EventRow
@@ -243,6 +244,8 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         steps.warn(text, refused["device"])
+    if choice := event.record.get("choice_of_k"):
+        steps.emit("k_chosen", data=choice)
     for device, text in overweights(event.record.get("parts", {})):
         steps.warn_once(device, "weight", text)
     devices, aggregating = dict(steps.state.devices), [state.buffered[key] for key in state.aggregating]
@@ -267,9 +270,12 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
-    """Whether the model is evaluated after this round: only after rounds with a whole exchange."""
-    every = state.plan.evaluate_every
-    due = number % every == 0 if isinstance(every, int) else every == "round"
+    """Whether the model is evaluated after this round: only after rounds with a whole exchange.
+
+    In periods those are due that are the first at or after a multiple of ``evaluate_every``.
+    """
+    every, length = state.plan.evaluate_every, period_length(state.plan, state.plan.stages[stage - 1])
+    due = number // every > (number - 1) // length * length // every if isinstance(every, int) else every == "round"
     due = due or number == state.rounds[stage - 1]
     return bool(state.plan.test) and due and makes_model(state.plan, stage, number)
 

@@ -6,7 +6,7 @@ late, lost or declined, and who joined meanwhile, waits for the next period.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from coordinator.core.state import State
 from edgefl.aggregation.history import Track
@@ -21,24 +21,37 @@ def makes_model(plan: RunPlan, stage: int, number: int) -> bool:
     return ends(number, one.rounds, period_length(plan, one))
 
 
+def missing(state: State, present: Collection[str]) -> int:
+    """Devices that the period under way began with and that are not among those ``present``, though they may train."""
+    began = [state.devices[name] for name in state.period_devices if name not in present]
+    return sum(device.eligible and not device.barred and not device.left_out for device in began)
+
+
 def continuing(state: State, able: Sequence[str]) -> list[str]:
-    """Those of the devices that go on with the period under way; none in the first round of one."""
-    return [name for name in able if name in state.memory.period]
+    """Those of the devices that go on with the period under way; none where they are no quorum, or a period begins."""
+    members = [name for name in able if name in state.memory.period]
+    return members if len(members) >= state.policy.share(len(members) + missing(state, members)) else []
 
 
-def period_rounds(state: State, names: Sequence[str]) -> dict[str, PeriodRound]:
+def period_rounds(state: State, names: Sequence[str], *, resumes: bool) -> dict[str, PeriodRound]:
     """Device -> its round of the period; empty where the recipe has no periods."""
     if period_length(state.plan, state.plan.stages[state.stage - 1]) == 1:
         return {}
-    resumes, whole = bool(continuing(state, names)), makes_model(state.plan, state.stage, state.number)
+    whole = makes_model(state.plan, state.stage, state.number)
     if whole:
         return {name: PeriodRound(resumes, whole) for name in names}
-    repair, tracks, devices = choose("repair", state.plan.server), state.memory.devices, state.devices
+    repair, tracks = choose("repair", state.plan.server), state.memory.devices
+    among = state.memory.period if resumes else names  # also who is absent now: each attempt asks for the same
+    first = state.number == 1  # later a cluster without a poverty layer needs none
     members = {
-        name: Member(track.cluster, track.layer, track.change, placement.stage.trained, placement.layer)
-        for name in names
-        for track, placement in [(tracks.get(name, Track()), devices[name].placement)]
-        if placement is not None
+        name: Member(
+            *(track.cluster, track.layer, track.change),
+            device.placement.stage.trained,
+            device.placement.layer if first else "",
+        )
+        for name, device in state.devices.items()
+        for track in [tracks.get(name, Track())]
+        if name in among and device.placement is not None
     }
     asked = repair.bind(repair.method.ask)(members)
     return {name: PeriodRound(resumes, whole, asked.get(name, ())) for name in names}

@@ -14,6 +14,7 @@ from coordinator.core.state import BUFFERS_OF, Assignment, Changes, Claim, State
 from edgefl.aggregation.mean import OF
 from edgefl.aggregation.server_state import is_shared
 from edgefl.models.spec import LAYERS, PROTOTYPES, is_scheduled, modality_of
+from edgefl.plan.choice_of_k import candidates, doubt, most_judged
 from edgefl.plan.job import WHOLE_ROUND, Placement, RoundPolicy
 from edgefl.plan.stages import sent
 from edgefl.protocol.messages import Update
@@ -145,6 +146,13 @@ def _doubt(name: str, value: float, predicted: Figures) -> str:
 def likely(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that can be."""
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST_METRIC}
+
+
+def miscounted(state: State, placement: Placement, device: str, metrics: Mapping[str, float]) -> str:
+    """Why a device's counts for the choice of k cannot be, by the data it first introduced; "": they can."""
+    ks = candidates(state.plan.slots.prototypes, state.plan.model.classes)
+    most = most_judged(placement.hyper, state.devices[device].claim.samples, state.plan.model.encoders)
+    return doubt(metrics, ks, most)
 
 
 def learned(factors: Mapping[str, float], placement: Placement, measured: Figures) -> dict[str, float]:

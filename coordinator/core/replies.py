@@ -11,10 +11,11 @@ from coordinator.core import moves as m
 from coordinator.core.assignments import assignment_of, expected, offer, put
 from coordinator.core.known_devices import ask, count_rejected, figures_of, how_data
 from coordinator.core.moves import Steps
-from coordinator.core.plausibility import bounded, learned, likely, plausible, unfit
+from coordinator.core.plausibility import bounded, learned, likely, miscounted, plausible, unfit
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.budget.fit import decline_of
+from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.job import WHOLE_ROUND
 from edgefl.records import METHOD, OUT_OF_STEP, Attempt, Figure, Figures, Refusal
 
@@ -209,6 +210,8 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     predicted = expected(state, event.attempt, assignment.placement, name, assignment.period)
     own, implausible = plausible(update.figures, predicted)
     manifest, metrics = event.manifest or update.manifest, likely(update.metrics)
+    miscount = miscounted(state, assignment.placement, name, metrics)
+    metrics = without_counts(metrics) if miscount else metrics
     update = replace(update, manifest=manifest, metrics=metrics, figures=own)
     measured = own | event.figures | {figure: f for figure, f in own.items() if f.value is not None}
     measured |= _of_upload(own, event.figures)
@@ -231,6 +234,8 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     steps.emit("update", name, data | ({"staleness": late} if late else {}))
     if implausible:
         steps.warn_once(name, "figures", f"implausible figures are left out: {'; '.join(implausible)}")
+    if miscount:
+        steps.warn_once(name, "k", f"its counts for the choice of k are ignored: {miscount}")
     check_close(steps)
 
 

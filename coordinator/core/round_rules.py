@@ -8,15 +8,13 @@ both: what other stages trained is other parts.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 
 from coordinator.core.assignments import offer, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
-from coordinator.core.periods import continuing, period_rounds
+from coordinator.core.periods import continuing, missing, period_rounds
 from coordinator.core.plausibility import clipped, outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from coordinator.core.step_back import LEAST, broken, can_step_back, step_back
@@ -78,7 +76,7 @@ def open_round(steps: Steps) -> None:
     number = Attempt(state.plan.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     members = continuing(state, able)
     names = members or _chosen(state, able)
-    periods = period_rounds(state, names)
+    periods = period_rounds(state, names, resumes=bool(members))
     placed = {name: placement for name in names if (placement := state.devices[name].placement) is not None}
     assignments = {name: Assignment(placement, period=periods.get(name)) for name, placement in placed.items()}
     opened = Round(number, state.tries + 1, at, state.deadline(at), assignments)
@@ -92,7 +90,9 @@ def open_round(steps: Steps) -> None:
     waiting = {"next_period": later} if later else {}
     steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **behind, **waiting})
     if state.memory.period and not members:
-        steps.warn("no device of the period can go on with it; another period begins with this round")
+        steps.warn("too few devices of the period can go on with it; another period begins with this round")
+    if not members:
+        steps.set(period_devices=tuple(periods))
     steps.set(phase=Phase.ROUND, attempt=number.attempt, tries=opened.tries, open=opened)
     for name in names:
         offer(steps, name)
@@ -149,12 +149,13 @@ def offer_free(steps: Steps) -> None:
 def quorum(state: State) -> int:
     """Updates that the open attempt needs to close: a share of what was offered, at least one; if buffered, one.
 
+    In a period it is a share of the devices that the period began with: shares of those left would compound.
     A device that was left out meanwhile is not counted: the operator has decided that the round does without it.
     """
     if is_buffered(state):
         return 1
     offered = sum(a.status not in {"refused", "left_out"} for a in state.assignments.values())
-    return max(1, math.ceil(state.policy.quorum * offered - 1e-9))
+    return state.policy.share(offered + missing(state, state.assignments))
 
 
 def done(opened: Round) -> list[str]:

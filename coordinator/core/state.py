@@ -175,6 +175,7 @@ class State(msgspec.Struct, frozen=True):
     planned_stage: int = 0  # the stage the devices' placements belong to
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
+    period_devices: tuple[str, ...] = ()  # those that the period under way began with; quorums are shares of them
     open: Round | None = None
     stragglers: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count
     buffered: dict[str, Assignment] = {}  # such updates, on disk and not in the model yet, by ``key_of``
@@ -214,7 +215,7 @@ Kind = Literal["outline", "device", "assignment", "behind", "taken"]
 #: Fields that a position has as the state has them.
 _POSITION = (
     *("phase", "stage", "number", "attempt", "tries", "planned_stage", "evaluating", "closed", "last_aggregated"),
-    "paused",
+    *("paused", "period_devices"),
 )
 
 
@@ -233,6 +234,7 @@ class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "count
     last_aggregated: tuple[str, ...] = ()
     returning: tuple[str, ...] = ()
     paused: str = ""
+    period_devices: tuple[str, ...] = ()
 
 
 class SnapshotChanges(NamedTuple):

@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True):
     """A request about one run. ``store``: the directory of objects; ``stage``: a stage's number.
 
     ``manifest``: the model state, or as much of it as is evaluated; ``candidates``: devices to place; ``models``: parts
-    by device, to be compared; ``networks``: as for ``edgefl.training.matching.matching``.
+    by device, to be compared; ``networks``, ``k``: as for ``edgefl.training.matching.matching``.
     """
 
     plan: RunPlan
@@ -50,6 +50,7 @@ class Request(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     models: dict[str, Manifest] = {}
     networks: dict[str, dict[str, float]] = {}
+    k: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Evaluator:
@@ -103,7 +104,7 @@ class Evaluator:
         if choose("weight", plan.server).method.similarity is not None:
             rows = probe_rows(test, plan.model)
             test = test.subset(np.delete(np.arange(len(test)), rows))
-        matcher, networks = matching(plan.model, parts, plan.slots, request.networks)
+        matcher, networks = matching(plan.model, parts, plan.slots, request.networks, request.k)
         return evaluate(
             plan.model,
             plan.stages[request.stage - 1],

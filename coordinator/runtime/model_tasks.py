@@ -118,7 +118,10 @@ class ModelTasks:
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         if one.clips:
             one = await asyncio.to_thread(self._clipped, one)
-        updates = [self._info(update, one.attempt) for update in one.updates]
+        stage, single = self.plan.stages[one.attempt.stage - 1], dict[str, int]()
+        if period_length(self.plan, stage) > 1:
+            single = await asyncio.to_thread(exchangeable_layers, self.store, self.manifest, stage.trained)
+        updates = [self._info(update, one.attempt, single) for update in one.updates]
         if not makes_model(self.plan, one.attempt.stage, one.attempt.round):
             given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed, one.signatures)
             manifest, record = await asyncio.to_thread(exchange_layers, *given)
@@ -150,8 +153,11 @@ class ModelTasks:
             updates.append(update)
         return msgspec.structs.replace(one, updates=tuple(updates))
 
-    def _info(self, update: Update, attempt: Attempt) -> UpdateInfo:
-        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in."""
+    def _info(self, update: Update, attempt: Attempt, single: Mapping[str, int]) -> UpdateInfo:
+        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in.
+
+        ``single``: the layers that may be exchanged alone.
+        """
         late = attempt.round - update.attempt.round
         info = UpdateInfo(
             device=update.device,
@@ -161,7 +167,7 @@ class ModelTasks:
             complete=update.complete,
             poverty=update.poverty,
             poverty_change=update.poverty_change,
-            layer=self._layer(update),
+            layer=self._layer(update, single),
             retained=update.base,
         )
         if not late:
@@ -169,23 +175,24 @@ class ModelTasks:
         damped = factor(late, self.plan.policy.alpha)
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
-    def _layer(self, update: Update) -> str:
+    def _layer(self, update: Update, single: Mapping[str, int]) -> str:
         """The layer to repair that an update names, if it may be exchanged alone; "" for none."""
         stage = self.plan.stages[update.attempt.stage - 1]
         if not update.layer or period_length(self.plan, stage) == 1:
             return ""
-        if update.layer in exchangeable_layers(self.store, self.manifest, stage.trained):
+        if update.layer in single:
             return update.layer
         named = f"{update.device} names a poverty layer that may not be exchanged alone: {update.layer[:120]!a}"
         self._report(warning(named, stage.index, update.attempt.round))
         return ""
 
     async def evaluated(self, one: Evaluate) -> Evaluated:
-        """The global model, with the matcher networks if there are any, on the test set."""
-        networks = (await asyncio.to_thread(load_memory, self.store, self.manifest)).networks
+        """The global model, with the matcher networks and the chosen k if there are any, on the test set."""
+        memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
+        networks = memory.networks
         members = {name: self.manifest[name] for weights in networks.values() for name in weights}
         state, stage = shared(self.manifest) | members, one.attempt.stage
-        request = Request(self.plan, str(self.store.root), stage, state, networks=networks)
+        request = Request(self.plan, str(self.store.root), stage, state, networks=networks, k=memory.k)
         rows = await self._ask("evaluate", tuple[EvaluationRow, ...], request)
         numbered = (msgspec.structs.replace(row, stage=stage, round=one.attempt.round) for row in rows)
         return Evaluated(self._clock(), one.attempt, tuple(numbered))

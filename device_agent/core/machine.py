@@ -207,6 +207,8 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         state, declined = _decline(state, offer, refusal)
         return state, [*out, *declined]
     state = replace(state, task=v.Task(offer), declined=None, waiting=None)
+    if offer.job.period is not None:  # whole models, of which it goes on from one
+        state = replace(state, retained=tuple(retained_before(state, offer.attempt)[-1:]))
     keep = {ref.id for kept in state.retained for ref in kept.manifest.values()}
     keep |= {ref.id for ref in offer.manifest.values()}
     keep |= {name for packed in offer.packed.values() for name in (packed.ref.id, packed.base) if name}

@@ -11,11 +11,14 @@ from __future__ import annotations
 from device_agent.core.retained import retained_before
 from device_agent.core.state import DataFacts, Disk, State
 from edgefl import PROTOCOL_VERSION
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, part_names
 from edgefl.plan.job import WHOLE_ROUND
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.releases import mismatch, works_with
 from edgefl.records import OUT_OF_STEP, Attempt, Refusal, digest_of
+
+#: Parts named in a refusal.
+MOST_NAMED = 5
 
 
 def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
@@ -96,18 +99,26 @@ def _out_of_step(state: State, offer: Offer) -> Refusal | None:
         return None
     held = retained_before(state, offer.attempt)
     if held and digest_of(held[-1].manifest) == offer.base:
-        return None
+        own = set(held[-1].manifest).intersection(part_names(offer.job.model))
+        if not (differing := own.symmetric_difference(offer.job.stage.trained)):
+            return None
+        named = ", ".join(sorted(differing)[:MOST_NAMED])
+        detail = f"planned again, this device trains other parts than the period began with: {named}"
+        return Refusal(OUT_OF_STEP, detail=f"{detail}; it waits for the next period")
     here = f"of round {held[-1].attempt.round} of stage {held[-1].attempt.stage}" if held else "of no round"
     detail = f"the parts retained here are {here}, not those that the period goes on from; wait for the next period"
     return Refusal(OUT_OF_STEP, detail=detail)
 
 
 def _disk(state: State, offer: Offer, disk: Disk) -> Refusal | None:
-    """An offer needs its manifest and, beside it, new versions of the parts it trains."""
+    """An offer needs its manifest, what is retained in its period, and new versions of the parts it trains."""
     sizes = {ref.id: ref.size for ref in offer.manifest.values()}
     held = retained_before(state, offer.attempt)
-    known = {**(held[-1].manifest if held else {}), **offer.manifest}
+    own = held[-1].manifest if held else {}
+    known = {**own, **offer.manifest}
     trained = sum(known[part].size for part in offer.job.stage.trained if part in known)
+    if offer.job.period is not None:
+        sizes |= {ref.id: ref.size for ref in own.values()}
     for needed, allowed, place in (
         (sum(sizes.values()), state.budget.disk_bytes, "budget.disk_bytes"),
         (disk.missing_bytes, disk.free_bytes, "free space"),

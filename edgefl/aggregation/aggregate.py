@@ -41,8 +41,9 @@ from edgefl.aggregation.server_state import (
 from edgefl.aggregation.weights import RoundContext, absent_from, assign, shares_of, sign
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
+from edgefl.plan.choice_of_k import recorded, summed
 from edgefl.plan.job import Transfer
-from edgefl.plan.stages import exchange_of
+from edgefl.plan.stages import compared_k, exchange_of
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 from edgefl.registry import Recipe, choose
@@ -89,7 +90,8 @@ def aggregate_round(
     ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, range, malformed or
     unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
     although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
-    changes are damped by the factor; ``clusters``, ``repaired`` and ``momentum`` where a slot made them.
+    changes are damped by the factor; ``clusters``, ``repaired`` and ``momentum`` where a slot made them;
+    ``choice_of_k`` where devices counted for it (``edgefl.plan.choice_of_k.recorded``).
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
     """
@@ -156,6 +158,11 @@ class _Round:
             self.record["whole"] = self.whole
         networks = {**self.memory.networks, **history.networks(self.record)}
         memory = msgspec.structs.replace(self.memory, networks=networks)
+        counts = history.counted(self.updates)
+        total = summed(counts.values())
+        if total is not None and compared_k(self.slots["prototypes"]):
+            self.record["choice_of_k"] = recorded(total, list(counts))
+            memory = msgspec.structs.replace(memory, k=total.best)
         return state | {history.KEY: self.store.put(msgspec.json.encode(memory))}, self.record
 
     def aggregate(self, part: str) -> None:

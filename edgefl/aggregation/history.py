@@ -20,6 +20,7 @@ from edgefl.aggregation.mean import Tensors
 from edgefl.aggregation.server_state import SERVER, of_device
 from edgefl.errors import ModelError
 from edgefl.models.spec import is_matcher, modality_of
+from edgefl.plan.choice_of_k import Counts, counts_of
 from edgefl.records import Manifest
 from edgefl.registry import Choice
 from edgefl.storage.objects import ObjectStore
@@ -103,6 +104,7 @@ class Memory(msgspec.Struct, frozen=True):
     devices: dict[str, Track] = {}
     networks: dict[str, dict[str, float]] = {}
     period: dict[str, PeriodMember] = {}  # of the period under way: empty after its last round
+    k: int | msgspec.UnsetType = msgspec.UNSET  # ProtoMix's, as last chosen on hold-outs
 
 
 def note_round(
@@ -143,7 +145,7 @@ def note_round(
     if clusters:  # also of devices that have not trained yet
         devices |= {d: Track() for d in sorted(clusters) if d not in devices}
         devices = {d: msgspec.structs.replace(t, cluster=clusters.get(d, NO_CLUSTER)) for d, t in devices.items()}
-    return Memory(rounds=now, gains=gains, devices=devices, networks=memory.networks)
+    return Memory(rounds=now, gains=gains, devices=devices, networks=memory.networks, k=memory.k)
 
 
 def _coalitions(
@@ -246,6 +248,12 @@ def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, i
             received |= {device: member.received} if member.received is not None else {}
     noted = note_round(memory, metrics, received, {u.device: u.weight for u in updates}, clusters)
     return note_layers(noted, updates)
+
+
+def counted(updates: Sequence[UpdateInfo]) -> dict[str, Counts]:
+    """device -> its counts for the choice of k, of devices that have some; of two updates the newer one's."""
+    newest = {u.device: counts_of(u.metrics) for u in sorted(updates, key=lambda one: -one.staleness)}
+    return {device: counts for device, counts in sorted(newest.items()) if counts is not None}
 
 
 def note_layers(memory: Memory, updates: Sequence[UpdateInfo]) -> Memory:

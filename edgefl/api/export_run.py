@@ -119,7 +119,8 @@ def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
     from edgefl.protocol.tensors import decode_part
     from edgefl.training.fill import matcher_of
 
-    networks = load_memory(store, state.manifest).networks
+    memory = load_memory(store, state.manifest)
+    networks = memory.networks
     wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
     parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted & set(state.manifest))}
     fresh = _statistics(state, parts)
@@ -128,7 +129,7 @@ def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
         state.stage,
         parts | fresh,
         {part: ref for part, ref in state.manifest.items() if part not in fresh},
-        matcher_of(state.plan.slots, networks),
+        matcher_of(state.plan.slots, networks, memory.k),
         networks,
         tuple(state.untrained),
         _default_mask(state.plan),

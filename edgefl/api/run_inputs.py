@@ -20,7 +20,7 @@ from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, RunPlan
 from edgefl.plan.preparation import read_as
-from edgefl.plan.stages import OWN_HOLDOUT, by_returns
+from edgefl.plan.stages import OWN_HOLDOUT, by_holdouts
 from edgefl.records import Capabilities
 from edgefl.registry import choose
 from edgefl.report.grid import Cell, Column, Grid, table
@@ -156,7 +156,7 @@ def assumptions(file: RunSource, overrides: Overrides, options: PlanOptions) -> 
         )
     if config.data.source is None and options.samples is None:
         found.append("data.source is not given: each device has as many samples as the test set; --samples says other.")
-    if config.training.holdout is None and (needing := by_returns(recipe.slots)):
+    if config.training.holdout is None and (needing := by_holdouts(recipe.slots)):
         found.append(
             f"training.holdout is not given: {OWN_HOLDOUT:.0%} of each device's samples are not trained on, by which "
             f"{' and '.join(needing)} goes."

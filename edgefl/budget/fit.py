@@ -299,7 +299,7 @@ class StagePrice(msgspec.Struct, frozen=True):
     memory: dict[str, int] = {}  # what step_peak_bytes consists of
     libraries_bytes: int = 0  # that a step on a CPU takes besides its tensors
     exceeds: tuple[str, ...] = ()  # devices whose budgets are short of the whole stage in whole batches
-    layer_bytes: int = 0  # each way in a round inside a period
+    layer_bytes: int = 0  # down and up in a round inside a period
 
 
 class DevicePlan(msgspec.Struct, frozen=True):

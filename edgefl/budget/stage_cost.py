@@ -58,6 +58,7 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     known = set(before.present) - set(sent(before, exchange)) if before is not None else set()
     # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
     first = [part for part in job.stage.present if part not in known]
+    asked, largest = period_of(job.slots.repair).layers, layers.get(largest_layer(job, layers), 0)
     return Cost(
         payload_down_bytes=packed_of(changed, part_bytes, transfer.down, transfer.top) + tables_down,
         payload_up_bytes=packed_of(trained, part_bytes, transfer.up, transfer.top) + tables_up,
@@ -68,7 +69,8 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
         signature_bytes=signature_bytes(signature, candidate.class_counts)
         if signature and not is_closing(job.stage)
         else 0,
-        layer_bytes=period_of(job.slots.repair).layers * layers.get(largest_layer(job, layers), 0),
+        layer_bytes=min(asked, 1) * largest,
+        layers_up_bytes=asked * largest,
     )
 
 
@@ -172,7 +174,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     if libraries:
         memory["libraries"] = libraries
     once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
-    # Between whole exchanges a device retains what it trained in two rounds: a retry resumes from the earlier one.
+    # In a period a device retains what it trained in the round before, beside what it receives and what it trains.
     retained = (
         bytes_of(sent(job.stage, job.slots.exchange), part_bytes) if period_of(job.slots.repair).rounds > 1 else 0
     )

@@ -235,7 +235,7 @@ class TrainingConfig(Values):
         None,
         description="share of each device's samples that is only tested on: personal figures, returns; default: 0.2 "
         "where the classifiers stay on the devices (weight: relationship or own), or select or optimise goes by "
-        "returns, else 0",
+        "returns, or prototypes choose k, else 0",
     )
 
     @pydantic.field_validator("rounds", mode="before")

@@ -161,7 +161,7 @@ def count_of(devices: int, share: float) -> int:
 
 BANZHAF = {
     "share": DEVICE_SHARE,
-    "warmup_rounds": Option(100, "rounds in which the draw is even", least=0),
+    "warmup_rounds": Option(100, "rounds, or periods, whose draw is even", least=0),
     "warmup": Option("clusters", "among whom it is even: in each cluster, or all devices", ("clusters", "all")),
     "temperature": Option(2.0, "how strongly the index decides: probability ∝ exp(temperature · index)", least=0),
 }

@@ -173,6 +173,10 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
     if model.head.kind != "none" and model.head.norm == "batch":
         text = f"is batch, and its statistics are not of the weights that a layer is replaced in: {why}; set layer"
         found.append(Problem("model.head.norm", text))
+    for term in chosen("objective", recipe.slots["objective"]):
+        if term.method.received:
+            text = f"{term.name} compares with the parts received, and {why}, in which a device goes on from its own"
+            found.append(Problem("slots.objective", f"{text}; leave {term.name} out, or exchange everything"))
     for direction in ("up", "down"):
         rules = _rules(getattr(config.transfer, direction))
         if any(packing != "f32" for _, packing in rules):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -107,12 +108,14 @@ class PeriodRound(msgspec.Struct, frozen=True):
     """One device's round of a period, in which only the first begins with the model and only the last sends it.
 
     ``resumes``: the trained parts go on from the device's own; ``whole``: everything trained is uploaded, as in every
-    round outside of periods; else ``layers``: those asked for ("part|tensor").
+    round outside of periods; else ``layers``: those asked for ("part|tensor"). ``largest``: of the device's layers that
+    may be exchanged alone, in its offers; it names no larger one as its poverty layer.
     """
 
     resumes: bool = False
     whole: bool = True
     layers: tuple[str, ...] = ()
+    largest: str = ""
 
 
 #: The round of a device where the recipe has no periods.
@@ -129,6 +132,7 @@ class Job(msgspec.Struct, frozen=True):
     signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
     transfer: Transfer = Transfer()
     period: PeriodRound | None = None  # None: the recipe has no periods
+    k: int | msgspec.UnsetType = msgspec.UNSET  # of the prototype mask, where hold-outs have chosen it
 
 
 class Decline(msgspec.Struct, frozen=True):
@@ -210,6 +214,10 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     largest_share: float = 0.5  # of a part's weight that one of three or more devices may have
     largest_change: float = 10.0  # times the median of the other devices' changes; beyond it is left out; 0: none is
     clip_change: float = 3.0  # times the same; beyond it is scaled down to it; 0: none is
+
+    def share(self, devices: int) -> int:
+        """Updates that make a quorum of so many devices: at least one."""
+        return max(1, math.ceil(self.quorum * devices - 1e-9))
 
     @property
     def keeps(self) -> bool:

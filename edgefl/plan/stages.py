@@ -24,7 +24,7 @@ from edgefl.models.spec import (
     part_names,
 )
 from edgefl.plan.job import Exchange, Job, Stage
-from edgefl.registry import Recipe, Slot, choose
+from edgefl.registry import Choice, Recipe, Slot, choose
 
 
 def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -130,23 +130,31 @@ RESIDUAL = "lost/"
 OWN_HOLDOUT = 0.2
 
 
-def by_returns(slots: Recipe) -> list[str]:
-    """The slots (role: choice) that go by the devices' returns."""
+def by_holdouts(slots: Recipe) -> list[str]:
+    """The slots (role: choice) that go by what devices measure on their hold-outs: returns, or the best k."""
     choices = {role: choose(role, slots) for role in ("select", "optimise")}
-    return [f"{role}: {choice.name}" for role, choice in choices.items() if choice.method.returns]
+    found = [f"{role}: {choice.name}" for role, choice in choices.items() if choice.method.returns]
+    prototypes = choose("prototypes", slots)
+    return [*found, f"prototypes: {prototypes.name}"] if compared_k(prototypes) else found
+
+
+def compared_k(prototypes: Choice) -> tuple[int, ...]:
+    """The k that devices compare on their hold-outs, whatever the number of classes; () where the recipe fixes it."""
+    ks = prototypes.method.candidates
+    return prototypes.bind(ks)() if ks else ()
 
 
 def default_holdout(slots: Recipe) -> float:
     """Hold-out of a run file that sets none."""
-    return OWN_HOLDOUT if exchange_of(slots["weight"]) != "all" or by_returns(slots) else 0.0
+    return OWN_HOLDOUT if exchange_of(slots["weight"]) != "all" or by_holdouts(slots) else 0.0
 
 
 def unmeasured(slots: Recipe, holdout: float | None) -> list[Problem]:
-    """Problem of a hold-out of 0 beside methods that go by returns."""
-    needing = " and ".join(by_returns(slots))
+    """Problem of a hold-out of 0 beside methods that go by what devices measure on it."""
+    needing = " and ".join(by_holdouts(slots))
     if holdout != 0.0 or not needing:
         return []
-    text = f"is 0, and devices have no returns without it, by which {needing} goes; leave it out, or give a share"
+    text = f"is 0, and {needing} goes by what devices measure on their hold-outs; leave it out, or give a share"
     return [Problem("training.holdout", text)]
 
 

@@ -19,6 +19,7 @@ from edgefl.data.dataset import Dataset, Encoded
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, classifier_loss, prior_losses
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel, build
+from edgefl.plan.choice_of_k import candidates
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing
 from edgefl.plan.training_samples import LEAST, MOST, built_parts, needs_labels, prefixes
@@ -92,7 +93,10 @@ class Overhead:
             return flops + share.own * self._mean(job, share.patterns, projections_of) + _matchers(job, share)
         if share.holdout:
             evaluations = 2 + _personal(job)  # as received, as trained, the personal model
-            flops += evaluations * share.holdout * self._mean(job, share.tried, _evaluate)
+            each = self._mean(job, share.tried, _evaluate)
+            flops += evaluations * share.holdout * each
+            if candidates(job.slots.prototypes, job.model.classes):
+                flops += share.holdout * (self._mean(job, share.tried, _evaluate_received) - each)
         count = share.own if needs_labels(job.slots) else share.trained
         return flops + count * (self._mean(job, share.patterns, _cluster) + self._mean(job, share.patterns, _tables))
 
@@ -143,6 +147,11 @@ def zero_prototypes(job: Job) -> dict[str, dict[str, np.ndarray]]:
 
 def _evaluate(job: Job, model: StagedModel, samples: Dataset) -> None:
     local_evaluation(job, model, samples, zero_prototypes(job), "")
+
+
+def _evaluate_received(job: Job, model: StagedModel, samples: Dataset) -> None:
+    ks = candidates(job.slots.prototypes, job.model.classes)
+    local_evaluation(job, model, samples, zero_prototypes(job), "", ks)
 
 
 def _cluster(job: Job, model: StagedModel, samples: Dataset) -> None:

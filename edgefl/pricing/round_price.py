@@ -243,5 +243,5 @@ def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if any(term.teacher for term in terms) else {},
         tuple((p, p.detach().clone()) for p in trained),
-        matcher_of(job.slots, {}),
+        matcher_of(job.slots, {}, job.k),
     )

@@ -159,7 +159,7 @@ def _stage_prices(
             memory=dict(priced.memory),
             libraries_bytes=priced.libraries,
             exceeds=tuple(_exceeding(job, samples, priced, whole, run.devices)) if stage.rounds else (),
-            layer_bytes=traffic.layer_bytes,
+            layer_bytes=traffic.layer_bytes + traffic.layers_up_bytes,
         )
         stored |= set(priced.cache_fill_flops) if stage.rounds else set()
 

@@ -175,13 +175,16 @@ def stage_total(placement: Placement, period: int = 1, *, joins: bool) -> Cost:
     """
     cost, rounds = placement.cost, placement.stage.rounds
     later, more = rounds - 1, whole_exchanges(rounds, period) - 1
-    layers = (later - more) * cost.layer_bytes
+    between = later - more
     first = placement.predicted_first.get("flops")
     brought = cost.joining_down_bytes - cost.prototypes_down_bytes if joins else cost.entering_down_bytes
     return Cost(
         flops=later * cost.flops + (first.value or 0.0 if first is not None else cost.flops),
-        payload_down_bytes=brought + more * cost.payload_down_bytes + layers,
-        payload_up_bytes=more * cost.payload_up_bytes + cost.whole_up_bytes + layers + joins * cost.signature_bytes,
+        payload_down_bytes=brought + more * cost.payload_down_bytes + between * cost.layer_bytes,
+        payload_up_bytes=more * cost.payload_up_bytes
+        + cost.whole_up_bytes
+        + between * cost.layers_up_bytes
+        + joins * cost.signature_bytes,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from edgefl.plan.choice_of_k import in_words
 from edgefl.records import ORACLE
 from edgefl.registry import methods
 from edgefl.report import units
@@ -102,6 +103,8 @@ def evaluation(report: RunReport) -> Grid:
     ]
     if matchers := ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher)):
         notes.append(f"Prototype mask: classes matched by {matchers}.")
+    if choices := [event.data for event in report.events if event.kind == "k_chosen"]:
+        notes.append(f"Classes mixed: {in_words(choices[-1])}, by the devices; the test set had no part in it.")
     if any(row.missing == ORACLE for row in rows):
         notes.append(_TOLD)
     if reasons := [e.data["statistics"] for e in report.events if e.kind == "run_started" and e.data.get("statistics")]:

@@ -27,7 +27,7 @@ def _payload(stage: StagePrice, period: int) -> int:
     """Bytes of all rounds of a stage, down and up."""
     wholes = whole_exchanges(stage.rounds, period)
     usual = stage.payload_down_bytes + stage.payload_up_bytes
-    return stage.whole_bytes + (wholes - 1) * usual + 2 * (stage.rounds - wholes) * stage.layer_bytes
+    return stage.whole_bytes + (wholes - 1) * usual + (stage.rounds - wholes) * stage.layer_bytes
 
 
 def batch_column(price: RunPrice, get: Callable[[Row], int]) -> list[Column[Row]]:

@@ -13,7 +13,7 @@ samples it could not complete; a device that could complete all of them has not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,8 @@ class Criteria:
 
     ``prototypes``: also with the prototype mask, matched by ``matcher`` (``networks``: those a trained one needs).
     ``mask``: the stand-in a device's own judgement uses; None: the role's default. ``statistics``: those of batch norm
-    are first taken on the inputs of the test set.
+    are first taken on the inputs of the test set. ``candidates``: values of the matcher's k that a device's own
+    judgement compares.
     """
 
     tasks: frozenset[str] | None = None
@@ -70,6 +71,7 @@ class Criteria:
     matcher: Matcher = DEFAULT_MATCHER
     networks: Networks = field(default_factory=dict)
     statistics: bool = False
+    candidates: tuple[int, ...] = ()
 
     def of(self, model: ModelSpec) -> frozenset[str]:
         """The tasks of a model. Raises ModelError for one it was not made for."""
@@ -174,8 +176,9 @@ def judge(
 
     The figures are accuracy, loss and the macro averages over the labelled samples; recalls of every pair over the
     samples that have both, and "rsum", the mean over the pairs. A task the samples say nothing about (no label, no
-    pair) has no figure. Errors as in :func:`evaluate`. ``model`` may lack the encoders of other modalities; it ends in
-    evaluation mode.
+    pair) has no figure. With ``criteria.candidates`` and ``tables`` also the right answers by each k of the prototype
+    mask, every modality alone. Errors as in :func:`evaluate`. ``model`` may lack the encoders of other modalities; it
+    ends in evaluation mode.
     """
     tasks = criteria.of(model.spec)
     model.eval()
@@ -183,6 +186,7 @@ def judge(
     figures: dict[str, float] = {}
     if "classification" in tasks and judged.names and dataset.labels is not None:
         figures |= _as_they_are(judged, dataset.labels, criteria.mask or default("missing"))
+        figures |= _right_by_k(judged, dataset.labels) if tables else {}
     if "retrieval" in tasks:
         found = [judged.pair(a, b)[0] for a, b in pairs(judged.names)]
         sums = [pair.pop("rsum") for pair in found if "rsum" in pair]
@@ -250,6 +254,22 @@ def _as_they_are(judged: _Judged, labels: np.ndarray, mask: str) -> dict[str, fl
         rows = np.flatnonzero(usable & (has == pattern).all(axis=1))
         logits[rows] = judged.logits([m for m, there in zip(names, pattern, strict=True) if there], rows, mask)
     return _scores(logits[usable], labels[usable])
+
+
+def _right_by_k(judged: _Judged, labels: np.ndarray) -> dict[str, float]:
+    """Right answers by each candidate k, and of how many: the labelled samples of each modality, given alone."""
+    rows = {m: np.flatnonzero(judged.data.has(m) & (labels >= 0)) for m in judged.names}
+    total = sum(map(len, rows.values()))
+    if not judged.criteria.candidates or not total:
+        return {}
+    mask = next(name for name, one in methods("missing").items() if one.tables)
+    figures = {"judged_with_k": float(total)}
+    for k in judged.criteria.candidates:
+        matcher = replace(judged.criteria.matcher, k=k)
+        mixed = replace(judged, criteria=replace(judged.criteria, matcher=matcher))
+        right = [mixed.logits((m,), own, mask).argmax(1) == labels[own] for m, own in rows.items() if own.size]
+        figures[f"right_with_k_{k}"] = float(np.concatenate(right).sum())
+    return figures
 
 
 def _scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:

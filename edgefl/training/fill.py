@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from edgefl.lazy import torch
 from edgefl.prototypes.mask import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import Slot, chosen, default
@@ -115,9 +117,13 @@ def at_inference(missing: Slot, model: ModelSpec, tables: Mapping[str, object]) 
     return own.name if offered and offered(model, tables) else default("missing")
 
 
-def matcher_of(slots: Slots, networks: Mapping[str, object]) -> Matcher:
-    """The recipe's matcher; cosine until the small networks it needs have been trained (in the closing round)."""
+def matcher_of(slots: Slots, networks: Mapping[str, object], k: int | msgspec.UnsetType = msgspec.UNSET) -> Matcher:
+    """The recipe's matcher; cosine until the small networks it needs have been trained (in the closing round).
+
+    ``k``: as chosen on hold-outs, in place of the recipe's; ``TOP_K`` where that is 0 and none has been chosen.
+    """
     options = chosen("prototypes", slots.prototypes)[0].options
     metric = str(options.get("match", DEFAULT_MATCHER.metric))
-    matcher = Matcher(metric, int(options.get("k", TOP_K)), float(options.get("temperature", 0.0)))
+    mixed = int(options.get("k", TOP_K)) or TOP_K if k is msgspec.UNSET else k
+    matcher = Matcher(metric, mixed, float(options.get("temperature", 0.0)))
     return DEFAULT_MATCHER if matcher.trained and not networks else matcher

@@ -168,7 +168,7 @@ def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kep
     received = tuple((p, p.detach().clone()) for p in trained if any(term.received for term in terms))
     tables = tables_of(parts, device_of(model))
     initial = {} if tables else initial_tables(job, device_of(model))
-    return Auxiliary(tables, private_heads, teachers, received, matcher_of(job.slots, {}), initial)
+    return Auxiliary(tables, private_heads, teachers, received, matcher_of(job.slots, {}, job.k), initial)
 
 
 def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, Table]:

@@ -49,13 +49,19 @@ def personal_evaluation(
 
 
 def local_evaluation(
-    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str
+    job: Job,
+    model: StagedModel,
+    holdout: Dataset,
+    parts: Mapping[str, Tensors],
+    prefix: str,
+    candidates: tuple[int, ...] = (),
 ) -> dict[str, float]:
     """Metrics "<prefix>_<name>" of a device's own model on the samples ``holdout`` it set apart; without samples none.
 
     "<prefix>_score" is what returns are made of: accuracy, or where nothing is labelled the mean recall at 1. Absent
     modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are none yet, and in
-    place of noise. ``model`` ends in evaluation mode.
+    place of noise. ``candidates``: values of k, each with its right answers by the prototype mask among the metrics.
+    ``model`` ends in evaluation mode.
     """
     if not len(holdout):
         return {}
@@ -65,8 +71,9 @@ def local_evaluation(
     tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
     mask = at_inference(job.slots.missing, job.model, tables)
-    criteria = Criteria(tasks, mask=mask, matcher=matcher_of(job.slots, {}))
-    kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
+    criteria = Criteria(tasks, mask=mask, matcher=matcher_of(job.slots, {}, job.k), candidates=candidates)
+    compared = (f"k={k}" for k in candidates)
+    kind = "+".join(("evaluation", *sorted(tasks), *compared)).encode() + kind_of_step(job, with_tables=bool(tables))
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
     rows = sorted((m, int(holdout.has(m).sum())) for m in own)
     found = counted(

@@ -23,6 +23,7 @@ from edgefl.errors import DataError, DivergedError
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
+from edgefl.plan.choice_of_k import candidates
 from edgefl.plan.job import WHOLE_ROUND, Job
 from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
@@ -125,7 +126,8 @@ def _training_round(
     model = _load(job, parts, local)
     statistics = partial(take_local_statistics, job, model, dataset, usable)
     statistics()
-    received = local_evaluation(job, model, holdout, parts, "received")
+    ks = candidates(job.slots.prototypes, job.model.classes)
+    received = local_evaluation(job, model, holdout, parts, "received", ks)
     personal = personal_evaluation(job, model, holdout, parts, local.kept, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, local.kept)

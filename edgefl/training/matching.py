@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 
@@ -31,13 +32,17 @@ WeightedNetworks = Sequence[tuple[float, StagedModel]]
 
 
 def matching(
-    model: ModelSpec, parts: Mapping[str, Tensors], slots: Slots, networks: Networks
+    model: ModelSpec,
+    parts: Mapping[str, Tensors],
+    slots: Slots,
+    networks: Networks,
+    k: int | msgspec.UnsetType = msgspec.UNSET,
 ) -> tuple[Matcher, mask.Networks]:
     """``matcher_of``, and the small networks it needs.
 
     ``networks``: "match/<m>" -> the names among ``parts`` of the networks of m, with their weights.
     """
-    matcher = matcher_of(slots, networks)
+    matcher = matcher_of(slots, networks, k)
     if not matcher.trained:
         return matcher, {}
     built = {part.removeprefix("match/"): matcher_networks(model, parts, part, networks[part]) for part in networks}

@@ -30,8 +30,10 @@ def test_the_largest_layer_is_what_a_round_between_costs_each_way():
     assert put({FIRST: 40, LAST: 40}).layer == max(FIRST, LAST), "of equals the last by name"
 
 
-def test_more_layers_cost_as_many_times_as_much():
-    assert put({FIRST: 100}, most=3.0).cost.layer_bytes == 300
+def test_more_layers_cost_as_many_times_as_much_up_and_one_comes_down():
+    cost = put({FIRST: 100}, most=3.0).cost
+    assert (cost.layers_up_bytes, cost.layer_bytes) == (300, 100)
+    assert put({FIRST: 100}, most=0.0).cost.layer_bytes == 0
 
 
 def test_a_device_holds_its_own_parts_of_two_rounds():
@@ -55,9 +57,10 @@ def test_a_stage_whose_layers_are_all_large_is_refused_with_the_way_out():
 def test_a_stage_adds_up_to_its_whole_exchanges_and_its_layers():
     """Ten rounds by four: three downloads and three uploads of everything, seven layers each way."""
     assert [whole_exchanges(10, length) for length in (1, 2, 4, 16)] == [10, 5, 3, 1]
-    cost = Cost(payload_down_bytes=100, payload_up_bytes=90, whole_up_bytes=90, joining_down_bytes=110, layer_bytes=5)
+    cost = Cost(payload_down_bytes=100, payload_up_bytes=90, whole_up_bytes=90, joining_down_bytes=110)
+    cost = replace(cost, layer_bytes=5, layers_up_bytes=15)
     placement = Placement(stage=replace(STAGE, rounds=10), cost=cost)
     total = stage_total(placement, 4, joins=True)
     assert total.payload_down_bytes == 110 + 2 * 100 + 7 * 5
-    assert total.payload_up_bytes == 3 * 90 + 7 * 5
+    assert total.payload_up_bytes == 3 * 90 + 7 * 15
     assert stage_total(placement, joins=True).payload_up_bytes == 10 * 90

@@ -136,6 +136,10 @@ def test_what_is_lent_acts_and_the_same_run_is_the_same_again(tmp_path: Path, la
         ("model.head.norm=batch", "model.head.norm"),
         ("transfer.up=int8", "transfer.up"),
         ("transfer.down=delta+int8", "transfer.down"),
+        (
+            "slots.objective={cross_entropy: {}, proximal: {}}",
+            "proximal compares with the parts received, and repair: poverty",
+        ),
         ("slots.weight=own", "weight: own"),
         ("slots.weight=relationship", "relationship"),
         ("rounds=async", "rounds"),

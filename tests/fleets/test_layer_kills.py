@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def coordinator_in_the_round(fleet: Fleet, coordinator: Program, right: Program,
     return fleet.resume(run)
 
 
+def coordinator_while_it_aggregates(fleet: Fleet, coordinator: Program, right: Program, run: str) -> Program:
+    assert coordinator.wait() == -signal.SIGKILL
+    done = [row.round for row in fleet.report(run).rounds if row.status == "done"]
+    assert done == [1], "of the second round there are objects, and no row"
+    return fleet.resume(run)
+
+
 def coordinator_after_it(fleet: Fleet, coordinator: Program, right: Program, run: str) -> Program:
     coordinator.expect("round_closed", round=2)
     coordinator.kill()
@@ -72,16 +80,24 @@ Kill = Callable[[Fleet, Program, Program, str], Program]
 @pytest.mark.slow  # a minute each: a run undisturbed, and one that is not
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "kill", [device_in_training, device_with_an_update, coordinator_in_the_round, coordinator_after_it]
+    ("kill", "killed"),
+    [
+        (device_in_training, 0),
+        (device_with_an_update, 0),
+        (coordinator_in_the_round, 0),
+        (coordinator_while_it_aggregates, 2),
+        (coordinator_after_it, 0),
+    ],
 )
-def test_a_kill_inside_a_period_leaves_the_same_weights(tmp_path: Path, kill: Kill) -> None:
+def test_a_kill_inside_a_period_leaves_the_same_weights(tmp_path: Path, kill: Kill, killed: int) -> None:
     (tmp_path / "run.yaml").write_text(RUN)
     with Fleet(tmp_path) as fleet:
         fleet.agent("left", patchy(1))
         right = fleet.agent("right", patchy(2))
         finish(fleet.coordinator("undisturbed", SETTINGS, tmp_path / "run.yaml"))
         run = "disturbed"
-        finish(kill(fleet, fleet.coordinator(run, SETTINGS, tmp_path / "run.yaml"), right, run))
+        coordinator = fleet.coordinator(run, SETTINGS, tmp_path / "run.yaml", killed=killed)
+        finish(kill(fleet, coordinator, right, run))
         report = fleet.report(run)
         assert last_state(fleet, run) == last_state(fleet, "undisturbed")
     rounds = [(row.round, row.participants) for row in report.rounds if row.status == "done"]

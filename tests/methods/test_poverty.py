@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from training_fixture import job
 
 from edgefl.errors import ModelError
@@ -26,6 +27,7 @@ from edgefl.methods.repair.poverty_layer import (
     weight_tensors,
 )
 from edgefl.models.staged import build
+from edgefl.plan.job import PeriodRound
 from edgefl.training.optimizers import EPS, SGD, AdamW, Group
 
 torch.set_num_threads(1)
@@ -278,6 +280,21 @@ def test_copies_are_held_for_the_exact_form_alone():
     }
     assert [id(one) for one in copied(made, model, form="exact")] == [id(one) for one in weights]
     assert copied(made, model, form="optimiser") == []
+
+
+def test_in_a_period_a_device_names_layers_of_the_size_that_its_stage_admits():
+    """A twentieth of the stage, which a device of one modality does not know: its offer names the largest layer."""
+    made = job()
+    model = build(made.model, made.stage.present)
+
+    def named(largest: str) -> set[str]:
+        return {*poverty_layers(replace(made, period=PeriodRound(largest=largest)), model).values()}
+
+    every = {*poverty_layers(made, model).values()}
+    above = {f"{m}/stage3|blocks.0.mlp.{layer}.weight" for m in "ab" for layer in (0, 2)}
+    assert named("b/stage3|blocks.0.qkv.weight") == every - above, "of 192 values, and these have 256"
+    assert named("a/stage3|blocks.0.mlp.0.weight") == every
+    assert named("") == set()
 
 
 def test_a_layer_cannot_be_read_from_an_optimiser_that_keeps_no_moments():

@@ -112,6 +112,17 @@ def test_without_complete_devices_it_comes_from_the_less_affected_else_from_all_
     assert values == {"most": {P: 5.0}, "less": {P: 5.0}}
 
 
+def test_who_is_less_affected_is_told_by_the_layer_that_is_replaced(store: ObjectStore):
+    """The change of 3 is of Q: whether the other's P changed less is not known, so P is the mean of both."""
+    updates = [
+        sent(store, "moved-on", 10, {"P": 8.0}, layer=Q, poverty_change=3.0),
+        sent(store, "less", 10, {"P": 2.0}, poverty_change=1.0),
+    ]
+    values, record, _ = exchanged(store, updates, knows(**{"moved-on": P, "less": P}))
+    assert values["moved-on"] == {P: 5.0}
+    assert record["repaired"]["moved-on"]["donors"] == ["less", "moved-on"]
+
+
 def test_a_device_without_samples_of_it_lends_no_layer(store: ObjectStore):
     """It would weigh nothing, and a mean of nothing ended the run."""
     updates = [
@@ -145,6 +156,14 @@ def test_a_device_whose_layer_nobody_was_asked_for_keeps_its_own(store: ObjectSt
     assert values == {}
     assert record["repaired"]["y"] == {"kept": "it was asked for no layer"}
     assert "kept" in record["repaired"]["x"]
+
+
+def test_a_device_of_one_modality_has_no_poverty_layer_and_is_lent_none(store: ObjectStore):
+    """None of its batches is complete, so that no layer of it is equation 11's p; it may lend its own."""
+    updates = [sent(store, "lone", 10, {"P": 1.0}, layer=""), sent(store, "y", 10, {"P": 3.0})]
+    values, record, _ = exchanged(store, updates)
+    assert values == {"y": {P: 2.0}}
+    assert record["repaired"]["lone"] == {"kept": "no batch that lacks modalities came after a complete one"}
 
 
 def test_a_layer_of_an_earlier_stage_is_no_need(store: ObjectStore):

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgefl.errors import Problem
 from edgefl.lazy import torch
 from edgefl.models.spec import ModelSpec, fused_width
 from edgefl.plan.job import Candidate, Job
+from edgefl.prototypes.mask import TRAINED_METRICS
 from edgefl.prototypes.table import FUSED, ClassMeans
-from edgefl.registry import MIN_COUNT, Option, Prototypes, Rule, register
+from edgefl.registry import MIN_COUNT, Option, Prototypes, Recipe, Rule, register
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
@@ -107,6 +109,24 @@ def _tables(model: ModelSpec, modalities: Sequence[str]) -> dict[str, tuple[int,
     return {m: (model.classes, width) for m, width in {**dict.fromkeys(modalities, model.head.out), **fused}.items()}
 
 
+def candidates(*, k: float) -> tuple[int, ...]:
+    """The k that are compared: every small one, since few classes are alike, then ever further apart."""
+    return () if int(k) else (1, 2, 3, 5, 10, 20, 50, 100)
+
+
+def _uncounted(recipe: Recipe) -> list[Problem]:
+    """Problem of a k chosen for a match whose networks are trained after the last hold-out has been judged."""
+    options = recipe["prototypes"]["class_mean"] or {}
+    match = options.get("match")
+    if match not in TRAINED_METRICS or not candidates(k=float(options.get("k", 1))):
+        return []
+    text = (
+        f"k: 0 is chosen in rounds that judge a hold-out, and the networks of match: {match} are trained in the "
+        "closing round, after the last of these; set a k, or match: cosine, l1 or l2"
+    )
+    return [Problem("prototypes", text)]
+
+
 _NO_LABELS = (
     "class_mean needs labels, which no term of the objective uses; add the term cross_entropy, or set prototypes: none"
 )
@@ -143,7 +163,12 @@ register(
                 ("average", "largest", "ensemble"),
             ),
             "min_count": MIN_COUNT,
-            "k": Option(3, "classes mixed at inference", least=1),
+            "k": Option(
+                3,
+                "classes mixed at inference; 0: as many as make the received model right most often on the devices' "
+                "hold-outs, 3 before the first prototypes",
+                least=0,
+            ),
             "temperature": Option(
                 0.0,
                 "of the softmax that weighs them; 0: the match's own, which is 0.01 for cosine and 1 for the others: "
@@ -152,9 +177,11 @@ register(
             ),
         },
         rules=(Rule("objective", "labels", _NO_LABELS),),
+        conflicts=_uncounted,
         local=local,
         classes=True,
         rows=rows,
         local_rows=local_rows,
+        candidates=candidates,
     ),
 )

@@ -26,8 +26,8 @@ LEAST = 2
 def ask(members: Mapping[str, Member], *, layers: float) -> dict[str, tuple[str, ...]]:
     """device -> the layers it is to upload: of its cluster's poverty layers those that changed most.
 
-    At most ``layers`` in a cluster, each trained by two of its members or more. Where no poverty layer of the cluster
-    is known, as in a stage's first round, the largest that may be exchanged, since it is most of the model.
+    At most ``layers`` in a cluster, each trained by two of its members or more. In a stage's first round, where no
+    poverty layer is known, the largest that may be exchanged, since it is most of the model.
     """
     found: dict[str, tuple[str, ...]] = {}
     for cluster in sorted({member.cluster for member in members.values()}):
@@ -55,21 +55,25 @@ def lend(
 ) -> tuple[dict[str, Tensors], dict[str, object]]:
     """Replacement layers of the devices (equation 11), and the record of each device's substitution.
 
-    ``needs``: device -> its poverty layer by the update before. A device without one that turned out to be incomplete
-    needs the first of the layers that it sent.
+    ``needs``: device -> its poverty layer by the update before. A device that found its first one in this round needs
+    the first of the layers that it sent; one that has none, as with samples of one modality alone, needs none.
     """
     uploads = {u.device: decode_part(store.read(u.manifest[LAYERS].id)) for u in updates if LAYERS in u.manifest}
     trained = {u.device: [part for part, count in u.samples.items() if count > 0] for u in updates}
     uploads = {d: {layer: own[layer] for layer in in_parts(own, trained[d])} for d, own in uploads.items()}
     senders = {layer: [d for d in sorted(uploads) if layer in uploads[d]] for own in uploads.values() for layer in own}
-    wanted = {u.device: needs.get(u.device) or min(uploads.get(u.device, {}), default="") for u in updates}
+    sent_first = {u.device: min(uploads.get(u.device, {}), default="") for u in updates if u.layer}
+    wanted = {u.device: needs.get(u.device) or sent_first.get(u.device, "") for u in updates}
     groups, weights = grouped(updates, clusters), {u.device: u.weight for u in updates}
     values: dict[str, Tensors] = {}
     record: dict[str, object] = {u.device: {"kept": _unserved(u, wanted[u.device])} for u in updates}
     for layer, names in sorted(senders.items()):
         part, tensor = split(layer)
-        poorest = {u.device: (part, tensor) for u in updates if not u.complete and wanted[u.device] == layer}
-        plan = _plan({d: one for d, one in poorest.items() if d in names}, updates, groups, {part: names}, donors)
+        poorest = {u.device: u.layer == layer for u in updates if not u.complete and wanted[u.device] == layer}
+        plan: dict[str, Substitution | str] = {}
+        for still in (True, False):
+            own = {d: (part, tensor) for d, same in poorest.items() if d in names and same is still}
+            plan |= _plan(own, updates, groups, {part: names}, donors, still=still)
 
         def sent(device: str, _: str, layer: str = layer, tensor: str = tensor) -> Tensors:
             return {tensor: uploads[device][layer]}
@@ -88,10 +92,17 @@ def _plan(
     groups: Mapping[str, int],
     holders: Mapping[str, Collection[str]],
     donors: str,
+    *,
+    still: bool,
 ) -> dict[str, Substitution | str]:
-    """Device -> its substitution: the donors' mean, else its cluster's; or the reason for none."""
+    """Device -> its substitution: the donors' mean, else its cluster's; or the reason for none.
+
+    ``still``: whether the layer is also the devices' poverty layer by this update. Only then are others, whose largest
+    change is below theirs, less affected in it.
+    """
     complete = {u.device for u in updates if u.complete}
-    changes = {u.device: u.poverty_change for u in updates if u.layer} if donors == "less_affected" else None
+    less = still and donors == "less_affected"
+    changes = {u.device: u.poverty_change for u in updates if u.layer} if less else None
     absent = () if donors == "cluster" else None  # who is not in the period holds what it began with, and lends nothing
     plan = plan_substitution(poorest, complete, groups, holders, changes, absent)
     for device, one in plan.items():
@@ -106,4 +117,6 @@ def _unserved(update: UpdateInfo, wanted: str) -> str:
     """Reason that a device keeps its own layer, where no other was sent."""
     if update.complete:
         return "it trained with complete data and needs no repair"
+    if not update.layer and not wanted:
+        return "no batch that lacks modalities came after a complete one"
     return f"its poverty layer {wanted} was not asked for" if wanted else "it was asked for no layer"

@@ -20,7 +20,6 @@ from edgefl.errors import ModelError
 from edgefl.lazy import torch
 from edgefl.models.spec import is_scheduled
 from edgefl.plan.job import Job
-from edgefl.plan.periods import VALUE_BYTES, exchangeable
 from edgefl.plan.stages import sent
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str
 
     Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
     """
-    from edgefl.models.parts import named_parameters, named_tensors  # loads torch
+    from edgefl.models.parts import named_parameters  # loads torch
 
     modules = {part: model.part(part) for part in sent(job.stage, job.slots.exchange)}
     layers = {
@@ -56,9 +55,9 @@ def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str
     }
     if job.period is None:
         return layers
-    shapes = {p: {name: tuple(t.shape) for name, t in named_tensors(module).items()} for p, module in modules.items()}
-    may = exchangeable(shapes, sum(VALUE_BYTES * math.prod(s) for own in shapes.values() for s in own.values()))
-    return {parameter: name for parameter, name in layers.items() if name in may}
+    sizes = {name: parameter.numel() for parameter, name in layers.items()}
+    most = sizes.get(job.period.largest, 0)
+    return {parameter: name for parameter, name in layers.items() if sizes[name] <= most}
 
 
 def relative_change(before: Tensor, after: Tensor) -> Tensor:
