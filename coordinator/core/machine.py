@@ -292,8 +292,8 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
         steps.do(EventRow(0.0, "warning", *where, data={"text": f"{text}; the model has diverged"}))
-    steps.set(evaluating=None)
-    if lost and state.undo is not None and state.undo.attempt == attempt and can_step_back(state):
+    steps.set(evaluating=None, evaluable=not lost)
+    if lost and state.evaluable and can_step_back(state):
         step_back(steps, "the evaluation cannot calculate with the model")
     elif where == (state.stage, state.number):
         _advance(steps)
@@ -304,8 +304,10 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
 def _advance(steps: Steps) -> None:
     """The round is over: collect garbage, then the next round, the next stage, or the end."""
     state = steps.state
-    steps.do(still_needed(state))
     following = round_after(state, state.stage, state.number)
+    if following is None:
+        steps.set(undo=None)
+    steps.do(still_needed(steps.state))
     if following is None or following[0] != state.stage:
         steps.emit("stage_finished")
     if following is None:

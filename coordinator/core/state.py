@@ -184,6 +184,7 @@ class State(msgspec.Struct, frozen=True):
     closed: Attempt | None = None  # the last attempt that was aggregated
     last_aggregated: tuple[str, ...] = ()  # the devices whose updates it holds, in order
     undo: Undo | None = None  # of the last round, where this process closed it
+    evaluable: bool = True  # whether the last evaluation had all its figures
     stepped_back: tuple[int, int] = (0, 0)  # the newest round (stage, number) in which the one before was taken back
     set_aside: tuple[int, int, str] = (0, 0, "")  # stage, number, and the device that this round is done without
     tickets: int = 0

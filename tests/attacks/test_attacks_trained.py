@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from training_fixture import dataset, job, parts_of
 
-from coordinator.core.plausibility import out_of_line
-from coordinator.core.state import Changes
-from coordinator.runtime.validate_update import BUFFERS_OF, changes_of
+from coordinator.core.plausibility import clips, out_of_line
+from coordinator.core.state import BUFFERS_OF, Changes
+from coordinator.runtime.validate_update import changes_of
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import from_tensors
@@ -39,7 +39,9 @@ def test_noise_in_place_of_weights_is_out_of_line_and_ninety_times_the_steps_are
         "bb": trained(store, 12, 1, "bb"),
         "much": trained(store, 54, 20, "much"),
     }
-    assert out_of_line(honest, MOST) == {}
+    samples = {"a": 12, "bb": 12, "much": 54, "evil": 12}
+    assert out_of_line(honest, MOST, {name: samples[name] for name in honest}) == {}
+    assert clips(honest, RoundPolicy()).keys() == {"much"}
     before = parts_of(job())
     rng = np.random.default_rng(0)
     noise = {
@@ -48,7 +50,7 @@ def test_noise_in_place_of_weights_is_out_of_line_and_ninety_times_the_steps_are
         if part in honest["a"]
     }
     sent = changes_of(store, stored(store, noise), stored(store, before))
-    assert list(out_of_line({**honest, "evil": sent}, MOST)) == ["evil"]
+    assert list(out_of_line({**honest, "evil": sent}, MOST, samples)) == ["evil"]
 
 
 def test_weights_and_buffers_of_a_part_are_measured_apart(tmp_path: Path) -> None:

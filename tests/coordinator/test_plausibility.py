@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.core.plausibility import (
     bounded,
+    clips,
     learned,
     likely,
     out_of_line,
@@ -18,7 +19,7 @@ from coordinator.core.plausibility import (
     plausible,
     unfit,
 )
-from coordinator.core.state import Assignment, Change, Claim, Device, Round, State
+from coordinator.core.state import BUFFERS_OF, Assignment, Change, Claim, Device, Round, State
 from edgefl.plan.job import Placement, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figure, ObjectRef, Refusal
@@ -171,8 +172,8 @@ def test_a_change_may_be_b_times_the_median_of_the_others() -> None:
 
     assert out_of_line(of(2.0, 4.0, 30.0), 10.0) == {}, "10 · median(2, 4) = 30"
     found = out_of_line(of(2.0, 4.0, 31.0), 10.0)
-    text = "part task: its change has the norm 31, the median of the others is 3 (round.largest_change: 10)"
-    assert found == {"d2": Refusal("change", 31.0, 30.0, detail=text)}
+    text = "its change is 10.3 times the median of the others' (round.largest_change: 10)"
+    assert found == {"d2": Refusal("change", pytest.approx(31 / 3), 10.0, detail=text)}
     assert out_of_line(of(0.0, 0.0, 5.0, base=5.0), 10.0) == {}, "as far as the part is long"
     assert list(out_of_line(of(0.0, 0.0, 5.1, base=5.0), 10.0)) == ["d2"]
     assert out_of_line(of(0.0, 0.0, 1.0), 10.0) == {}
@@ -200,6 +201,29 @@ def test_late_updates_are_compared_with_those_of_the_round() -> None:
 
     policy = RoundPolicy(largest_change=10.0)
     opened = Round(FIRST, 1, 0.0, 9.0, {"c": part("c", 2.0), "a": part("a", 2.0), "b": part("b", 500.0, "rejected")})
-    state = State(a_plan(policy=policy), open=opened, buffered={"key": part("d", 99.0)})
+    devices = {name: Device(Hello(name, "s")) for name in "abcd"}
+    state = State(a_plan(policy=policy), open=opened, buffered={"key": part("d", 99.0)}, devices=devices)
     [(device, assignment, refusal)] = outliers(state)
-    assert (device, assignment, refusal.needed, refusal.allowed) == ("d", state.buffered["key"], 99.0, 20.0)
+    assert (device, assignment, refusal.needed, refusal.allowed) == ("d", state.buffered["key"], 49.5, 10.0)
+
+
+def test_a_device_with_more_samples_makes_more_steps() -> None:
+    """Of 50 in place of 10 samples up to five times as far; a distance is of all parts that can be compared."""
+    changes = {name: {"task": Change(norm)} for name, norm in (("a", 2.0), ("b", 2.0), ("c", 99.0))}
+    assert list(out_of_line(changes, 10.0, {"a": 10, "b": 10, "c": 10})) == ["c"]
+    assert out_of_line(changes, 10.0, {"a": 10, "b": 10, "c": 50}) == {}
+    two = {name: {**own, "fusion": Change(100.0)} for name, own in changes.items()}
+    assert out_of_line(two, 10.0) == {}, "sqrt((99² + 100²) / (2² + 100²)) = 1.4"
+
+
+def test_factors_of_a_clip_by_hand() -> None:
+    """The distance of c is sqrt((8² + 6²) / (1² + 1²)) = 7.07, so 3 / 7.07; of e's buffers alone 10 x 1 / 40."""
+    policy = RoundPolicy(clip_change=3.0, largest_change=10.0)
+    usual = {"task": Change(1.0), "fusion": Change(1.0), BUFFERS_OF + "task": Change(1.0)}
+    found = clips({"a": usual, "b": usual, "c": {**usual, "task": Change(8.0), "fusion": Change(6.0)}}, policy)
+    assert found == {"c": pytest.approx(dict.fromkeys(usual, 3 / 50**0.5))}
+    found = clips({"a": usual, "b": usual, "e": {**usual, BUFFERS_OF + "task": Change(40.0)}}, policy)
+    assert found == {"e": {BUFFERS_OF + "task": 0.25}}
+    assert clips({"a": usual, "b": {**usual, "task": Change(99.0)}}, policy) == {}, "two tell nothing of each other"
+    assert clips({"a": usual, "b": usual, "c": usual}, policy) == {}
+    assert clips({"a": usual, "b": usual, "c": {"task": Change(9.0)}}, RoundPolicy(clip_change=0.0)) == {}
