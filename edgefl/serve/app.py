@@ -206,8 +206,8 @@ def _head_length(request: Request) -> int | None:
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
-    return refusal(Refused(404, f"there is nothing at {request.url.path!r:.200}"))
+    return refusal(Refused(404, f"there is nothing at {request.scope['path']!r:.200}"))
 
 
 async def _no_method(request: Request, _error: Exception) -> Response:
-    return refusal(Refused(405, f"{request.url.path:.200} does not take {request.method}"))
+    return refusal(Refused(405, f"{request.scope['path']:.200} does not take {request.method}"))
