@@ -207,7 +207,8 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     if update is None:
         raise ValueError(f"nothing was fetched from {name}")
     predicted = expected(state, event.attempt, assignment.placement, name, assignment.period)
-    own, implausible = plausible(update.figures, predicted)
+    since = assignment.first_offered_at
+    own, implausible = plausible(update.figures, predicted, None if since is None else steps.at - since)
     manifest, metrics = event.manifest or update.manifest, likely(update.metrics)
     update = replace(update, manifest=manifest, metrics=metrics, figures=own)
     measured = own | event.figures | {figure: f for figure, f in own.items() if f.value is not None}
