@@ -121,7 +121,9 @@ def expected(
 def offer(steps: Steps, device: str) -> None:
     """Offer a device its part in the open attempt, with the time that is left."""
     opened = steps.opened
-    sent_now = replace(opened.assignments[device], offered_at=steps.at)
+    part = opened.assignments[device]
+    first = steps.at if part.first_offered_at is None else part.first_offered_at
+    sent_now = replace(part, offered_at=steps.at, first_offered_at=first)
     steps.set(open=replace(opened, assignments={**opened.assignments, device: sent_now}))
     left_s = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - steps.at)  # 0: no deadline
     steps.do(SendOffer(device, opened.attempt, sent_now.placement, left_s, sent_now.period))

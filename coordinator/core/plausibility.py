@@ -35,6 +35,14 @@ MUCH = 0.5
 #: of this round. Seconds and joules are predicted for the device's kind, which may be another machine.
 PREDICTED = ("step_peak_bytes", "flops")
 FACTOR = 1000.0
+#: Beyond this many times the prediction, and within FACTOR, a figure is doubtful: it stays, marked.
+DOUBTFUL = 10.0
+#: A device's seconds from offer to update are no more than the coordinator's own; clocks run apart, and are read late.
+LONGER, LATER_S = 1.1, 1.0
+#: No device here takes more, servers with several cards among them.
+MOST_POWER_W = 2000.0
+#: °C of silicon that computes.
+COLDEST_C, HOTTEST_C = -60.0, 150.0
 #: No trainer is below: an interpreter takes more memory, a message more seconds.
 LEAST_FIGURES = {"process_peak_bytes": 2.0**20, "wall_s": 1e-5, "compute_s": 1e-6}
 #: Above which no loss of a model that trains is; figures in f32 go on to 3e38, and would be the round's mean.
@@ -113,17 +121,46 @@ def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) 
     return warnings
 
 
-def plausible(figures: Figures, predicted: Figures) -> tuple[Figures, list[str]]:
+def plausible(figures: Figures, predicted: Figures, elapsed_s: float | None = None) -> tuple[Figures, list[str]]:
     """The figures, implausible ones without a value, so that they teach nothing and are in no sum; a text on each.
 
-    Implausible is what is far from the prediction, below what any trainer takes, or below zero.
+    Implausible is what is far from the prediction, below what any trainer takes, or below zero. What is merely
+    doubtful keeps its value, says so in its kind, and teaches nothing. ``elapsed_s``: from the first offer to the
+    update by the coordinator's own clock, None: not known.
     """
     found, odd = dict(figures), []
+    for name, figure in figures.items():
+        if why := _doubtful(name, figures, predicted, elapsed_s):
+            origin = " ".join(filter(None, (figure.kind, figure.source)))
+            found[name] = msgspec.structs.replace(figure, kind="doubtful", source=f"{origin}: {why}")
     for name, figure in figures.items():
         if figure.value is not None and (why := _doubt(name, figure.value, predicted)):
             found[name] = msgspec.structs.replace(figure, value=None, reason=f"implausible: {why}")
             odd.append(f"{name.removesuffix('_bytes').removesuffix('_s').replace('_', ' ')} {why}")
     return found, odd
+
+
+def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float | None) -> str:
+    """Why a figure that a round could have had is doubtful; "": it is not, or has no value."""
+    value, unit = figures[name].value, FIGURES.get(name, "")
+    if value is None:
+        return ""
+    plan = predicted.get(name, Figure()).value if name in PREDICTED else None
+    if plan and not plan / DOUBTFUL <= value <= plan * DOUBTFUL:
+        return f"{quantity(plan, unit)} predicted"
+    if name == "temperature_c" and not COLDEST_C <= value <= HOTTEST_C:
+        return f"no processor computes outside {COLDEST_C:g} to {HOTTEST_C:g} °C"
+    if name in {"wall_s", "compute_s"} and elapsed_s is not None and value > elapsed_s * LONGER + LATER_S:
+        return f"{quantity(max(0.0, elapsed_s), 's')} from offer to update by the coordinator's clock"
+    wall, compute = (_value(figures, one) for one in ("wall_s", "compute_s"))
+    if name == "wall_s" and compute is not None and value * LONGER < compute:
+        return f"{quantity(compute, 's')} of computing within it"
+    if name == "energy_j" and value == 0:
+        return "no round takes none"
+    spent = elapsed_s if elapsed_s is not None and elapsed_s > 0 else wall
+    if name == "energy_j" and spent is not None and value > (spent * LONGER + LATER_S) * MOST_POWER_W:
+        return f"more than {MOST_POWER_W:g} W for {quantity(spent, 's')}"
+    return ""
 
 
 def _doubt(name: str, value: float, predicted: Figures) -> str:
@@ -177,7 +214,8 @@ def learned(factors: Mapping[str, float], placement: Placement, measured: Figure
 
 def _value(figures: Figures, name: str) -> float | None:
     """A figure's value where it is a measurement: above zero, and finite."""
-    value = figures[name].value if name in figures else None
+    figure = figures.get(name, Figure())
+    value = figure.value if figure.kind != "doubtful" else None
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 

@@ -132,6 +132,7 @@ class Assignment(msgspec.Struct, frozen=True):
     changes: Changes = {}  # of the update
     offered_at: float | None = None  # when this process sent its last offer
     period: PeriodRound | None = None  # of a recipe with periods
+    first_offered_at: float | None = None  # when any process sent its first offer
 
 
 class Round(msgspec.Struct, frozen=True):

@@ -80,3 +80,11 @@ def test_a_class_of_which_a_device_has_one_sample_stays_on_it() -> None:
     made = job(batch_size=5, prototypes={"class_mean": {}})
     old = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
     assert old["a"].counts.tolist() == [10.0, 0.0, 0.0], "a coordinator that knows no such option"
+
+
+def test_classes_of_few_samples_stay_on_a_device_unless_a_recipe_asks_for_them() -> None:
+    """Of a mean of two samples, who knows one has the other; the default keeps classes of fewer than five."""
+    data = dataset(16, labels=[0] * 10 + [1] * 4 + [2] * 2)
+    made = job(batch_size=5, prototypes={"class_mean": {}})
+    sent = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
+    assert [table.counts.tolist() for table in sent.values()] == [[10.0, 0.0, 0.0]] * 3

@@ -23,6 +23,8 @@ from coordinator.core.state import BUFFERS_OF, Assignment, Change, Claim, Device
 from edgefl.plan.job import Placement, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figure, ObjectRef, Refusal
+from edgefl.report.grid import measurement_cell
+from edgefl.report.resources import total
 
 REF = ObjectRef("0" * 64, 10)
 PLAN = a_plan()
@@ -129,12 +131,56 @@ def test_more_than_half_of_a_part_that_three_trained_is_warned_of() -> None:
 def test_a_figure_is_implausible_beyond_its_bound(name: str, value: float, predicted: float | None, why: str) -> None:
     found, odd = plausible(figures(**{name: value}), figures(**{name: predicted}) if predicted is not None else {})
     if not why:
-        assert (found, odd) == (figures(**{name: value}), [])
+        assert (found[name].value, odd) == (value, [])
         return
     assert found[name].value is None
     assert found[name].reason.startswith("implausible: ")
     assert found[name].reason.endswith(why)
     assert odd == [f"{name.removesuffix('_bytes').replace('_j', ' j').replace('_', ' ')} {found[name].reason[13:]}"]
+
+
+@pytest.mark.parametrize(
+    ("told", "predicted", "elapsed", "doubtful"),
+    [
+        ({"flops": 10.0}, 1.0, None, {}), ({"flops": 0.1}, 1.0, None, {}),
+        ({"flops": 11.0}, 1.0, None, {"flops": "1.00e-09 GFLOP predicted"}),
+        ({"step_peak_bytes": 2.0**20 * 900}, 2.0**20, None, {"step_peak_bytes": "1.00 MiB predicted"}),
+        ({"step_peak_bytes": 2.0**20 / 900}, 2.0**20, None, {"step_peak_bytes": "1.00 MiB predicted"}),
+        ({"process_peak_bytes": 2.0**50}, 1.0, None, {}),
+        ({"wall_s": 12.0}, None, 10.0, {}),  # 1.1 x 10 + 1
+        ({"wall_s": 12.1}, None, 10.0, {"wall_s": "10.0 s from offer to update by the coordinator's clock"}),
+        ({"wall_s": 1e6}, None, None, {}),
+        ({"compute_s": 13.0}, None, 10.0, {"compute_s": "10.0 s from offer to update by the coordinator's clock"}),
+        ({"wall_s": 1e-4, "compute_s": 9.0}, None, 10.0, {"wall_s": "9.00 s of computing within it"}),
+        ({"energy_j": 0.0}, None, 10.0, {"energy_j": "no round takes none"}),
+        ({"energy_j": 24_000.0}, None, 10.0, {}),  # 12 s x 2 kW
+        ({"energy_j": 24_001.0}, None, 10.0, {"energy_j": "more than 2000 W for 10.0 s"}),
+        ({"energy_j": 1e9, "wall_s": 10.0}, None, None, {"energy_j": "more than 2000 W for 10.0 s"}),
+        ({"temperature_c": 1e9}, None, None, {"temperature_c": "no processor computes outside -60 to 150 °C"}),
+        ({"temperature_c": 105.0}, None, None, {}),
+    ],
+)  # fmt: skip
+def test_a_figure_is_doubtful_beyond_a_tenfold_or_the_coordinators_clock(
+    told: dict[str, float], predicted: float | None, elapsed: float | None, doubtful: dict[str, str]
+) -> None:
+    plan = figures(**dict.fromkeys(told, predicted)) if predicted is not None else {}
+    given = {name: Figure(value, "measured", "kernel") for name, value in told.items()}
+    found, odd = plausible(given, plan, elapsed)
+    assert odd == []
+    assert {name: one.value for name, one in found.items()} == told, "it stays"
+    marked = {name: one.source for name, one in found.items() if one.kind == "doubtful"}
+    assert marked == {name: f"measured kernel: {why}" for name, why in doubtful.items()}
+
+
+def test_a_doubtful_figure_teaches_nothing_and_marks_its_total() -> None:
+    odd = Figure(50.0, "doubtful", "measured kernel: 1.00 FLOP predicted")
+    placement = Placement("a", PLAN.stages[0], predicted=figures(flops=1.0))
+    assert learned({}, placement, {"flops": odd}) == {}
+    both = total("flops", [Figure(2.0, "counted", "hooks"), odd])
+    assert (both.value, both.kind) == (52.0, "doubtful")
+    cell = measurement_cell(Figure(5e10, "doubtful", "measured kernel: 1.00 GFLOP predicted"), "FLOP")
+    assert cell.text == "50.0 ?"
+    assert cell.why == "doubtful · measured kernel: 1.00 GFLOP predicted"
 
 
 def test_figures_without_a_value_stay_and_infinite_ones_go() -> None:
