@@ -14,7 +14,7 @@ from coordinator.core.periods import makes_model
 from coordinator.runtime.environment import Worker
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.record import warning
-from coordinator.runtime.validate_update import clipped_change
+from coordinator.runtime.validate_update import clipped_change, opposed
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.history import load as load_memory
@@ -143,15 +143,16 @@ class ModelTasks:
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
 
     def _clipped(self, one: Aggregate) -> Aggregate:
-        """The same with the clipped changes of its updates, in new objects."""
-        memory, updates = load_memory(self.store, self.manifest), []
-        for update, factors in zip(one.updates, one.clips, strict=True):
-            if factors:
-                offered = visible_parts(self.base(update.attempt), update.device, memory)
-                manifest = clipped_change(self.store, update.manifest, offered, factors)
-                update = msgspec.structs.replace(update, manifest=manifest)
-            updates.append(update)
-        return msgspec.structs.replace(one, updates=tuple(updates))
+        """The same with clipped changes, in new objects; nothing is left of those that oppose the others'."""
+        memory, updates = load_memory(self.store, self.manifest), list(one.updates)
+        offered = [visible_parts(self.base(update.attempt), update.device, memory) for update in updates]
+        clipped = [index for index, factors in enumerate(one.clips) if factors]
+        against = opposed(self.store, [(u.manifest, base) for u, base in zip(updates, offered, strict=True)], clipped)
+        clips = [dict.fromkeys(own, 0.0) if index in against else own for index, own in enumerate(one.clips)]
+        for index in clipped:
+            manifest = clipped_change(self.store, updates[index].manifest, offered[index], clips[index])
+            updates[index] = msgspec.structs.replace(updates[index], manifest=manifest)
+        return msgspec.structs.replace(one, updates=tuple(updates), clips=tuple(clips))
 
     def _info(self, update: Update, attempt: Attempt, single: Mapping[str, int]) -> UpdateInfo:
         """An update as it is aggregated in ``attempt``, which may be a later one than it was made in.

@@ -9,9 +9,9 @@ from training_fixture import dataset, job, parts_of
 
 from coordinator.core.plausibility import clips, out_of_line
 from coordinator.core.state import BUFFERS_OF, Changes
-from coordinator.runtime.validate_update import changes_of
+from coordinator.runtime.validate_update import changes_of, clipped_change, opposed
 from edgefl.plan.job import RoundPolicy
-from edgefl.protocol.tensors import encode_part
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import from_tensors
 from edgefl.records import Manifest
 from edgefl.storage.objects import ObjectStore
@@ -88,3 +88,22 @@ def test_classes_of_few_samples_stay_on_a_device_unless_a_recipe_asks_for_them()
     made = job(batch_size=5, prototypes={"class_mean": {}})
     sent = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
     assert [table.counts.tolist() for table in sent.values()] == [[10.0, 0.0, 0.0]] * 3
+
+
+def test_a_clipped_change_is_scaled_and_of_one_that_opposes_the_others_nothing_is_left(tmp_path: Path) -> None:
+    """From (1, 1) the others go to (2, 1); along to (9, 1), at 1/4 to (3, 1); against to (-7, 1)."""
+    store = ObjectStore(tmp_path)
+
+    def part(first: float, variance: float = 1.0) -> Manifest:
+        values = {"w": np.array([first, 1.0], np.float32), "running_var": np.array([variance], np.float32)}
+        return stored(store, {"task": values | {"n": np.array([7], np.int64)}})
+
+    base = part(1.0)
+    sent = [part(2.0), part(2.0), part(9.0, 5.0), part(-7.0)]
+    assert opposed(store, [(one, base) for one in sent], [2, 3]) == {3}
+    assert opposed(store, [(one, base) for one in sent[2:]], [0, 1]) == set(), "there is nothing to oppose"
+    made = clipped_change(store, sent[2], base, {"task": 0.25, BUFFERS_OF + "task": 0.5})
+    tensors = decode_part(store.read(made["task"].id))
+    assert {name: value.tolist() for name, value in tensors.items()} == {"w": [3, 1], "running_var": [3], "n": [7]}
+    none = clipped_change(store, sent[3], base, {"task": 0.0, BUFFERS_OF + "task": 0.0})
+    assert none == base
