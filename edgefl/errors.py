@@ -173,6 +173,10 @@ class RunError(EdgeFLError):
     remedy = "`edgefl report RUN` shows the rounds so far and each device's reason; start it again with --resume RUN."
 
 
+class DivergedError(RunError):
+    """A device's training has diverged: its loss is not finite."""
+
+
 class ExportError(EdgeFLError):
     """An ONNX bundle cannot be written, or differs from the model it came from."""
 

@@ -13,7 +13,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-Kind = Literal["measured", "counted", "predicted"]
+#: Of a figure; "doubtful": as a device says it, and its coordinator doubts it.
+Kind = Literal["measured", "counted", "predicted", "doubtful"]
 #: How a part's values travel; "f32": as they are, "delta+…": as the change of what the other side holds.
 Packing = Literal["f32", "f16", "bf16", "int8", "delta+f16", "delta+bf16", "delta+int8", "delta+int4", "delta+top"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)

@@ -54,8 +54,8 @@ class Option(NamedTuple):
 
 #: Options that several methods have.
 TERM_WEIGHT = Option(1.0, "factor of the term", least=0)
-MIN_COUNT = Option(  # a mean of one sample is that sample
-    2, "fewest samples of a class on a device whose mean it sends; fewer would give them away", least=1
+MIN_COUNT = Option(  # a mean of few samples tells which these are: of two, 84 to 90 % of the time, of five, 63 to 70
+    5, "fewest samples of a class on a device whose mean it sends; fewer would give them away", least=1
 )
 DEVICE_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.01, most=1)
 

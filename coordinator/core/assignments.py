@@ -10,6 +10,7 @@ import msgspec
 from coordinator.core.known_devices import arrival_of
 from coordinator.core.moves import SendOffer, Steps
 from coordinator.core.state import OPEN, Assignment, Phase, State
+from edgefl.aggregation.history import Memory
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.aggregation.weights import signed, wanted
 from edgefl.models.spec import LAYERS, PROTOTYPES
@@ -120,7 +121,9 @@ def expected(
 def offer(steps: Steps, device: str) -> None:
     """Offer a device its part in the open attempt, with the time that is left."""
     opened = steps.opened
-    sent_now = replace(opened.assignments[device], offered_at=steps.at)
+    part = opened.assignments[device]
+    first = steps.at if part.first_offered_at is None else part.first_offered_at
+    sent_now = replace(part, offered_at=steps.at, first_offered_at=first)
     steps.set(open=replace(opened, assignments={**opened.assignments, device: sent_now}))
     left_s = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - steps.at)  # 0: no deadline
     steps.do(SendOffer(device, opened.attempt, sent_now.placement, left_s, sent_now.period))
@@ -133,7 +136,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
     resumes = (one.period or WHOLE_ROUND).resumes
     if resumes:
         names = names - {*stage.trained, *separate_figures(plan)} | {LAYERS, PROTOTYPES}
-    offered = {part: ref for part, ref in visible_parts(manifest, one.device, state).items() if part in names}
+    offered = {part: ref for part, ref in visible_parts(manifest, one.device, state.memory).items() if part in names}
     unsigned = one.device not in signed(manifest) and not is_closing(stage)
     return Offer(
         attempt=attempt,
@@ -161,9 +164,9 @@ def separate_figures(plan: RunPlan) -> dict[str, str]:
     return {**one_layer, PROTOTYPES: "prototypes_down_bytes"}
 
 
-def visible_parts(manifest: Manifest, device: str, state: State) -> Manifest:
+def visible_parts(manifest: Manifest, device: str, memory: Memory) -> Manifest:
     """The parts of a state in a device's scope: global, its cluster's, its own."""
-    history = state.memory.devices.get(device)
+    history = memory.devices.get(device)
     return view(manifest, device, history.cluster if history is not None else -1)
 
 

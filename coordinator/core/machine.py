@@ -46,6 +46,7 @@ from coordinator.core.round_rules import (
 )
 from coordinator.core.standardize import standardize
 from coordinator.core.state import ENDED, Phase, State
+from coordinator.core.step_back import can_step_back, step_back, undo_of
 from edgefl.plan.periods import period_length
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
@@ -258,6 +259,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
         buffered={key: one for key, one in state.buffered.items() if key not in state.aggregating},
         aggregating=(),
         tries=0,
+        undo=undo_of(state),
         memory=event.memory,
     )
     if _is_evaluated(state, state.stage, state.number):
@@ -290,8 +292,10 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
         steps.do(EventRow(0.0, "warning", *where, data={"text": f"{text}; the model has diverged"}))
-    steps.set(evaluating=None)
-    if where == (state.stage, state.number):
+    steps.set(evaluating=None, evaluable=not lost)
+    if lost and state.evaluable and can_step_back(state):
+        step_back(steps, "the evaluation cannot calculate with the model")
+    elif where == (state.stage, state.number):
         _advance(steps)
     else:  # an earlier process had left it over
         _wait_for_devices(steps)
@@ -300,8 +304,10 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
 def _advance(steps: Steps) -> None:
     """The round is over: collect garbage, then the next round, the next stage, or the end."""
     state = steps.state
-    steps.do(still_needed(state))
     following = round_after(state, state.stage, state.number)
+    if following is None:
+        steps.set(undo=None)
+    steps.do(still_needed(steps.state))
     if following is None or following[0] != state.stage:
         steps.emit("stage_finished")
     if following is None:

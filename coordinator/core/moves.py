@@ -224,6 +224,12 @@ class SavedRound(RoundRow, frozen=True):
     manifest: Manifest | None = None
 
 
+class TakenBack(msgspec.Struct, frozen=True):
+    """Ledger: a finished round counts as failed, and its evaluation as not made."""
+
+    attempt: Attempt
+
+
 class SavePlan(msgspec.Struct, frozen=True):
     """The plan has changed: its model's constants are fixed."""
 
@@ -299,11 +305,15 @@ class EndTransfers(msgspec.Struct, frozen=True):
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """Make the new model state of these updates. ``signatures``: device -> what its hello carries for clusters."""
+    """Make the new model state of these updates. ``signatures``: device -> what its hello carries for clusters.
+
+    ``clips``: of each update, factors of its change by part and buffers, where it is clipped (``plausibility.clips``).
+    """
 
     attempt: Attempt
     updates: tuple[Update, ...]
     signatures: dict[str, bytes] = {}
+    clips: tuple[dict[str, float], ...] = ()
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -338,7 +348,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 #: Rows of the ledger are instructions to save them; an EventRow, which the runner dates, is also announced.
 #: An assignment's figures on record stay where the row has none.
-Save = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd | SavePlan
+Save = DeviceRow | SightingRow | SavedRound | TakenBack | AssignmentRow | EvaluationRow | SaveEnd | SavePlan
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 

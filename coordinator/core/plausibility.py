@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from coordinator.core.state import Assignment, Changes, Claim, State
+from coordinator.core.state import BUFFERS_OF, Assignment, Changes, Claim, State
+from edgefl.aggregation.mean import OF
 from edgefl.aggregation.server_state import is_shared
 from edgefl.models.spec import LAYERS, PROTOTYPES, is_scheduled, modality_of
 from edgefl.plan.choice_of_k import candidates, doubt, most_judged
-from edgefl.plan.job import WHOLE_ROUND, Placement
+from edgefl.plan.job import WHOLE_ROUND, Placement, RoundPolicy
 from edgefl.plan.stages import sent
 from edgefl.protocol.messages import Update
 from edgefl.records import FIGURES, Figure, Figures, Refusal
@@ -29,11 +30,19 @@ DIGEST = re.compile("[0-9a-f]{64}")
 #: Parts named in a refusal.
 MOST_NAMED = 5
 #: A device with more than this share of a part that three or more trained decides alone what it becomes.
-MUCH, OF = 0.5, 3
+MUCH = 0.5
 #: Predicted from the model alone, and right within a factor of two where they were measured: beyond this they are not
 #: of this round. Seconds and joules are predicted for the device's kind, which may be another machine.
 PREDICTED = ("step_peak_bytes", "flops")
 FACTOR = 1000.0
+#: Beyond this many times the prediction, and within FACTOR, a figure is doubtful: it stays, marked.
+DOUBTFUL = 10.0
+#: A device's seconds from offer to update are no more than the coordinator's own; clocks run apart, and are read late.
+LONGER, LATER_S = 1.1, 1.0
+#: No device here takes more, servers with several cards among them.
+MOST_POWER_W = 2000.0
+#: °C of silicon that computes.
+COLDEST_C, HOTTEST_C = -60.0, 150.0
 #: No trainer is below: an interpreter takes more memory, a message more seconds.
 LEAST_FIGURES = {"process_peak_bytes": 2.0**20, "wall_s": 1e-5, "compute_s": 1e-6}
 #: Above which no loss of a model that trains is; figures in f32 go on to 3e38, and would be the round's mean.
@@ -112,17 +121,46 @@ def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) 
     return warnings
 
 
-def plausible(figures: Figures, predicted: Figures) -> tuple[Figures, list[str]]:
+def plausible(figures: Figures, predicted: Figures, elapsed_s: float | None = None) -> tuple[Figures, list[str]]:
     """The figures, implausible ones without a value, so that they teach nothing and are in no sum; a text on each.
 
-    Implausible is what is far from the prediction, below what any trainer takes, or below zero.
+    Implausible is what is far from the prediction, below what any trainer takes, or below zero. What is merely
+    doubtful keeps its value, says so in its kind, and teaches nothing. ``elapsed_s``: from the first offer to the
+    update by the coordinator's own clock, None: not known.
     """
     found, odd = dict(figures), []
+    for name, figure in figures.items():
+        if why := _doubtful(name, figures, predicted, elapsed_s):
+            origin = " ".join(filter(None, (figure.kind, figure.source)))
+            found[name] = msgspec.structs.replace(figure, kind="doubtful", source=f"{origin}: {why}")
     for name, figure in figures.items():
         if figure.value is not None and (why := _doubt(name, figure.value, predicted)):
             found[name] = msgspec.structs.replace(figure, value=None, reason=f"implausible: {why}")
             odd.append(f"{name.removesuffix('_bytes').removesuffix('_s').replace('_', ' ')} {why}")
     return found, odd
+
+
+def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float | None) -> str:
+    """Why a figure that a round could have had is doubtful; "": it is not, or has no value."""
+    value, unit = figures[name].value, FIGURES.get(name, "")
+    if value is None:
+        return ""
+    plan = predicted.get(name, Figure()).value if name in PREDICTED else None
+    if plan and not plan / DOUBTFUL <= value <= plan * DOUBTFUL:
+        return f"{quantity(plan, unit)} predicted"
+    if name == "temperature_c" and not COLDEST_C <= value <= HOTTEST_C:
+        return f"no processor computes outside {COLDEST_C:g} to {HOTTEST_C:g} °C"
+    if name in {"wall_s", "compute_s"} and elapsed_s is not None and value > elapsed_s * LONGER + LATER_S:
+        return f"{quantity(max(0.0, elapsed_s), 's')} from offer to update by the coordinator's clock"
+    wall, compute = (_value(figures, one) for one in ("wall_s", "compute_s"))
+    if name == "wall_s" and compute is not None and value * LONGER < compute:
+        return f"{quantity(compute, 's')} of computing within it"
+    if name == "energy_j" and value == 0:
+        return "no round takes none"
+    spent = elapsed_s if elapsed_s is not None and elapsed_s > 0 else wall
+    if name == "energy_j" and spent is not None and value > (spent * LONGER + LATER_S) * MOST_POWER_W:
+        return f"more than {MOST_POWER_W:g} W for {quantity(spent, 's')}"
+    return ""
 
 
 def _doubt(name: str, value: float, predicted: Figures) -> str:
@@ -176,44 +214,133 @@ def learned(factors: Mapping[str, float], placement: Placement, measured: Figure
 
 def _value(figures: Figures, name: str) -> float | None:
     """A figure's value where it is a measurement: above zero, and finite."""
-    value = figures[name].value if name in figures else None
+    figure = figures.get(name, Figure())
+    value = figure.value if figure.kind != "doubtful" else None
     return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def _due(state: State) -> list[tuple[str, Assignment]]:
+    """(device, its part) of what is about to be counted, as ``round_rules.aggregated_updates`` has it."""
+    due = [(name, one) for name, one in sorted(state.assignments.items()) if one.status == "done"]
+    return due + [(one.update.device, one) for _, one in sorted(state.buffered.items()) if one.update is not None]
 
 
 def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
     """(device, its part, why) of what is about to be counted and is to be left out."""
-    due = [(name, one) for name, one in sorted(state.assignments.items()) if one.status == "done"]
-    due += [(one.update.device, one) for _, one in sorted(state.buffered.items()) if one.update is not None]
-    found = out_of_line({index: one.changes for index, (_, one) in enumerate(due)}, state.policy.largest_change)
+    due = _due(state)
+    changes = {index: one.changes for index, (_, one) in enumerate(due)}
+    samples = {index: state.devices[device].claim.samples.get("", 0) for index, (device, _) in enumerate(due)}
+    found = out_of_line(changes, state.policy.largest_change, samples)
     return [(*due[index], refusal) for index, refusal in found.items()]
 
 
-def out_of_line(changes: Mapping[K, Changes], most: float) -> dict[K, Refusal]:
-    """The updates that are to be left out, and why. ``most``: b below; 0: none are.
+def clipped(state: State) -> tuple[dict[str, float], ...]:
+    """``clips`` of each update that is about to be counted, {} where it is as it was sent."""
+    changes = {index: one.changes for index, (_, one) in enumerate(_due(state))}
+    found = clips(changes, state.policy)
+    return tuple(found.get(index, {}) for index in changes) if found else ()
 
-    Device k may move a part by  b * median_j(d_j),  d_j = ||theta_j - theta|| of the other devices j that trained the
-    part, b = ``RoundPolicy.largest_change``; or, if that is more, by the part's own length ||theta||: where some
-    devices send back what they were offered, their median is 0, and so short a change does not ruin a mean. Where no
-    other device trained the part, the bound is b times the part's own length.
-    """
-    found: dict[K, Refusal] = {}
-    if most <= 0:
-        return found
+
+class Others(NamedTuple):
+    """The other devices that trained a part: how many, and the median of their changes (0 without any)."""
+
+    number: int
+    median: float
+
+    @property
+    def comparable(self) -> bool:
+        """Whether enough of them moved the part to compare a change with theirs."""
+        return self.number + 1 >= OF and self.median > 0
+
+
+def _others(changes: Mapping[K, Changes]) -> dict[K, dict[str, Others]]:
+    """The others of each update, by part."""
     norms: dict[str, list[float]] = {}
     for own in changes.values():
         for part, change in own.items():
             norms.setdefault(part, []).append(change.norm)
     for ordered in norms.values():
         ordered.sort()
+    return {
+        name: {
+            part: Others(len(norms[part]) - 1, _median_without(norms[part], change.norm))
+            for part, change in own.items()
+        }
+        for name, own in changes.items()
+    }
+
+
+def _distance(own: Changes, others: Mapping[str, Others]) -> float:
+    """r_k = sqrt(sum_p d_kp^2 / sum_p m_kp^2)  over the comparable parts p of update k; 0 without one.
+
+    d_kp = ||theta_kp - theta_p||, m_kp the median of d_jp over the other devices j; buffers and prototypes left out.
+    """
+    parts = [p for p in own if is_scheduled(p) and not p.startswith(BUFFERS_OF) and others[p].comparable]
+    medians = math.fsum(others[part].median ** 2 for part in parts)
+    return math.sqrt(math.fsum(own[part].norm ** 2 for part in parts) / medians) if parts else 0.0
+
+
+def longest(state: State) -> str:
+    """The device with the longest change of two or more that are about to be counted; "": there are no two."""
+    due = _due(state)
+    others = _others({index: one.changes for index, (_, one) in enumerate(due)})
+    distances = [(_distance(one.changes, others[i]), _length(one.changes), name) for i, (name, one) in enumerate(due)]
+    return max(distances)[2] if len(distances) > 1 else ""
+
+
+def _length(own: Changes) -> float:
+    return math.sqrt(math.fsum(one.norm**2 for part, one in own.items() if is_scheduled(part)))
+
+
+def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str, float]]:
+    """Factors below 1 that changes are scaled down by, for each part and its buffers.
+
+    min(1, c / r_k, b m_kp / d_kp),  c = ``clip_change``, b = ``largest_change`` (0: no bound), of comparable parts.
+    """
+    clip, most = policy.clip_change or math.inf, policy.largest_change or math.inf
+    everyone, found = _others(changes), {}
     for name, own in changes.items():
-        for part, change in own.items():
-            others = _median_without(norms[part], change.norm)
-            if others is None:
+        others = everyone[name]
+        whole = clip / distance if (distance := _distance(own, others)) else 1.0
+        factors = {
+            part: min(whole, most * others[part].median / change.norm)
+            for part, change in own.items()
+            if part != PROTOTYPES and change.norm and others[part].comparable
+        }
+        if below := {part: factor for part, factor in factors.items() if factor < 1}:
+            found[name] = below
+    return found
+
+
+def out_of_line(changes: Mapping[K, Changes], most: float, samples: Mapping[K, int] | None = None) -> dict[K, Refusal]:
+    """The updates that are to be left out, and why. ``most``: b below; 0: none are. ``samples``: of each device.
+
+    b = ``RoundPolicy.largest_change``. An update is left out where its distance r_k from the others is above b, or b
+    times the device's samples in parts of the others' median, where it has more: it made as many more steps. A part
+    that cannot be compared may move by b times the median of the others that trained it or, if that is more, by its own
+    length ||theta||: where some devices send back what they were offered, their median is 0, and so short a change does
+    not ruin a mean. Where no other device trained the part, the bound is b times the part's own length.
+    """
+    found: dict[K, Refusal] = {}
+    everyone = _others(changes) if most > 0 else {}
+    held = sorted((samples or {}).values())
+    for name, others in everyone.items():
+        usual = _median_without(held, samples[name]) if samples else 0.0
+        allowed = most * max(1.0, samples[name] / usual) if samples and usual else most
+        if (distance := _distance(changes[name], others)) > allowed:
+            text = f"its change is {distance:.3g} times the median of the others' (round.largest_change: {most:g})"
+            found[name] = Refusal("change", distance, allowed, detail=text)
+            continue
+        for part, change in changes[name].items():
+            count, median = others[part]
+            if others[part].comparable and part != PROTOTYPES:  # clipped, not left out
+                continue
+            if count:
+                allowed = max(most * median, change.base, LEAST_LENGTH)
+                measure = f"the median of the others is {median:.3g}"
+            else:
                 allowed = most * max(change.base, LEAST_LENGTH)
                 measure = f"the part itself {change.base:.3g}, and no other device trained it"
-            else:
-                allowed = max(most * others, change.base, LEAST_LENGTH)
-                measure = f"the median of the others is {others:.3g}"
             if change.norm > allowed and name not in found:
                 text = f"part {part}: its change has the norm {change.norm:.3g}, {measure}"
                 text += f" (round.largest_change: {most:g})"
@@ -221,10 +348,10 @@ def out_of_line(changes: Mapping[K, Changes], most: float) -> dict[K, Refusal]:
     return found
 
 
-def _median_without(ordered: list[float], value: float) -> float | None:
-    """The median of sorted values without one of them; None: there are no others."""
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of sorted values without one of them; 0: there are no others."""
     count, place = len(ordered) - 1, bisect_left(ordered, value)
     if not count:
-        return None
+        return 0.0
     low, high = (ordered[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
     return (low + high) / 2

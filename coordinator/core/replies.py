@@ -208,7 +208,8 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     if update is None:
         raise ValueError(f"nothing was fetched from {name}")
     predicted = expected(state, event.attempt, assignment.placement, name, assignment.period)
-    own, implausible = plausible(update.figures, predicted)
+    since = assignment.first_offered_at
+    own, implausible = plausible(update.figures, predicted, None if since is None else steps.at - since)
     manifest, metrics = event.manifest or update.manifest, likely(update.metrics)
     miscount = miscounted(state, assignment.placement, name, metrics)
     metrics = without_counts(metrics) if miscount else metrics

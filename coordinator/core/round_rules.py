@@ -15,8 +15,9 @@ from coordinator.core.assignments import offer, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
 from coordinator.core.periods import continuing, missing, period_rounds
-from coordinator.core.plausibility import outliers
+from coordinator.core.plausibility import clipped, outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
+from coordinator.core.step_back import LEAST, broken, can_step_back, step_back
 from edgefl.models.spec import modality_of
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Update
@@ -47,7 +48,8 @@ def still_needed(state: State) -> CollectGarbage:
     """Roots of garbage collection: updates on disk or on their way, and the states their attempts began from."""
     every = [*state.stragglers.values(), *state.buffered.values()]
     updates = tuple(one.update for one in every if one.update is not None)
-    return CollectGarbage(updates, frozenset(one.attempt for one in every if one.attempt is not None))
+    began = {one.attempt for one in every if one.attempt is not None}
+    return CollectGarbage(updates, frozenset(began | ({state.undo.attempt} if state.undo is not None else set())))
 
 
 def _drop_outdated(steps: Steps) -> None:
@@ -105,6 +107,7 @@ def _free(state: State) -> list[str]:
         for name, device in state.devices.items()
         if device.online and device.eligible and name not in state.stragglers
         if not device.barred and not device.left_out
+        if state.set_aside != (state.stage, state.number, name)
     )
 
 
@@ -193,7 +196,14 @@ def check_close(steps: Steps) -> None:
 
 
 def _end(steps: Steps, *, enough: bool) -> None:
-    """Close, or try again; but first reject outliers, whereupon more updates may be needed."""
+    """Close, or try again; but first reject outliers, whereupon more updates may be needed, or step back."""
+    if len(names := broken(steps.state)) >= LEAST and can_step_back(steps.state):
+        attempt = steps.opened.attempt
+        _cut(steps)
+        steps.do(EndTransfers(), SavedRound(attempt.stage, attempt.round, attempt.attempt, "failed"))
+        steps.do(*(SendAbort(name, attempt, "the attempt failed") for name in done(steps.opened)))
+        step_back(steps, f"{', '.join(names)} cannot calculate with the model they were offered")
+        return
     rejected = outliers(steps.state)
     for device, assignment, refusal in rejected:
         put(steps, device, replace(assignment, status="rejected", refusal=refusal))
@@ -216,9 +226,15 @@ def _close(steps: Steps) -> None:
         for name, one in state.stragglers.items():
             _give_up(steps, name, one)
         steps.do(EndTransfers())
-    updates = aggregated_updates(steps.state)
+    updates, factors = aggregated_updates(steps.state), clipped(steps.state)
     known = {name: one.hello.signature for name, one in sorted(state.devices.items()) if not one.left_out}
-    steps.do(Aggregate(attempt, tuple(updates), {name: value for name, value in known.items() if value}))
+    signatures = {name: value for name, value in known.items() if value}
+    steps.do(Aggregate(attempt, tuple(updates), signatures, factors))
+    for update, own in zip(updates, factors, strict=False):
+        if own:
+            least = min(own, key=lambda entry: own[entry])
+            text = f"its change is clipped, of {least} to {own[least]:.2g} of it (round.clip_change)"
+            steps.warn_once(update.device, "clip", text)
     devices = steps.state.devices
     used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})

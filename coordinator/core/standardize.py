@@ -52,7 +52,8 @@ def _of(state: State, modality: str, encoder: EncoderSpec) -> tuple[Scales | Non
             doubts[name] = why
         else:
             sent[name] = moments
-    scales = combined(sent, state.policy.largest_share, state.policy.largest_change) if sent else None
+    # devices' units and offsets differ by more than their steps do
+    scales = combined(sent, state.policy.largest_share, 10 * state.policy.largest_change) if sent else None
     return scales, doubts | (scales.left_out if scales is not None else {})
 
 

@@ -61,7 +61,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     base: float = 0.0
 
 
-#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.validate_update.BUFFERS_OF``.
+#: Before the name of a part, in the entry of its buffers, which have another scale.
+BUFFERS_OF = "buffers of "
+#: By part, and by part of its buffers.
 Changes = dict[str, Change]
 
 
@@ -130,6 +132,7 @@ class Assignment(msgspec.Struct, frozen=True):
     changes: Changes = {}  # of the update
     offered_at: float | None = None  # when this process sent its last offer
     period: PeriodRound | None = None  # of a recipe with periods
+    first_offered_at: float | None = None  # when any process sent its first offer
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -141,6 +144,14 @@ class Round(msgspec.Struct, frozen=True):
     deadline_at: float
     assignments: dict[str, Assignment] = {}
     grace_at: float | None = None
+
+
+class Undo(msgspec.Struct, frozen=True):
+    """What the last closed round is taken back by. ``memory``: before it; ``device``: that of its longest change."""
+
+    attempt: Attempt
+    memory: Memory
+    device: str
 
 
 class State(msgspec.Struct, frozen=True):
@@ -173,6 +184,10 @@ class State(msgspec.Struct, frozen=True):
     evaluating: Attempt | None = None
     closed: Attempt | None = None  # the last attempt that was aggregated
     last_aggregated: tuple[str, ...] = ()  # the devices whose updates it holds, in order
+    undo: Undo | None = None  # of the last round, where this process closed it
+    evaluable: bool = True  # whether the last evaluation had all its figures
+    stepped_back: tuple[int, int] = (0, 0)  # the newest round (stage, number) in which the one before was taken back
+    set_aside: tuple[int, int, str] = (0, 0, "")  # stage, number, and the device that this round is done without
     tickets: int = 0
     incompatible: frozenset[str] = frozenset()  # devices of another protocol version, which operators know of
     dropped: dict[str, int] = {}  # messages without effect, by reason

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 
-from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan
+from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan, TakenBack
 from coordinator.core.state import NOTHING, SnapshotChanges, State, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
@@ -128,8 +128,7 @@ class Ledger:
     def take_back(self, run: str, attempt: Attempt) -> None:
         """Mark a completed round as failed: its state does not serve to continue the run."""
         with self._writing() as connection:
-            query = update(tables.rounds).where((tables.rounds.c.run == run) & _is(attempt))
-            connection.execute(query.values(status="failed", manifest=None))
+            _take_back(connection, run, attempt)
             _set_run(connection, run, finished_at=None)
 
     def last_event_at(self, run: str) -> float:
@@ -156,12 +155,14 @@ class Ledger:
         A server that is being restarted is waited for (``coordinator.ledger.database.transact``).
         """
         announced = list(events)
-        saved, ends, plans = list[msgspec.Struct](), list[SaveEnd](), list[RunPlan]()
+        saved, ends, plans, back = list[msgspec.Struct](), list[SaveEnd](), list[RunPlan](), list[Attempt]()
         for one in saves:
             if isinstance(one, SaveEnd):
                 ends.append(one)
             elif isinstance(one, SavePlan):
                 plans.append(one.plan)
+            elif isinstance(one, TakenBack):
+                back.append(one.attempt)
             elif isinstance(one, SavedRound):
                 saved.append(replace(one, started_at=at, ended_at=None if one.status == "running" else at))
             else:
@@ -171,6 +172,8 @@ class Ledger:
         def work(connection: Connection) -> None:
             put(connection, run, saved)
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
+            for attempt in back:
+                _take_back(connection, run, attempt)
             for plan in plans:
                 _set_run(connection, run, plan=msgspec.to_builtins(plan))
             for end in ends:
@@ -261,6 +264,14 @@ def made_of(made: RunRow, pieces: Iterable[SnapshotRow]) -> tuple[int, tuple[int
     restored = next((msgspec.convert(one.value, list[int]) for one in pieces if one.kind == MADE), [])
     *earlier, last = [round(1000 * made.started_at), *restored]
     return last, tuple(earlier)
+
+
+def _take_back(connection: Connection, run: str, attempt: Attempt) -> None:
+    query = update(tables.rounds).where((tables.rounds.c.run == run) & _is(attempt))
+    connection.execute(query.values(status="failed", manifest=None))
+    of = tables.evaluations.c
+    where = (of.run == run) & (of.stage == attempt.stage) & (of.round == attempt.round)
+    connection.execute(delete(tables.evaluations).where(where))
 
 
 def _is(attempt: Attempt) -> ColumnElement[bool]:

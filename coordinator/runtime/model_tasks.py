@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.core.assignments import transfer_of
+from coordinator.core.assignments import transfer_of, visible_parts
 from coordinator.core.moves import Aggregate, Aggregated, CollectGarbage, Evaluate, Evaluated, Event, Plan, Planned
 from coordinator.core.periods import makes_model
 from coordinator.runtime.environment import Worker
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.record import warning
+from coordinator.runtime.validate_update import clipped_change, opposed
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.history import load as load_memory
@@ -69,6 +70,12 @@ class ModelTasks:
         """A round has made a new state."""
         self.manifest = self._finals[stage] = self._states[stage, number] = manifest
 
+    def go_back(self, attempt: Attempt) -> None:
+        """A round is taken back: the state before it counts."""
+        self.manifest = self.base(attempt)
+        self._states = {key: one for key, one in self._states.items() if key < (attempt.stage, attempt.round)}
+        self._finals = {stage: one for (stage, _), one in sorted(self._states.items()) if stage}
+
     def base(self, attempt: Attempt) -> Manifest:
         """The state that devices of this attempt start from."""
         before = [key for key in self._states if key < (attempt.stage, attempt.round)]
@@ -109,6 +116,8 @@ class ModelTasks:
         return Planned(self._clock(), one.ticket, placements)  # now: a round's deadline begins when it is offered
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
+        if one.clips:
+            one = await asyncio.to_thread(self._clipped, one)
         stage, single = self.plan.stages[one.attempt.stage - 1], dict[str, int]()
         if period_length(self.plan, stage) > 1:
             single = await asyncio.to_thread(exchangeable_layers, self.store, self.manifest, stage.trained)
@@ -128,8 +137,22 @@ class ModelTasks:
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )
+        if one.clips:
+            record["clipped"] = {info.name: own for info, own in zip(updates, one.clips, strict=True) if own}
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
+
+    def _clipped(self, one: Aggregate) -> Aggregate:
+        """The same with clipped changes, in new objects; nothing is left of those that oppose the others'."""
+        memory, updates = load_memory(self.store, self.manifest), list(one.updates)
+        offered = [visible_parts(self.base(update.attempt), update.device, memory) for update in updates]
+        clipped = [index for index, factors in enumerate(one.clips) if factors]
+        against = opposed(self.store, [(u.manifest, base) for u, base in zip(updates, offered, strict=True)], clipped)
+        clips = [dict.fromkeys(own, 0.0) if index in against else own for index, own in enumerate(one.clips)]
+        for index in clipped:
+            manifest = clipped_change(self.store, updates[index].manifest, offered[index], clips[index])
+            updates[index] = msgspec.structs.replace(updates[index], manifest=manifest)
+        return msgspec.structs.replace(one, updates=tuple(updates), clips=tuple(clips))
 
     def _info(self, update: Update, attempt: Attempt, single: Mapping[str, int]) -> UpdateInfo:
         """An update as it is aggregated in ``attempt``, which may be a later one than it was made in.

@@ -112,7 +112,7 @@ class Publisher:
     def fetch(self, one: do.Fetch, manifest: Manifest, state: State) -> None:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
         update = one.update
-        seen = manifest | visible_parts(manifest, update.device, state)
+        seen = manifest | visible_parts(manifest, update.device, state.memory)
         own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
         assignment = assignment_of(state, update.device, update.attempt)
         layers = ((assignment and assignment.period) or WHOLE_ROUND).layers

@@ -275,6 +275,8 @@ class Runner:
             for save in move.out:
                 if isinstance(save, do.SavedRound) and save.manifest is not None:
                     self._models.advance(save.stage, save.round, save.manifest)
+                elif isinstance(save, do.TakenBack):
+                    self._models.go_back(save.attempt)
             for row in move.rows:
                 self._record.journal.append(row)
             for one in move.out:

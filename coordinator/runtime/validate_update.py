@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from coordinator.core.state import Change, Changes, Claim
-from edgefl.aggregation.mean import BLOCK, BUFFERS, Layout, MisfitError, Tensors, check, check_finite, stored_layout
+from coordinator.core.state import BUFFERS_OF, Change, Changes, Claim
+from edgefl.aggregation.mean import (
+    BLOCK,
+    BUFFERS,
+    Layout,
+    MisfitError,
+    Tensor,
+    Tensors,
+    check,
+    check_finite,
+    stored_layout,
+)
 from edgefl.aggregation.server_state import shared
 from edgefl.aggregation.weights import LIMIT_BYTES
 from edgefl.errors import ProtocolError
-from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE
+from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, is_scheduled
 from edgefl.plan.job import Transfer
 from edgefl.plan.periods import HEADER_BYTES as LAYER_HEADER_BYTES
 from edgefl.plan.periods import VALUE_BYTES, split
@@ -32,8 +42,6 @@ HEADER_BYTES = 2**20
 PROTOTYPES_BYTES = 64 * 2**20
 #: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
 PACKED_HEADER_BYTES = 4096
-#: Before the name of a part, in the entry of its buffers.
-BUFFERS_OF = "buffers of "
 
 
 def asked_layout(store: ObjectStore, layers: Iterable[str], previous: Manifest) -> Layout:
@@ -196,6 +204,56 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
                 if names:
                     found[key] = _change(before, after, names)
     return found
+
+
+def clipped_change(
+    store: ObjectStore, manifest: Manifest, previous: Manifest, factors: Mapping[str, float]
+) -> Manifest:
+    """An update with its changes against ``previous`` scaled by ``factors``, by part and buffers."""
+    found, parts = dict(manifest), {entry.removeprefix(BUFFERS_OF) for entry in factors}
+    for part in sorted(parts & manifest.keys()):
+        before = _tensors(store, previous[part])
+        by_name = {name: BUFFERS_OF + part if name.endswith(BUFFERS) else part for name in before}
+        found[part] = _scaled(store, manifest[part], before, {n: factors.get(key, 1.0) for n, key in by_name.items()})
+    if alone := parts - manifest.keys():  # layers that came by themselves
+        before = {layer: _tensors(store, previous[split(layer)[0]])[split(layer)[1]] for layer in alone}
+        found[LAYERS] = _scaled(store, manifest[LAYERS], before, factors)
+    return found
+
+
+def opposed(store: ObjectStore, updates: Sequence[tuple[Manifest, Manifest]], clipped: Collection[int]) -> set[int]:
+    """Those of ``clipped`` whose change points against the sum of the changes of the others.
+
+    ``updates``: (manifest, the parts as offered) of each update of the round. One part of one update is in memory
+    beside the sum of that part.
+    """
+    products = dict.fromkeys(clipped, 0.0)
+    for part in sorted({part for i in products for part in updates[i][0] if is_scheduled(part)}):
+        held = {i: _steps(store, sent[part], base[part]) for i, (sent, base) in enumerate(updates) if part in sent}
+        total: dict[str, Tensor] = {}
+        for i in held.keys() - products.keys():
+            for name, change in held[i]:
+                total[name] = total[name] + change if name in total else change
+        for i in held.keys() & products.keys():
+            products[i] += sum(float(np.vdot(change, total[name])) for name, change in held[i] if name in total)
+    return {i for i, product in products.items() if product < 0}
+
+
+def _steps(store: ObjectStore, ref: ObjectRef, base: ObjectRef) -> Iterator[tuple[str, Tensor]]:
+    """Name and change of each weight of a part."""
+    after, before = _tensors(store, ref), _tensors(store, base)
+    for name, tensor in after.items():
+        if tensor.dtype.kind == "f" and not name.endswith(BUFFERS):
+            yield name, np.subtract(tensor, before[name], dtype=np.float32)
+
+
+def _scaled(store: ObjectStore, ref: ObjectRef, before: Tensors, factors: Mapping[str, float]) -> ObjectRef:
+    tensors = dict(_tensors(store, ref))
+    for name, factor in factors.items():
+        if factor < 1 and name in tensors and tensors[name].dtype.kind == "f":
+            change = np.subtract(tensors[name], before[name], dtype=np.float32)
+            tensors[name] = before[name] + np.float32(factor) * change
+    return store.put(encode_part(tensors))
 
 
 def ruined(store: ObjectStore, manifest: Manifest) -> str:

@@ -97,7 +97,7 @@ class Access:
         """Why a request is refused; "" when it is not."""
         if not goes_by(request.headers.get("host", ""), self._names):
             return "This page does not go by that host name; open it by the address it was announced with."
-        path = request.url.path
+        path = request.scope["path"]  # the one that is routed by; ``request.url`` is put together with the host header
         if request.method == "POST":
             if not self.control:
                 return "This page only shows the run; --web-control lets it act."

@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import parse_qs, quote
 
 import msgspec
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from coordinator.web.access import Access, Gate
 from coordinator.web.pieces import Pieces, View
@@ -94,6 +95,21 @@ class Board:
             await self._next.wait()
 
 
+class Followed(EventSourceResponse):
+    """A stream of a browser that ``feed`` counts among its followers until it has ended."""
+
+    def __init__(self, feed: Feed, pieces: AsyncIterator[dict[str, str]], **options: Any) -> None:
+        super().__init__(pieces, **options)
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The stream."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.followers -= 1
+
+
 class Site:
     """Answers requests about the run in ``directory``."""
 
@@ -126,30 +142,26 @@ class Site:
         """The pieces that change, as server-sent events."""
         if self.board.feed.followers >= MOST_STREAMS:
             return PlainTextResponse("Too many browsers follow this run.\n", 503, {"retry-after": "30"})
-        return EventSourceResponse(self._stream(View.of(request.query_params)), ping=15, send_timeout=30)
+        self.board.feed.followers += 1  # here, not when it begins to send: many may ask at once
+        return Followed(self.board.feed, self._stream(View.of(request.query_params)), ping=15, send_timeout=30)
 
     async def _stream(self, view: View) -> AsyncIterator[dict[str, str]]:
         sent: dict[str, str] = {}
-        self.board.feed.followers += 1
-        try:
-            while True:
-                latest, over = self.board.latest, self.board.is_over
-                made = self._pieces.all(latest, view)
-                news = [name for name in made if sent.get(name) != made[name]]
-                if news:
-                    parts = (
-                        f'<hx-partial hx-target="#{name}" hx-swap="innerMorph">{made[name]}</hx-partial>'
-                        for name in news
-                    )
-                    yield {"data": "".join(parts)}
-                    sent = made
-                if over:
-                    if latest.ended:
-                        yield {"event": "over", "data": latest.ended}
-                    return
-                await self.board.after(latest)
-        finally:
-            self.board.feed.followers -= 1
+        while True:
+            latest, over = self.board.latest, self.board.is_over
+            made = self._pieces.all(latest, view)
+            news = [name for name in made if sent.get(name) != made[name]]
+            if news:
+                parts = (
+                    f'<hx-partial hx-target="#{name}" hx-swap="innerMorph">{made[name]}</hx-partial>' for name in news
+                )
+                yield {"data": "".join(parts)}
+                sent = made
+            if over:
+                if latest.ended:
+                    yield {"event": "over", "data": latest.ended}
+                return
+            await self.board.after(latest)
 
     async def snapshot(self, request: Request) -> Response:
         """The snapshot, for programs."""

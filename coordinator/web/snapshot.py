@@ -48,6 +48,7 @@ REMEDIES: dict[str, str] = {
     "disk": "Free space on the device, or raise its budget.disk_bytes.",
     "data": "Give the device more samples, or lower training.batch_size.",
     "labels": "Label its samples, or choose a recipe that trains without labels.",
+    "diverged": "Lower training.lr, or set training.clip_norm: 1.0.",
     "method": "Install on the device what the coordinator has.",
     "protocol": "Install the same release on both sides.",
     "quarantine": "It is asked again by itself; see why its updates could not be used.",

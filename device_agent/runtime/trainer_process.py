@@ -173,9 +173,13 @@ def progressed(attempt: Attempt, note: object) -> Progressed:
     return understood({**understood(note, dict[str, object]), "attempt": attempt}, Progressed)
 
 
+#: Reason of a refusal for an error of this kind; "error" for any other.
+REASONS = {"StoreError": "disk", "DivergedError": "diverged"}
+
+
 def raised(error: WorkerFailedError) -> Refusal:
     """The refusal of a trainer that raised."""
-    return Refusal("disk" if error.kind == "StoreError" else "error", detail=error.message[:500])
+    return Refusal(REASONS.get(error.kind, "error"), detail=error.message[:500])
 
 
 def failed(error: WorkerFailedError, ceiling: Ceiling, memory_total_bytes: int, *, card: bool = False) -> Ended:

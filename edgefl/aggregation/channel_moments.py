@@ -11,15 +11,15 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from edgefl.aggregation.mean import capped
+from edgefl.aggregation.mean import OF, capped
 from edgefl.records import Moments
 
 #: Beyond what float32 squares without overflow, with room to spare; no sensor's unit needs it.
 LARGEST = 1e15
 #: A deviation below this share of a channel's size is rounding of float32: the channel is constant, and stays unscaled.
 CONSTANT = 1e-6
-#: Of so many devices or more none weighs more than this, whatever it claims.
-MUCH, OF = 0.5, 3
+#: Of three or more devices none weighs more than this, whatever it claims.
+MUCH = 0.5
 
 
 class Scales(NamedTuple):
@@ -54,8 +54,7 @@ def combined(sent: Mapping[str, Moments], largest_share: float, largest_change: 
     if not counted:
         return None
     total = sum(one.count for one in counted.values())
-    most = min(largest_share, MUCH) if len(counted) >= OF else largest_share
-    weights = capped({name: one.count / total for name, one in counted.items()}, most)
+    weights = capped({name: one.count / total for name, one in counted.items()}, min(largest_share, MUCH))
     channels = range(len(next(iter(counted.values())).mean))
     mean = [math.fsum(weights[name] * one.mean[c] for name, one in counted.items()) for c in channels]
     spread = [

@@ -31,6 +31,8 @@ Tensors = Mapping[str, Tensor]
 Load = Callable[[], Tensors]
 #: Values added at a time: 1 MiB, which stays in the processor's cache.
 BLOCK = 2**18
+#: Of so many devices or more, one's weight is bounded and its change compared with the others'.
+OF = 3
 #: What the tensors of a part look like: name -> (shape, whether it is floating).
 Layout = dict[str, tuple[tuple[int, ...], bool]]
 
@@ -208,9 +210,9 @@ def proportional(amounts: Mapping[str, float]) -> dict[str, float]:
 def capped(shares: Mapping[str, float], most: float) -> dict[str, float]:
     """Weights (sum 1) of which none exceeds ``most``: what is above it goes to the others, in proportion to theirs.
 
-    Where ``most`` is less than one over their number, all weigh the same.
+    Where ``most`` is less than one over their number, all weigh the same. Of one or two devices none is bounded.
     """
-    if most >= 1 or not shares:
+    if most >= 1 or len(shares) < OF:
         return dict(shares)
     high: set[str] = set()
     while over := {d for d, w in _rest(shares, high, most).items() if w > most * (1 + 1e-12)} - high:

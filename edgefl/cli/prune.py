@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import typer
 
 from edgefl.api.runs import BUNDLES
@@ -23,11 +24,14 @@ from edgefl.storage.disk import (
     is_held,
     ledger_file,
     ledger_of,
+    read_at_most,
     store_errors,
 )
 
-#: There from the first thing that is deleted to the last; it says what is left of the run. A crash is gone on from.
+#: There from the first thing that is deleted to the last, with the names of what goes. A crash is gone on from.
 MARK = ".pruning"
+#: Bytes of it: a run's directory holds some twenty names.
+_MARK_BYTES = 2**20
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 #: A run that can be gone on with is not old, but unfinished.
 _ENDED = ("done", "failed")
@@ -84,8 +88,9 @@ def prune(runs: Path, policy: Policy, form: str, *, dry_run: bool) -> None:
 def _chosen(runs: Path, policy: Policy) -> list[tuple[Path, str]]:
     """Every directory of a run, or of what is left of one, newest first, and why it stays."""
     there = [path for path in runs.iterdir() if path.is_dir() and not path.is_symlink()] if runs.is_dir() else []
-    chosen = [(path, "") for path in sorted(there) if (path / MARK).is_file()]
-    known = [(*_ended(path), path) for path in there if _is_ours(path) and not (path / MARK).is_file()]
+    begun = {path for path in there if _begun(path)}
+    chosen = [(path, "") for path in sorted(begun)]
+    known = [(*_ended(path), path) for path in there if path not in begun and _is_ours(path)]
     place = 0
     for at, why, path in sorted(known, key=lambda one: (-one[0], one[2].name)):
         if at:
@@ -104,6 +109,17 @@ def _kept(place: int, at: float, why: str, policy: Policy) -> str:
     return "" if why in ("interrupted", "stopped", "running") and policy.unfinished else why
 
 
+def _begun(directory: Path) -> set[str]:
+    """What goes of a run whose deletion was broken off; a mark that names nothing is nobody's."""
+    if not (directory / MARK).is_file():
+        return set()
+    try:
+        named = msgspec.json.decode(read_at_most(directory / MARK, _MARK_BYTES), type=set[str])
+    except (OSError, ValueError):
+        return set()
+    return named & {path.name for path in directory.iterdir()}
+
+
 def _is_ours(directory: Path) -> bool:
     """Whether it is a run's, or what a start that failed has left."""
     names = {path.name for path in directory.iterdir()}
@@ -115,10 +131,10 @@ def _ended(directory: Path) -> tuple[float, str]:
     from coordinator.ledger.database import NoLedgerError
     from coordinator.ledger.ledger import Ledger
 
-    place = ledger_of(directory)
     if ledger_file(directory) is None:
         return 0.0, _begins(directory)
     try:
+        place = ledger_of(directory)
         with Ledger(place, reading=True) as ledger:
             found = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
     except NoLedgerError:
@@ -148,19 +164,20 @@ def _pruned(directory: Path, why: str, policy: Policy, *, dry_run: bool) -> Prun
     if why:
         return Pruned(directory.name, why)
     mark = directory / MARK
-    bundles = mark.read_text(encoding="utf-8") == BUNDLES if mark.is_file() else policy.bundles
-    going = [path for path in directory.iterdir() if not path.name.startswith(BUNDLES) or not bundles]
+    named = _begun(directory)
+    there = [path for path in directory.iterdir() if path != mark]
+    going = [path for path in there if path.name in named or not (named or _stays(path, policy))]
     freed = sum(_size(path) for path in going)
     if dry_run:
         return Pruned(directory.name, "", freed)
     try:
         with hold_directory(directory), store_errors("delete", directory):
-            mark.write_text(BUNDLES if bundles else "", encoding="utf-8")
+            mark.write_bytes(msgspec.json.encode(sorted({path.name for path in going} | {MARK})))
             _forget(directory)
             for path in going:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
-                elif path != mark and path.name != "lock":
+                elif path.name != "lock":
                     path.unlink(missing_ok=True)
             (directory / "lock").unlink(missing_ok=True)
             mark.unlink()
@@ -169,6 +186,10 @@ def _pruned(directory: Path, why: str, policy: Policy, *, dry_run: bool) -> Prun
     except StoreError as error:
         return Pruned(directory.name, error.message)
     return Pruned(directory.name, "", freed)
+
+
+def _stays(path: Path, policy: Policy) -> bool:
+    return policy.bundles and path.name.startswith(BUNDLES)
 
 
 def _forget(directory: Path) -> None:

@@ -295,12 +295,19 @@ class RoundConfig(Values):
         0, description="rounds until it is asked again; 0: not in this run"
     )
     largest_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="the most that one device may weigh in a part's mean; the others share what is above it"
+        0.5,
+        description="the most that one device of three or more may weigh in a part's mean; the others share what is "
+        "above it; 1: all of it",
     )
     largest_change: Annotated[float, Field(ge=0)] = Field(
-        100.0,
-        description="an update that moves a part further than this many times the median of the others' is left out; "
+        10.0,
+        description="an update whose change is more than this many times the median of the others' is left out; "
         "0: none is",
+    )
+    clip_change: Annotated[float, Field(ge=0)] = Field(
+        3.0,
+        description="where three or more devices trained, a change of more than this many times the median of the "
+        "others' is scaled down to it; 0: none is",
     )
 
 

@@ -24,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError, StoreError
 from edgefl.storage.disk import store_errors, way_out, write_all
 
@@ -51,9 +52,7 @@ _DAMAGE = (ValueError, KeyError, EOFError, OSError, SyntaxError, RuntimeError, N
 
 def read_npy(path: Path) -> Array:
     """The array of a .npy file of at most MAX_FILE_BYTES. Raises DataError, or OSError when it can't be opened."""
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise DataError(f"the file has {size} bytes, more than the limit of {MAX_FILE_BYTES}")
+    size = regular_file(path, MAX_FILE_BYTES, "the file").stat().st_size
     with path.open("rb") as file:
         try:
             return _read_array(file, size)
@@ -63,6 +62,7 @@ def read_npy(path: Path) -> Array:
 
 def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Array]:
     """The arrays of a .npz file (only the ``wanted`` ones), MAX_DATASET_BYTES at most in all. Raises DataError."""
+    regular_file(path, MAX_DATASET_BYTES)
     try:
         with zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
@@ -72,8 +72,6 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Arr
             if total > MAX_DATASET_BYTES:
                 raise DataError(f"{path}: {total} bytes of arrays, more than the limit of {MAX_DATASET_BYTES}")
             return {m.filename[:-4]: _read_member(archive, m, path.stat().st_size) for m in members}
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file", remedy="Check the path of the data set.") from None
     except (zipfile.BadZipFile, *_DAMAGE) as error:
         remedy = "Write the file anew, for instance with numpy.savez or `edgefl data --out`."
         raise DataError(f"{path}: not a readable .npz file: {error}", remedy=remedy) from None

@@ -23,6 +23,8 @@ Flags = npt.NDArray[np.bool_]
 
 #: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
 MAX_CLASSES = 100_000
+#: Names of labels in a message; a public data set's hundred fit.
+SHOWN = 100
 SHOWN = 20  # problems listed in an error
 _RECORDING = "ids.recording"  # in a file; no modality can be called that
 
@@ -129,7 +131,7 @@ class Dataset:
         unknown = [name for name in used if name not in number]
         if unknown:
             raise DataError(
-                f"labels not known to the model: {', '.join(unknown)}; it knows: {', '.join(names)}",
+                f"labels not known to the model: {_few(unknown)}; it knows: {_few(names)}",
                 remedy="Correct the labels, or list them in labels.json beside the manifest.",
             )
         table = np.array([number.get(name, -1) for name in self.label_names] + [-1], dtype=np.int64)
@@ -260,6 +262,11 @@ def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None
         )
     labels = given.astype(np.int64)
     return labels, names or tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES)))
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names for a message, which shows the first of many."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _check(data: Dataset) -> None:

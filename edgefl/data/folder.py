@@ -27,6 +27,7 @@ from edgefl.data.encoders import Encoders
 from edgefl.data.labels import named_labels, numbered
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least
+from edgefl.data.regular_files import ANY_SIZE, regular_file_inside
 from edgefl.errors import DataError, Problem
 from edgefl.records import is_modality
 
@@ -98,7 +99,9 @@ def read_manifest(
     the modalities to read, with kind and shape.
     """
     path = root / "manifest.jsonl"
-    if not path.is_file():
+    if path.exists() or path.is_symlink():
+        regular_file_inside(root, path.name, ANY_SIZE)
+    else:
         raise DataError(
             f"{path}: there is no such file",
             remedy='Write one JSON object a line, such as {"image": "001.png", "label": "cat"}.',

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.data.dataset import MAX_CLASSES
+from edgefl.data.regular_files import regular_file_inside
 from edgefl.errors import DataError
 from edgefl.storage.disk import read_at_most
 
@@ -17,8 +18,9 @@ MAX_LABELS_BYTES = 16 * 2**20  # of labels.json: 100,000 names of 160 bytes
 def named_labels(root: Path) -> tuple[str, ...]:
     """The names in ``labels.json`` of a folder, in their order; none where there is no such file. Raises DataError."""
     path = root / "labels.json"
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return ()
+    regular_file_inside(root, path.name, MAX_LABELS_BYTES)
     try:
         names = msgspec.json.decode(read_at_most(path, MAX_LABELS_BYTES), type=list[str])
     except (OSError, ValueError) as error:

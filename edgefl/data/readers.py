@@ -13,7 +13,6 @@ A string is a path relative to the data set's folder; for text it is the text it
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from edgefl.data.encoders import Encoder, fits, shown
 from edgefl.data.log_mel import log_mel, read_wav
 from edgefl.data.pictures import read_picture
 from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
+from edgefl.data.regular_files import regular_file_inside
 from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.storage.checkpoint_paths import is_own
@@ -154,19 +154,9 @@ def inside(root: Path, name: object, limit: int = MAX_FILE_BYTES) -> Path:
     if not isinstance(name, str):
         raise SampleError(f"a path is expected, not {type(name).__name__}")
     try:
-        path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()):
-            raise SampleError(f"{name}: leads out of the data set's folder")
-        info = path.stat()
-    except FileNotFoundError:
-        raise SampleError(f"{name}: there is no such file") from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise SampleError(f"{name[:200]}: can not be opened: {error}") from None
-    if not stat.S_ISREG(info.st_mode):
-        raise SampleError(f"{name}: is not a file")
-    if info.st_size > limit:
-        raise SampleError(f"{name}: has {info.st_size} bytes, more than the limit of {limit}")
-    return path
+        return regular_file_inside(root, name, limit)
+    except DataError as error:
+        raise SampleError(error.message) from None
 
 
 def _open(root: Path, value: object, kind: str, *valid: str) -> tuple[Path, str]:

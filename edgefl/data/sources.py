@@ -82,7 +82,7 @@ def check_source(source: str) -> None:
         read_npz(path, ())
     elif not path.is_dir():
         raise _no_source(path)
-    elif not (path / "manifest.jsonl").is_file():
+    elif not (path / "manifest.jsonl").exists():
         files = sorted(path.glob("*.npz"))
         there = f"It holds {', '.join(str(file) for file in files[:3])}: name one. " if files else ""
         raise DataError(f"data source {str(path)!r} has no manifest.jsonl", remedy=there + _forms())

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.data.dataset import MAX_CLASSES
 from edgefl.errors import ExportError
 from edgefl.export.precision_record import EXACT, Precision, Reduced
 from edgefl.models.spec import EncoderSpec, ModelSpec
@@ -253,6 +254,11 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} has the format {manifest.format[:80]!r}, and this version reads {FORMAT!r}",
             remedy="Export the run again with this version of EdgeFL.",
         )
+    count = len(manifest.labels)
+    if count > MAX_CLASSES:
+        raise ExportError(f"{path} names {count} labels, more than {MAX_CLASSES}", remedy=DAMAGED)
+    if odd := [port.shape for port in manifest.outputs if port.name == "logits" and port.shape[-1:] != (count,)]:
+        raise ExportError(f"{path} names {count} labels, and its logits are {odd[0]!r:.60}", remedy=DAMAGED)
     return manifest
 
 

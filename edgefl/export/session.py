@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from edgefl.errors import ExportError, MissingDependencyError, install_command
+from edgefl.export.model_file import check_model
+from edgefl.resources.hardware import capabilities
 
 Device = Literal["auto", "cpu", "cuda", "tensorrt"]
 #: Device -> its provider, and the library without which that only complains; the fastest first, as "auto" tries them.
@@ -24,8 +26,9 @@ _PROVIDERS: dict[str, tuple[str, str]] = {
     "cuda": ("CUDAExecutionProvider", "libcuda.so.1"),
     "cpu": ("CPUExecutionProvider", ""),
 }
-#: onnxruntime's own scale: 3 shows errors and hides warnings, such as those on machines without a GPU.
-_ERRORS_ONLY = 3
+#: onnxruntime's own scale: 3 shows errors, such as why a GPU is not used, and hides warnings, such as those on machines
+#: without one. On a processor its errors are raised as well, and shown once.
+_ERRORS_ONLY, _FATAL_ONLY = 3, 4
 
 
 class _Named(Protocol):
@@ -43,22 +46,28 @@ class Session(Protocol):
 def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Session:
     """A session on an ONNX file's bytes; ``threads`` 0: onnxruntime's choice. Works without torch.
 
-    Raises ExportError when the file is no model this onnxruntime runs, or the device cannot be used;
-    MissingDependencyError without onnxruntime.
+    Raises ExportError when the file holds what no export writes, is no model this onnxruntime runs, or the device
+    cannot be used; MissingDependencyError without onnxruntime.
     """
+    check_model(data)
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise MissingDependencyError("onnxruntime", "serve") from error
     wanted = _wanted(device, onnxruntime.get_available_providers())
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY if wanted == [_PROVIDERS["cpu"][0]] else _ERRORS_ONLY
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # what was checked, not onnxruntime's own
+    options.add_session_config_entry("session.use_env_allocators", "1")
     try:
+        _bound_memory(onnxruntime)
         if _PROVIDERS["cuda"][0] in wanted:
             _load_cuda(onnxruntime)
         session: Session = onnxruntime.InferenceSession(data, options, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no public base
+        if (asked := _memory_asked(error)) is not None:
+            raise asked from error
         raise ExportError(
             f"onnxruntime {onnxruntime.__version__} can not load the model: {str(error).splitlines()[0]}",
             remedy="Install the onnxruntime version the manifest names, or a newer one.",
@@ -82,6 +91,32 @@ def _wanted(device: str, listed: Sequence[str]) -> list[str]:
     names = list(_PROVIDERS)
     able = names[names.index(device) :] if device != "auto" else [name for name in names if _is_here(name)]
     return [_PROVIDERS[name][0] for name in able if _PROVIDERS[name][0] in {*listed, _PROVIDERS["cpu"][0]}]
+
+
+@functools.cache
+def _most_memory() -> int:
+    """Bytes that all sessions may take together: what is free now, and never less than half of what there is."""
+    here = capabilities()
+    return max(here.memory_free_bytes, here.memory_total_bytes // 2)
+
+
+@functools.cache
+def _bound_memory(onnxruntime: Any) -> None:
+    """Give the sessions of this process one bounded allocator; else one node of a model may ask for any number."""
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    place = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": _most_memory()}))
+
+
+def _memory_asked(error: Exception) -> ExportError | None:
+    """What is told of an error of onnxruntime's that says that memory was refused; None for any other."""
+    text = str(error)
+    if "bad_alloc" not in text and "smaller than requested bytes" not in text and "llocate memory" not in text:
+        return None
+    return ExportError(
+        f"the model asks for more memory than there is: onnxruntime may take {_most_memory() // 2**20} MiB here",
+        remedy="Use it on a machine with more memory, or give fewer samples at a time.",
+    )
 
 
 @functools.cache
@@ -120,9 +155,18 @@ def installed() -> dict[str, str]:
 
 
 def run(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output by name."""
+    """Every output by name. Raises ExportError where the model fails on them."""
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    try:
+        return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    except Exception as error:  # onnxruntime's exceptions share no public base
+        if (asked := _memory_asked(error)) is not None:
+            raise asked from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ExportError(
+            f"onnxruntime can not compute the model: {reason:.300}",
+            remedy="Give samples that fit the model, or export it again.",
+        ) from error
 
 
 def _remedy(device: str) -> str:

@@ -74,8 +74,10 @@ def _sounds(root: Path, values: Sequence[object]) -> Facts:
     for path in _paths(root, values):
         try:
             with wave.open(str(path), "rb") as sound:
-                seconds.append(sound.getnframes() / sound.getframerate())
-        except (wave.Error, EOFError, ZeroDivisionError) as error:
+                if not (rate := sound.getframerate()):
+                    raise wave.Error("its sampling rate is 0 Hz")
+                seconds.append(sound.getnframes() / rate)
+        except (wave.Error, EOFError) as error:
             raise DataError(f"{path}: is no readable .wav: {error}", remedy="Save it as PCM .wav.") from None
     return Facts("audio", seconds=seconds)
 

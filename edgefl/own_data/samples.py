@@ -9,12 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from edgefl.data.arrays import MAX_FILE_BYTES
 from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
 from edgefl.data.recording import is_number
+from edgefl.data.regular_files import regular_file_inside
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess, kind_of
-from edgefl.own_data.tables import LOOKED_AT, SUFFIXES, Table, distinct, has_head, read_table
+from edgefl.own_data.tables import LOOKED_AT, MAX_TABLE_BYTES, SUFFIXES, Table, distinct, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.records import is_modality
 
@@ -60,12 +62,11 @@ def halves(source: Path) -> tuple[Path, Path | None]:
 
 
 def _inside(root: Path, text: str) -> bool:
+    if len(text) >= 1000 or Path(text).suffix.lower() not in KIND_OF or Path(text).is_absolute():
+        return False
     try:
-        return (
-            len(text) < 1000 and Path(text).suffix.lower() in KIND_OF and not Path(text).is_absolute()
-            and (root / text).is_file() and (root / text).resolve().is_relative_to(root.resolve())
-        )  # fmt: skip
-    except (OSError, ValueError):
+        return bool(regular_file_inside(root, text, MAX_FILE_BYTES))
+    except DataError:
         return False
 
 
@@ -133,14 +134,22 @@ def _files(root: Path, found: Understood) -> tuple[list[str], list[str]]:
             if (plain := path.encode("utf-8", "replace").decode()) != path:
                 found.unused[plain] = "its name is not UTF-8"
             elif suffix in SUFFIXES:
-                tables.append(path)
+                tables.append(_regular(root, path, MAX_TABLE_BYTES))
             elif suffix in KIND_OF:
-                files.append(path)
+                files.append(_regular(root, path, MAX_FILE_BYTES))
             else:
                 found.unused[path] = f"{suffix or 'no suffix'} is not read"
             if len(files) + len(tables) > MAX_SAMPLES:
                 raise DataError(f"{root}: more than {MAX_SAMPLES} files", remedy="Split it over several devices.")
     return files, tables
+
+
+def _regular(root: Path, path: str, limit: int) -> str:
+    try:
+        regular_file_inside(root, path, limit)
+    except DataError as error:
+        raise DataError(f"{root}: {error.message}", remedy=error.remedy) from None
+    return path
 
 
 def _table_of(root: Path, path: str) -> Table | None:

@@ -10,12 +10,13 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from edgefl.data.recording import TIME, is_number
+from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.records import is_modality
 
@@ -27,7 +28,8 @@ MAX_COLUMNS = 2000
 #: Cells of a .parquet, which packs millions of equal ones into a few bytes. In memory a cell takes about 70 bytes, a
 #: row as much as four more: 1.4 GB, as of a .csv of the largest size.
 MAX_CELLS, _ROW_CELLS = 20_000_000, 4
-_BATCH = 1024  # rows of a .parquet that are unpacked at a time
+#: Rows of a .parquet that are unpacked at a time; and bytes, where each row might be its column's longest text.
+_BATCH, _BATCH_BYTES = 1024, 16 * 2**20
 #: Rows that decide what a column is.
 LOOKED_AT = 2000
 _LONGEST = 32  # characters of a modality's name
@@ -81,11 +83,7 @@ def read_table(path: Path, is_file: Callable[[str], bool] = lambda _: False, mos
 
     Raises DataError (damaged, too large), MissingDependencyError for .parquet without pyarrow.
     """
-    if (size := path.stat().st_size) > MAX_TABLE_BYTES:
-        raise DataError(
-            f"{path}: has {size} bytes, more than the limit of {MAX_TABLE_BYTES} for a table",
-            remedy="Split it: a file a recording, in one folder.",
-        )
+    regular_file(path, MAX_TABLE_BYTES)
     reader = {".parquet": _parquet, ".json": _json, ".jsonl": _jsonl}.get(path.suffix.lower())
     rows = reader(path) if reader is not None else _csv(path, most)
     columns = list(dict.fromkeys(itertools.chain.from_iterable(rows[:LOOKED_AT])))
@@ -123,12 +121,18 @@ def _csv(path: Path, most: int | None) -> list[dict[str, str]]:
 
 
 def _parquet(path: Path) -> list[dict[str, str]]:
+    """Rows of texts; columns that hold lists or tables are empty in each."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
         raise MissingDependencyError("pyarrow", "parquet") from error
-    rows, room = [], MAX_TABLE_BYTES
+    too_large = DataError(
+        f"{path}: unpacked it has more than {MAX_TABLE_BYTES} bytes",
+        remedy="Split it: a file a recording, in one folder.",
+    )
+    rows: list[dict[str, str]] = []
+    room = MAX_TABLE_BYTES
     try:
         with pq.ParquetFile(path) as file:
             count, columns = file.metadata.num_rows, file.metadata.num_columns
@@ -137,16 +141,49 @@ def _parquet(path: Path) -> list[dict[str, str]]:
                     f"{path}: has {count} rows of {columns} columns, more than can be held as texts",
                     remedy="Split it: a file a recording, in one folder; or store arrays as .npz.",
                 )
-            for batch in file.iter_batches(_BATCH):
-                if (room := room - batch.nbytes) < 0:
-                    raise DataError(
-                        f"{path}: unpacked it has more than {MAX_TABLE_BYTES} bytes",
-                        remedy="Split it: a file a recording, in one folder.",
-                    )
-                rows += [{_text(name): _text(value) for name, value in row.items()} for row in batch.to_pylist()]
+            leaves = [file.metadata.schema.column(i) for i in range(columns)]
+            flat = [leaf.path for leaf in leaves if leaf.path == leaf.name and not leaf.max_repetition_level]
+            empty = dict.fromkeys((_text(name) for name in file.schema_arrow.names if name not in flat), "")
+            longest = _longest_row(path, file.metadata, set(flat), too_large)
+            for batch in file.iter_batches(max(1, min(_BATCH, _BATCH_BYTES // (longest + 1))), columns=flat):
+                plain = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+                if (room := room - sum(column.nbytes for column in plain)) < 0:
+                    raise too_large
+                cells = {_text(n): c.to_pylist() for n, c in zip(batch.schema.names, plain, strict=True)}
+                rows += [{n: _text(values[i]) for n, values in cells.items()} | empty for i in range(len(batch))]
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: is no readable table: {error}", remedy="Save it again, or as CSV.") from error
     return rows
+
+
+def _longest_row(path: Path, metadata: Any, flat: Collection[str], too_large: DataError) -> int:
+    """The most bytes that a row of the columns ``flat`` may unpack to, however small the file is.
+
+    Values of fixed length have it; of texts that a dictionary holds once, the longest of it; of texts that are packed
+    by what each has in common with the last, all pages of their column. Other texts lie in the file as they are.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    leaves = {i: leaf for i in range(metadata.num_columns) if (leaf := metadata.schema.column(i)).path in flat}
+    chunks = [(leaves[i], metadata.row_group(g).column(i)) for g in range(metadata.num_row_groups) for i in leaves]
+    if sum(chunk.total_uncompressed_size for _, chunk in chunks) > MAX_TABLE_BYTES:
+        raise too_large
+    fronts = {leaf.path for leaf, chunk in chunks if "DELTA_BYTE_ARRAY" in chunk.encodings}
+    fixed = sum(max(0, leaf.length) for leaf in leaves.values())
+    fixed += sum(chunk.total_uncompressed_size for leaf, chunk in chunks if leaf.path in fronts)
+    texts = [
+        leaf.path
+        for leaf in leaves.values()
+        if leaf.physical_type == "BYTE_ARRAY" and leaf.logical_type.type != "DECIMAL" and leaf.path not in fronts
+    ]
+    longest = 0
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        for group in range(metadata.num_row_groups if texts else 0):
+            for first in itertools.islice(file.iter_batches(1, row_groups=[group], columns=texts), 1):
+                each = (pc.max(pc.binary_length(one.dictionary.cast("binary"))).as_py() for one in first.columns)
+                longest = max(longest, sum(length or 0 for length in each))
+    return int(fixed + longest)
 
 
 def _json(path: Path) -> list[dict[str, str]]:

@@ -211,8 +211,9 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     max_staleness: int = 10  # rounds; what is later is dropped
     quarantine_after: int = 2  # rejected updates in a row; 0: never
     quarantine_rounds: int = 0  # 0: the rest of the run
-    largest_share: float = 1.0  # of a part's weight that one device may have
-    largest_change: float = 100.0  # times the median of the other devices' changes of a part; 0: any
+    largest_share: float = 0.5  # of a part's weight that one of three or more devices may have
+    largest_change: float = 10.0  # times the median of the other devices' changes; beyond it is left out; 0: none is
+    clip_change: float = 3.0  # times the same; beyond it is scaled down to it; 0: none is
 
     def share(self, devices: int) -> int:
         """Updates that make a quorum of so many devices: at least one."""

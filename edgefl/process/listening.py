@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import re
 import socket
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ from edgefl.errors import ConfigError, Problem
 
 #: A short one is guessed.
 LEAST_TOKEN = 16
+#: A host and perhaps a port, in ASCII. Parsers of URLs take more for a host, such as ``user@host`` and ``host/path?``,
+#: and a URL that is put together from such a header has another path than the request (starlette before 1.0.1).
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+(%[\w.~-]+)?\]|[\w.~-]+)?(:[0-9]{0,5})?", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -57,7 +61,7 @@ def read_place(text: str, default: tuple[str, int], listener: Listener) -> Place
         return Place(*default, chosen=False)
     try:
         parts = urlsplit(f"//{text}")
-        if (parts.hostname is None and parts.port is None) or parts.path or parts.username is not None:
+        if (parts.hostname is None and parts.port is None) or not _HOST.fullmatch(text):
             raise ValueError
         return Place(parts.hostname or default[0], default[1] if parts.port is None else parts.port)
     except ValueError:
@@ -105,10 +109,10 @@ def holds_token(authorization: str, token: str) -> bool:
 def goes_by(host_header: str, names: frozenset[str]) -> bool:
     """Whether the header ``host`` is an address or one of the names."""
     try:
-        host = urlsplit(f"//{host_header}").hostname or ""
+        host = urlsplit(f"//{host_header}").hostname if _HOST.fullmatch(host_header) else None
     except ValueError:
-        host = ""
-    return host in names or is_address(host)
+        host = None
+    return host is not None and (host in names or is_address(host))
 
 
 def is_address(host: str) -> bool:

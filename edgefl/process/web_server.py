@@ -21,11 +21,24 @@ class Connection(H11Protocol):
     """
 
     _look: asyncio.TimerHandle
+    since: float
 
     def connection_made(self, transport: Any) -> None:
-        """A client is there."""
+        """A client is there. Where all connections are taken, the oldest of those on which nobody asks makes room."""
         super().connection_made(transport)
+        self.since = self.loop.time()
         self._watch(None)
+        if len(self.connections) >= MAX_CONNECTIONS:
+            others = (
+                one for one in self.connections if one is not self and isinstance(one, Connection) and one.is_idle
+            )
+            if (oldest := min(others, key=lambda one: one.since, default=None)) is not None:
+                oldest.transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in progress; its head may be on its way."""
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""

@@ -186,12 +186,16 @@ def amount(value: float | None, unit: str, *, why: str = "", tip: str = "") -> C
 def measurement_cell(value: Figure, unit: str) -> Cell:
     """A ledger figure: the number with kind and source as tip, or a dash with the reason.
 
-    A total that leaves out some rounds has both a value and a reason; it is printed as ≥.
+    A total that leaves out some rounds has both a value and a reason; it is printed as ≥. A doubtful one has a ? and
+    says why.
     """
     if value.value is None:
         return amount(None, unit, why=value.reason or "not recorded")
     origin = " · ".join(part for part in (value.kind, value.source) if part)
     cell = amount(value.value, unit, why=value.reason, tip=origin)
+    if value.kind == "doubtful":
+        why = "; ".join(filter(None, (origin, value.reason)))
+        return Cell(f"{'≥ ' if value.reason else ''}{cell.text} ?", why=why, tip=why, tone="warn")
     return Cell(f"≥ {cell.text}", why=cell.why, tip=f"{origin}; {value.reason}") if value.reason else cell
 
 

@@ -27,6 +27,7 @@ REASONS: dict[str, str] = {
     "cache": "frozen prefix not exact enough to be stored",
     "ceiling": "memory ceiling hit while training",
     "error": "training failed",
+    "diverged": "loss is not finite",
     "update": "update could not be used",
     "lost": "lost contact",
     "late": "update came too late",

@@ -21,7 +21,7 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
     """The figure ``name`` over several rounds: the maximum of peaks, the sum of everything else.
 
     All missing: None with the reasons. Some missing: what is known, and a reason that says how many rounds it leaves
-    out (so it is a lower bound).
+    out (so it is a lower bound). Doubtful where one of them is.
     """
     if not figures:
         return Figure(reason="no round was trained")
@@ -33,7 +33,8 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
     sources = ", ".join(dict.fromkeys(figure.source for figure in known if figure.source))
     missing = len(figures) - len(known)
     reason = f"without {missing} of {len(figures)} rounds: {reasons}" if missing else ""
-    return Figure(max(values) if name in PEAKS else sum(values), known[0].kind, sources, reason)
+    kind = "doubtful" if any(figure.kind == "doubtful" for figure in known) else known[0].kind
+    return Figure(max(values) if name in PEAKS else sum(values), kind, sources, reason)
 
 
 def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:

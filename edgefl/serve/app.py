@@ -20,7 +20,7 @@ from edgefl.process.listening import Place, goes_by, holds_token
 from edgefl.serve.catalogue import Model
 from edgefl.serve.engine import Asked, Engine
 from edgefl.serve.forms import as_files, read_form
-from edgefl.serve.limits import BODY_S, Lease, Refused
+from edgefl.serve.limits import BODY_S, STALL_S, Lease, Refused
 from edgefl.serve.metrics import UNKNOWN
 
 _LOG = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class Site:
         body = bytearray()
 
         async def read() -> None:
-            async for piece in request.stream():
+            pieces = request.stream()
+            while piece := await asyncio.wait_for(anext(pieces, b""), STALL_S):
                 if len(body) + len(piece) > most:
                     raise Refused(413, f"a body of more than {most} bytes")
                 lease.take(len(body) + len(piece))
@@ -150,7 +151,7 @@ class Site:
         try:
             await asyncio.wait_for(read(), BODY_S)
         except asyncio.TimeoutError:
-            raise Refused(408, f"the body did not come within {BODY_S:g} s") from None
+            raise Refused(408, f"the body did not come within {BODY_S:g} s, or stopped for {STALL_S:g} s") from None
         return bytes(body)
 
     def _counted(self, handler: Handler) -> Handler:
@@ -206,8 +207,8 @@ def _head_length(request: Request) -> int | None:
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
-    return refusal(Refused(404, f"there is nothing at {request.url.path!r:.200}"))
+    return refusal(Refused(404, f"there is nothing at {request.scope['path']!r:.200}"))
 
 
 async def _no_method(request: Request, _error: Exception) -> Response:
-    return refusal(Refused(405, f"{request.url.path:.200} does not take {request.method}"))
+    return refusal(Refused(405, f"{request.scope['path']:.200} does not take {request.method}"))

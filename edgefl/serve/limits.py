@@ -22,14 +22,16 @@ MAX_TENSORS = 64
 MAX_AXES, MAX_AXIS = 8, 2**30
 #: Characters of a request's id and of names, which come back in answers and messages.
 MAX_NAME = 256
+#: JSON of the parameters of a request or a tensor: the protocol's have one or two of 30. 560,000 took 0.27 s to read.
+MAX_PARAMETERS_BYTES = 2**14
 #: Parts of a form: one a modality.
 MAX_PARTS = 32
 #: Samples a request may have in all: 64 are computed at a time, and others wait for them.
 MAX_ROWS = 256
 #: Windows of a recording: each has an entry of some 300 bytes in the answer, and 64 of them are computed at a time.
 MAX_WINDOWS = 4096
-#: Seconds for a request's body.
-BODY_S = 30.0
+#: Seconds for a request's body, and between two of its pieces: one that stops holds room that others wait for.
+BODY_S, STALL_S = 30.0, 5.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,16 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from edgefl.data.readers import MAX_TEXT_BYTES
-from edgefl.serve.limits import MAX_AXES, MAX_AXIS, MAX_JSON_BYTES, MAX_NAME, MAX_ROWS, MAX_TENSORS, Refused
+from edgefl.serve.limits import (
+    MAX_AXES,
+    MAX_AXIS,
+    MAX_JSON_BYTES,
+    MAX_NAME,
+    MAX_PARAMETERS_BYTES,
+    MAX_ROWS,
+    MAX_TENSORS,
+    Refused,
+)
 
 Array = npt.NDArray[Any]
 Scalar = str | int | float | bool
@@ -44,7 +53,7 @@ class InputTensor(msgspec.Struct, frozen=True):
     name: Name
     shape: Annotated[tuple[Axis, ...], Meta(max_length=MAX_AXES)]
     datatype: Name
-    parameters: Parameters | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"")
     data: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -52,7 +61,7 @@ class WantedOutput(msgspec.Struct, frozen=True):
     """An output that a client asks for."""
 
     name: Name
-    parameters: Parameters | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
 class InferRequest(msgspec.Struct, frozen=True):
@@ -60,18 +69,28 @@ class InferRequest(msgspec.Struct, frozen=True):
 
     inputs: Annotated[list[InputTensor], Meta(max_length=MAX_TENSORS)]
     id: Name | None = None
-    parameters: Parameters | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"")
     outputs: Annotated[list[WantedOutput], Meta(max_length=MAX_TENSORS)] | None = None
 
     @property
     def options(self) -> Parameters:
         """Its parameters."""
-        return self.parameters or {}
+        return options(self.parameters)
 
 
 def bad(text: str, remedy: str | None = None) -> Refused:
     """A request that is malformed."""
     return Refused(400, text, remedy)
+
+
+def options(parameters: msgspec.Raw) -> Parameters:
+    """Parameters as they came, by name. Raises Refused, before each is made an object."""
+    if len(memoryview(parameters)) > MAX_PARAMETERS_BYTES:
+        raise bad(f"more than {MAX_PARAMETERS_BYTES} bytes of parameters")
+    try:
+        return msgspec.json.decode(parameters, type=Parameters | None) or {} if memoryview(parameters) else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad(f"the request is no inference request: its parameters: {error}") from None
 
 
 def decode_request(body: bytes, head: int | None) -> tuple[InferRequest, dict[str, Array]]:
@@ -85,6 +104,8 @@ def decode_request(body: bytes, head: int | None) -> tuple[InferRequest, dict[st
         request = msgspec.json.decode(memoryview(body)[:size], type=InferRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad(f"the request is no inference request: {error}") from None
+    for one in (request, *request.inputs, *(request.outputs or ())):
+        options(one.parameters)
     return request, _inputs(request, memoryview(body)[size:])
 
 
@@ -93,7 +114,7 @@ def _inputs(request: InferRequest, rest: memoryview) -> dict[str, Array]:
     for tensor in request.inputs:
         if tensor.name in found:
             raise bad(f"the input '{tensor.name}' is given twice")
-        size = (tensor.parameters or {}).get("binary_data_size")
+        size = options(tensor.parameters).get("binary_data_size")
         if size is None:
             found[tensor.name] = decode_json(tensor)
             continue
@@ -214,7 +235,7 @@ def encode_reply(reply: Reply, request: InferRequest, versions: Sequence[str] = 
     """
     every = bool(request.options.get("binary_data_output", False))
     wanted = request.outputs or [WantedOutput(name) for name in reply.outputs]
-    asked = {one.name: one.parameters or {} for one in wanted}
+    asked = {one.name: options(one.parameters) for one in wanted}
     unknown = [name for name in asked if name not in reply.outputs]
     if unknown:
         raise bad(f"there is no output {', '.join(unknown)}", f"Choose from: {', '.join(reply.outputs)}.")

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import pwd
+import re
 import secrets
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +33,8 @@ _OPEN = 64
 LEDGER = "ledger.sqlite"
 #: There in its place when the ledger is a database elsewhere: its URL, which may hold a password.
 LEDGER_URL = "ledger.url"
+#: Environment variable with the URL of a ledger that may be read though another machine noted it.
+LEDGER_TRUSTED = "EDGEFL_LEDGER_URL"
 #: Tries to take a run's lock, and the pause between: a reader that asks whether it is held needs microseconds.
 LOCK_TRIES = 5
 LOCK_PAUSE_S = 0.02
@@ -238,12 +243,31 @@ def ledger_file(directory: Path) -> Path | None:
 
 
 def ledger_of(directory: Path) -> str | Path:
-    """Where the ledger of the run in ``directory`` is, or would be: a URL or a path. Raises StoreError."""
+    """Where the ledger of the run in ``directory`` is, or would be: a URL or a path.
+
+    Raises StoreError, also for a URL that was noted on another machine: whoever made the directory chose it, and to
+    read from it is to connect there. LEDGER_TRUSTED names it then.
+    """
     file = directory / LEDGER_URL
     if not file.is_file():
         return directory / LEDGER
     with store_errors("read", file):
-        return file.read_text(encoding="utf-8").strip()
+        url, _, made_here = file.read_text(encoding="utf-8").strip().partition("\n")
+    if made_here != _this_machine() and os.environ.get(LEDGER_TRUSTED) != url:
+        shown = re.sub(r"//.*@", "//…@", url)
+        raise StoreError(
+            f"{file} was not written on this machine, and reading the run would connect to {shown!r:.200}",
+            remedy=f"If that is your database, set {LEDGER_TRUSTED} to the URL in that file.",
+        )
+    return url
+
+
+def _this_machine() -> str:
+    """A sign of this machine and account, which a directory from elsewhere cannot carry."""
+    here = [socket.gethostname(), str(os.geteuid())]
+    with contextlib.suppress(OSError):
+        here.append(Path("/etc/machine-id").read_text(encoding="utf-8", errors="replace"))
+    return hashlib.sha256("\n".join(here).encode()).hexdigest()
 
 
 def note_ledger(directory: Path, url: str) -> None:
@@ -252,7 +276,7 @@ def note_ledger(directory: Path, url: str) -> None:
     with store_errors("write", file):
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)
-        file.write_text(url + "\n", encoding="utf-8")
+        file.write_text(f"{url}\n{_this_machine()}\n", encoding="utf-8")
 
 
 def new_run_id(runs: Path, name: str) -> str:

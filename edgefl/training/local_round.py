@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.errors import DataError, RunError
+from edgefl.errors import DataError, DivergedError
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
@@ -95,7 +95,7 @@ def train_round(
 
     ``parts`` holds every present part as received, and "prototypes" when there are global ones. ``salt`` (device and
     round) makes batches differ between devices and rounds, reproducibly. Raises DataError when the share cannot fill
-    one batch (decision D-L3) and RunError when the loss is not finite.
+    one batch (decision D-L3) and DivergedError when the loss is not finite.
     """
     local = local or LocalState()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
@@ -222,7 +222,7 @@ class _Training:
         model.zero_grad(set_to_none=True)
 
     def _step(self, optimizer: Optimizer, batch: Batch) -> None:
-        """One optimisation step. Raises RunError for a loss that is not finite."""
+        """One optimisation step. Raises DivergedError for a loss that is not finite."""
         started = time.perf_counter()
         job = self.job
         kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
@@ -231,7 +231,7 @@ class _Training:
             work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary)
             loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
             if not np.isfinite(loss):
-                raise RunError(
+                raise DivergedError(
                     f"the loss became {loss} at step {len(self.loss) + 1}",
                     remedy="Lower training.lr, or set training.clip_norm: 1.0.",
                 )

@@ -48,7 +48,9 @@ def test_what_is_above_the_cap_goes_to_the_others_in_proportion() -> None:
     # 0.45 for a lifts b from 0.4 to 0.44; at 0.42 both are capped
     assert capped({"a": 0.5, "b": 0.4, "c": 0.1}, 0.42) == pytest.approx({"a": 0.42, "b": 0.42, "c": 0.16})
     assert capped({"a": 0.5, "b": 0.25, "c": 0.25}, 0.5) == {"a": 0.5, "b": 0.25, "c": 0.25}
-    assert capped({"a": 0.9, "b": 0.1}, 0.2) == {"a": 0.5, "b": 0.5}, "less than one over their number"
+    third = {name: pytest.approx(1 / 3) for name in "abc"}
+    assert capped({"a": 0.8, "b": 0.1, "c": 0.1}, 0.2) == third, "less than one over their number"
+    assert capped({"a": 0.9, "b": 0.1}, 0.5) == {"a": 0.9, "b": 0.1}, "of two none is bounded"
     assert capped({"a": 0.9, "b": 0.1}, 1.0) == {"a": 0.9, "b": 0.1}
     assert capped({"a": 1.0}, 0.5) == {"a": 1.0}
     assert capped({}, 0.5) == {}
@@ -307,10 +309,13 @@ def test_the_record_names_each_slot_s_choice_and_options(store, previous) -> Non
 
 def test_a_device_s_share_is_capped_by_the_terms(store, previous) -> None:  # noqa: F811
     updates = [
-        update(store, name, samples, task=tensors(value)) for name, samples, value in (("a", 90, 0.0), ("b", 10, 10.0))
+        update(store, name, samples, task=tensors(value))
+        for name, samples, value in (("a", 90, 0.0), ("b", 5, 10.0), ("c", 5, 10.0))
     ]
+    _, record = aggregate_round(updates[:2], store, previous, terms=RoundTerms(largest_share=0.6))
+    assert record["parts"]["task"]["devices"] == pytest.approx({"a": 90 / 95, "b": 5 / 95}), "of two none is"
     state, record = aggregate_round(updates, store, previous, terms=RoundTerms(largest_share=0.6))
-    assert record["parts"]["task"]["devices"] == pytest.approx({"a": 0.6, "b": 0.4})
+    assert record["parts"]["task"]["devices"] == pytest.approx({"a": 0.6, "b": 0.2, "c": 0.2})
     made = read(store, state)
     name = next(name for name, value in made.items() if value.dtype == F32)
     np.testing.assert_allclose(made[name], np.full_like(made[name], 4.0), rtol=1e-6)

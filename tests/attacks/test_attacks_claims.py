@@ -18,6 +18,7 @@ from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.releases import mismatch
 from edgefl.records import Figure
+from edgefl.report.bills import device_bill
 from edgefl.run_records import RunReport
 
 ONE = one_stage(RoundPolicy(devices=1, join_s=5.0, deadline_s=600.0), 1)
@@ -146,11 +147,44 @@ def test_figures_that_can_not_be_are_marked_and_teach_nothing(tmp_path: Path) ->
     assert len(warnings(scene, "figures")) == 1
 
 
+def test_figures_that_are_merely_false_are_doubtful_in_the_bill(tmp_path: Path) -> None:
+    report = RunReport()
+    lies = {
+        "wall_s": Figure(3600.0, "measured", "trust me"),
+        "energy_j": Figure(0.0, "counted", "trust me"),
+        "temperature_c": Figure(1e9, "measured", "sensor"),
+    }
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        liar = await scene.device("liar")
+        await scene.device("b", add=2.0)
+        say = liar.say
+
+        def lying(message: m.UpMessage, topic: str = "") -> None:
+            is_update = isinstance(message, m.Update)
+            say(msgspec.structs.replace(message, figures=lies) if is_update else message, topic)
+
+        liar.say = lying  # type: ignore[method-assign]
+        report = await scene.coordinator(one_stage(RoundPolicy(devices=2, join_s=5.0, deadline_s=600.0), 1))
+
+    played(tmp_path, script)
+    (mine,) = [row for row in report.assignments if row.device == "liar"]
+    (other,) = [row for row in report.assignments if row.device == "b"]
+    assert {name: mine.measured[name].value for name in lies} == {name: lie.value for name, lie in lies.items()}
+    assert {mine.measured[name].kind for name in lies} == {"doubtful"}
+    assert "by the coordinator's clock" in mine.measured["wall_s"].source
+    assert not [name for name, one in other.measured.items() if one.kind == "doubtful"]
+    cells = {row[0].text: row for row in device_bill(report).rows}
+    assert len([cell for cell in cells["liar"] if cell.text.endswith(" ?") and "trust me" in cell.why]) == 2
+    assert not [cell for cell in cells["b"] if cell.text.endswith(" ?")]
+
+
 def test_honest_figures_are_kept() -> None:
     told = {"flops": Figure(1.2e9), "step_peak_bytes": Figure(3e6), "wall_s": Figure(0.4), "energy_j": Figure(None)}
     predicted = {"flops": Figure(1e9), "step_peak_bytes": Figure(1e7), "wall_s": Figure(4000.0)}
     assert plausible(told, predicted) == (told, [])
-    nothing = {"resent_bytes": Figure(0.0), "energy_j": Figure(0.0)}
+    nothing = {"resent_up_bytes": Figure(0.0), "filling_flops": Figure(0.0)}
     assert plausible(nothing, predicted) == (nothing, [])
     assert likely({"loss": 2.5, "accuracy": 1.0}) == {"loss": 2.5, "accuracy": 1.0}
 

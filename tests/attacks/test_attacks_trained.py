@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from training_fixture import dataset, job, parts_of
 
-from coordinator.core.plausibility import out_of_line
-from coordinator.core.state import Changes
-from coordinator.runtime.validate_update import BUFFERS_OF, changes_of
+from coordinator.core.plausibility import clips, out_of_line
+from coordinator.core.state import BUFFERS_OF, Changes
+from coordinator.runtime.validate_update import changes_of, clipped_change, opposed
 from edgefl.plan.job import RoundPolicy
-from edgefl.protocol.tensors import encode_part
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import from_tensors
 from edgefl.records import Manifest
 from edgefl.storage.objects import ObjectStore
@@ -39,7 +39,9 @@ def test_noise_in_place_of_weights_is_out_of_line_and_ninety_times_the_steps_are
         "bb": trained(store, 12, 1, "bb"),
         "much": trained(store, 54, 20, "much"),
     }
-    assert out_of_line(honest, MOST) == {}
+    samples = {"a": 12, "bb": 12, "much": 54, "evil": 12}
+    assert out_of_line(honest, MOST, {name: samples[name] for name in honest}) == {}
+    assert clips(honest, RoundPolicy()).keys() == {"much"}
     before = parts_of(job())
     rng = np.random.default_rng(0)
     noise = {
@@ -48,7 +50,7 @@ def test_noise_in_place_of_weights_is_out_of_line_and_ninety_times_the_steps_are
         if part in honest["a"]
     }
     sent = changes_of(store, stored(store, noise), stored(store, before))
-    assert list(out_of_line({**honest, "evil": sent}, MOST)) == ["evil"]
+    assert list(out_of_line({**honest, "evil": sent}, MOST, samples)) == ["evil"]
 
 
 def test_weights_and_buffers_of_a_part_are_measured_apart(tmp_path: Path) -> None:
@@ -78,3 +80,30 @@ def test_a_class_of_which_a_device_has_one_sample_stays_on_it() -> None:
     made = job(batch_size=5, prototypes={"class_mean": {}})
     old = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
     assert old["a"].counts.tolist() == [10.0, 0.0, 0.0], "a coordinator that knows no such option"
+
+
+def test_classes_of_few_samples_stay_on_a_device_unless_a_recipe_asks_for_them() -> None:
+    """Of a mean of two samples, who knows one has the other; the default keeps classes of fewer than five."""
+    data = dataset(16, labels=[0] * 10 + [1] * 4 + [2] * 2)
+    made = job(batch_size=5, prototypes={"class_mean": {}})
+    sent = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
+    assert [table.counts.tolist() for table in sent.values()] == [[10.0, 0.0, 0.0]] * 3
+
+
+def test_a_clipped_change_is_scaled_and_of_one_that_opposes_the_others_nothing_is_left(tmp_path: Path) -> None:
+    """From (1, 1) the others go to (2, 1); along to (9, 1), at 1/4 to (3, 1); against to (-7, 1)."""
+    store = ObjectStore(tmp_path)
+
+    def part(first: float, variance: float = 1.0) -> Manifest:
+        values = {"w": np.array([first, 1.0], np.float32), "running_var": np.array([variance], np.float32)}
+        return stored(store, {"task": values | {"n": np.array([7], np.int64)}})
+
+    base = part(1.0)
+    sent = [part(2.0), part(2.0), part(9.0, 5.0), part(-7.0)]
+    assert opposed(store, [(one, base) for one in sent], [2, 3]) == {3}
+    assert opposed(store, [(one, base) for one in sent[2:]], [0, 1]) == set(), "there is nothing to oppose"
+    made = clipped_change(store, sent[2], base, {"task": 0.25, BUFFERS_OF + "task": 0.5})
+    tensors = decode_part(store.read(made["task"].id))
+    assert {name: value.tolist() for name, value in tensors.items()} == {"w": [3, 1], "running_var": [3], "n": [7]}
+    none = clipped_change(store, sent[3], base, {"task": 0.0, BUFFERS_OF + "task": 0.0})
+    assert none == base

@@ -240,3 +240,20 @@ def test_what_is_not_clear_is_not_done(runs: Path, words: tuple[str, ...]) -> No
     before = left(runs)
     assert status_of(runs, *words) == 2
     assert left(runs) == before
+
+
+@pytest.mark.parametrize("text", ["", "bundles", "[]", '["thesis"]', '["../r1"]', "{", '"thesis.txt"', "\xff"])
+def test_a_mark_that_no_deletion_left_makes_no_folder_prey(tmp_path: Path, text: str) -> None:
+    mine = tmp_path / "runs" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years")
+    (mine / MARK).write_bytes(text.encode("latin-1"))
+    a_run(tmp_path / "runs", "r1", 1)
+    assert pruned(tmp_path / "runs", "--keep", "100") == {"r1": "among the newest 100"}
+    assert {path.name for path in mine.iterdir()} == {"thesis.txt", MARK}
+    assert left(tmp_path / "runs") == {"mine", "r1"}
+
+
+def test_a_pipe_for_a_mark_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(a_run(tmp_path / "runs", "r1", 40) / MARK)
+    assert pruned(tmp_path / "runs", "--keep", "100") == {"r1": "among the newest 100"}

@@ -382,7 +382,7 @@ def test_an_update_out_of_line_is_left_out_and_the_round_needs_another() -> None
         play.fetches.pop(name)
         out = play.send(do.UpdateStored(0.0, name, FIRST, changes={"task": v.Change(norm, 1.0)}))
     (row,) = [one for one in of(AssignmentRow, out) if one.status == "rejected"]
-    assert (row.device, row.refusal.reason, row.refusal.needed, row.refusal.allowed) == ("c", "change", 90.0, 18.0)
+    assert (row.device, row.refusal.reason, row.refusal.needed, row.refusal.allowed) == ("c", "change", 10.0, 2.0)
     assert [one[:2] for one in told(out) if one[0] == "rejected"] == [("rejected", "c")]
     assert play.state.phase is v.Phase.RETRYING, "two of three"
     assert play.state.devices["c"].bad == 1
@@ -413,10 +413,14 @@ def test_an_evaluation_of_finite_figures_warns_of_nothing_and_long_lists_are_cut
 
     nan = float("nan")
     assert evaluated(1.0, 2.0) == []
+    taken = (
+        "the evaluation cannot calculate with the model: round 1 of stage 1 is taken back and done again without b, "
+    )
+    taken += "whose change was the longest in it; nobody is blamed for it"
     four = "accuracy with acc, accuracy with ecg, accuracy with eeg"
     begin = "the evaluation has no figure for {} of its rows: {} is not a finite number; the model has diverged"
-    assert evaluated(nan, 1.0, nan, nan) == [begin.format(3, four)]
-    assert evaluated(nan, nan, nan, nan) == [begin.format(4, f"{four}, …")]
+    assert evaluated(nan, 1.0, nan, nan) == [begin.format(3, four), taken]
+    assert evaluated(nan, nan, nan, nan) == [begin.format(4, f"{four}, …"), taken]
 
 
 def test_another_attempts_evaluation_is_impossible_and_says_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -104,6 +105,28 @@ def test_a_lock_held_for_too_long_is_named_and_the_ledger_goes_on(
         ledger.commit("r1", [], told(2), 1.0)
         assert texts(ledger.report()) == ["2"]
     other.dispose()
+
+
+def test_reading_a_run_from_elsewhere_connects_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made the folder chose the address; a password in it is shown to nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        url = f"postgresql://me:secret@127.0.0.1:{listener.getsockname()[1]}/x?host=127.0.0.1"
+        place = tmp_path / "runs" / "evil"
+        place.mkdir(parents=True)
+        said = f"would connect to 'postgresql://…@127.0.0.1:{listener.getsockname()[1]}/x"
+        for text in (url, f"{url}\n", f"{url}\n{'0' * 64}\n"):
+            (place / LEDGER_URL).write_text(text)
+            for reading in (lambda: read_run(place), lambda: ledger_of(place)):
+                with pytest.raises(StoreError, match=said) as told:
+                    reading()
+                assert "secret" not in str(told.value)
+                assert "EDGEFL_LEDGER_URL" in told.value.remedy
+            assert "was not written on this machine" in read_runs(place.parent)[1][0]
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        monkeypatch.setenv("EDGEFL_LEDGER_URL", url)
+        assert ledger_of(place) == url
 
 
 def test_a_run_finds_its_ledger_where_it_was_started(tmp_path: Path) -> None:

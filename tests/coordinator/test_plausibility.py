@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.core.plausibility import (
     bounded,
+    clips,
     learned,
     likely,
     out_of_line,
@@ -18,10 +19,12 @@ from coordinator.core.plausibility import (
     plausible,
     unfit,
 )
-from coordinator.core.state import Assignment, Change, Claim, Device, Round, State
+from coordinator.core.state import BUFFERS_OF, Assignment, Change, Claim, Device, Round, State
 from edgefl.plan.job import Placement, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figure, ObjectRef, Refusal
+from edgefl.report.grid import measurement_cell
+from edgefl.report.resources import total
 
 REF = ObjectRef("0" * 64, 10)
 PLAN = a_plan()
@@ -128,12 +131,56 @@ def test_more_than_half_of_a_part_that_three_trained_is_warned_of() -> None:
 def test_a_figure_is_implausible_beyond_its_bound(name: str, value: float, predicted: float | None, why: str) -> None:
     found, odd = plausible(figures(**{name: value}), figures(**{name: predicted}) if predicted is not None else {})
     if not why:
-        assert (found, odd) == (figures(**{name: value}), [])
+        assert (found[name].value, odd) == (value, [])
         return
     assert found[name].value is None
     assert found[name].reason.startswith("implausible: ")
     assert found[name].reason.endswith(why)
     assert odd == [f"{name.removesuffix('_bytes').replace('_j', ' j').replace('_', ' ')} {found[name].reason[13:]}"]
+
+
+@pytest.mark.parametrize(
+    ("told", "predicted", "elapsed", "doubtful"),
+    [
+        ({"flops": 10.0}, 1.0, None, {}), ({"flops": 0.1}, 1.0, None, {}),
+        ({"flops": 11.0}, 1.0, None, {"flops": "1.00e-09 GFLOP predicted"}),
+        ({"step_peak_bytes": 2.0**20 * 900}, 2.0**20, None, {"step_peak_bytes": "1.00 MiB predicted"}),
+        ({"step_peak_bytes": 2.0**20 / 900}, 2.0**20, None, {"step_peak_bytes": "1.00 MiB predicted"}),
+        ({"process_peak_bytes": 2.0**50}, 1.0, None, {}),
+        ({"wall_s": 12.0}, None, 10.0, {}),  # 1.1 x 10 + 1
+        ({"wall_s": 12.1}, None, 10.0, {"wall_s": "10.0 s from offer to update by the coordinator's clock"}),
+        ({"wall_s": 1e6}, None, None, {}),
+        ({"compute_s": 13.0}, None, 10.0, {"compute_s": "10.0 s from offer to update by the coordinator's clock"}),
+        ({"wall_s": 1e-4, "compute_s": 9.0}, None, 10.0, {"wall_s": "9.00 s of computing within it"}),
+        ({"energy_j": 0.0}, None, 10.0, {"energy_j": "no round takes none"}),
+        ({"energy_j": 24_000.0}, None, 10.0, {}),  # 12 s x 2 kW
+        ({"energy_j": 24_001.0}, None, 10.0, {"energy_j": "more than 2000 W for 10.0 s"}),
+        ({"energy_j": 1e9, "wall_s": 10.0}, None, None, {"energy_j": "more than 2000 W for 10.0 s"}),
+        ({"temperature_c": 1e9}, None, None, {"temperature_c": "no processor computes outside -60 to 150 °C"}),
+        ({"temperature_c": 105.0}, None, None, {}),
+    ],
+)  # fmt: skip
+def test_a_figure_is_doubtful_beyond_a_tenfold_or_the_coordinators_clock(
+    told: dict[str, float], predicted: float | None, elapsed: float | None, doubtful: dict[str, str]
+) -> None:
+    plan = figures(**dict.fromkeys(told, predicted)) if predicted is not None else {}
+    given = {name: Figure(value, "measured", "kernel") for name, value in told.items()}
+    found, odd = plausible(given, plan, elapsed)
+    assert odd == []
+    assert {name: one.value for name, one in found.items()} == told, "it stays"
+    marked = {name: one.source for name, one in found.items() if one.kind == "doubtful"}
+    assert marked == {name: f"measured kernel: {why}" for name, why in doubtful.items()}
+
+
+def test_a_doubtful_figure_teaches_nothing_and_marks_its_total() -> None:
+    odd = Figure(50.0, "doubtful", "measured kernel: 1.00 FLOP predicted")
+    placement = Placement("a", PLAN.stages[0], predicted=figures(flops=1.0))
+    assert learned({}, placement, {"flops": odd}) == {}
+    both = total("flops", [Figure(2.0, "counted", "hooks"), odd])
+    assert (both.value, both.kind) == (52.0, "doubtful")
+    cell = measurement_cell(Figure(5e10, "doubtful", "measured kernel: 1.00 GFLOP predicted"), "FLOP")
+    assert cell.text == "50.0 ?"
+    assert cell.why == "doubtful · measured kernel: 1.00 GFLOP predicted"
 
 
 def test_figures_without_a_value_stay_and_infinite_ones_go() -> None:
@@ -171,8 +218,8 @@ def test_a_change_may_be_b_times_the_median_of_the_others() -> None:
 
     assert out_of_line(of(2.0, 4.0, 30.0), 10.0) == {}, "10 · median(2, 4) = 30"
     found = out_of_line(of(2.0, 4.0, 31.0), 10.0)
-    text = "part task: its change has the norm 31, the median of the others is 3 (round.largest_change: 10)"
-    assert found == {"d2": Refusal("change", 31.0, 30.0, detail=text)}
+    text = "its change is 10.3 times the median of the others' (round.largest_change: 10)"
+    assert found == {"d2": Refusal("change", pytest.approx(31 / 3), 10.0, detail=text)}
     assert out_of_line(of(0.0, 0.0, 5.0, base=5.0), 10.0) == {}, "as far as the part is long"
     assert list(out_of_line(of(0.0, 0.0, 5.1, base=5.0), 10.0)) == ["d2"]
     assert out_of_line(of(0.0, 0.0, 1.0), 10.0) == {}
@@ -200,6 +247,29 @@ def test_late_updates_are_compared_with_those_of_the_round() -> None:
 
     policy = RoundPolicy(largest_change=10.0)
     opened = Round(FIRST, 1, 0.0, 9.0, {"c": part("c", 2.0), "a": part("a", 2.0), "b": part("b", 500.0, "rejected")})
-    state = State(a_plan(policy=policy), open=opened, buffered={"key": part("d", 99.0)})
+    devices = {name: Device(Hello(name, "s")) for name in "abcd"}
+    state = State(a_plan(policy=policy), open=opened, buffered={"key": part("d", 99.0)}, devices=devices)
     [(device, assignment, refusal)] = outliers(state)
-    assert (device, assignment, refusal.needed, refusal.allowed) == ("d", state.buffered["key"], 99.0, 20.0)
+    assert (device, assignment, refusal.needed, refusal.allowed) == ("d", state.buffered["key"], 49.5, 10.0)
+
+
+def test_a_device_with_more_samples_makes_more_steps() -> None:
+    """Of 50 in place of 10 samples up to five times as far; a distance is of all parts that can be compared."""
+    changes = {name: {"task": Change(norm)} for name, norm in (("a", 2.0), ("b", 2.0), ("c", 99.0))}
+    assert list(out_of_line(changes, 10.0, {"a": 10, "b": 10, "c": 10})) == ["c"]
+    assert out_of_line(changes, 10.0, {"a": 10, "b": 10, "c": 50}) == {}
+    two = {name: {**own, "fusion": Change(100.0)} for name, own in changes.items()}
+    assert out_of_line(two, 10.0) == {}, "sqrt((99² + 100²) / (2² + 100²)) = 1.4"
+
+
+def test_factors_of_a_clip_by_hand() -> None:
+    """The distance of c is sqrt((8² + 6²) / (1² + 1²)) = 7.07, so 3 / 7.07; of e's buffers alone 10 x 1 / 40."""
+    policy = RoundPolicy(clip_change=3.0, largest_change=10.0)
+    usual = {"task": Change(1.0), "fusion": Change(1.0), BUFFERS_OF + "task": Change(1.0)}
+    found = clips({"a": usual, "b": usual, "c": {**usual, "task": Change(8.0), "fusion": Change(6.0)}}, policy)
+    assert found == {"c": pytest.approx(dict.fromkeys(usual, 3 / 50**0.5))}
+    found = clips({"a": usual, "b": usual, "e": {**usual, BUFFERS_OF + "task": Change(40.0)}}, policy)
+    assert found == {"e": {BUFFERS_OF + "task": 0.25}}
+    assert clips({"a": usual, "b": {**usual, "task": Change(99.0)}}, policy) == {}, "two tell nothing of each other"
+    assert clips({"a": usual, "b": usual, "c": usual}, policy) == {}
+    assert clips({"a": usual, "b": usual, "c": {"task": Change(9.0)}}, RoundPolicy(clip_change=0.0)) == {}

@@ -200,8 +200,10 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str, said: str
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path):
-    with pytest.raises(ExportError, match="can not load the model"):
+    with pytest.raises(ExportError, match="the model holds bytes that are no protobuf"):
         session.open_session(b"not a model")
+    with pytest.raises(ExportError, match="can not load the model"):
+        session.open_session(b"\x08\x09")  # a version, and no graph
 
 
 def test_no_bundle_at_the_path(tmp_path: Path):

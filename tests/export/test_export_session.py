@@ -58,7 +58,12 @@ class Runtime:
     """A stand-in for onnxruntime, with a loader of CUDA's libraries that prints what it does not find."""
 
     __version__ = "1.31.1"
-    SessionOptions = SimpleNamespace
+    OrtMemoryInfo = OrtArenaCfg = create_and_register_allocator = staticmethod(lambda *_: None)
+    OrtAllocatorType = OrtMemType = SimpleNamespace(ORT_ARENA_ALLOCATOR=1, DEFAULT=0)
+
+    @staticmethod
+    def SessionOptions() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(add_session_config_entry=lambda *_: None)
 
     def __init__(self) -> None:
         self.loaded = 0

@@ -21,6 +21,7 @@ from edgefl.methods.objective.pmcmfl import prototype_contrast
 from edgefl.models.parts import loaded
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
+from edgefl.plan.job import Job
 from edgefl.plan.stages import with_closing
 from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
@@ -204,8 +205,13 @@ def test_prototypes_may_begin_as_gaussian_ones_the_same_on_every_device():
     assert not torch.equal(_first_batch(again, LACKING).auxiliary.initial["b"].rows, drawn)
 
 
+def _started(start: str) -> Job:
+    """Of so few samples that the default of ``min_count`` would keep every class."""
+    return job(prototypes={"class_mean": {"start": start, "min_count": 2.0}}, **OF_CLASS)
+
+
 def test_a_gaussian_start_ends_with_the_first_prototypes():
-    plain, gaussian = (job(prototypes={"class_mean": {"start": start}}, **OF_CLASS) for start in ("zeros", "gaussian"))
+    plain, gaussian = (_started(start) for start in ("zeros", "gaussian"))
     first = train_round(plain, LACKING, parts_of(plain))
     drawn = train_round(gaussian, LACKING, parts_of(gaussian))
     assert not np.array_equal(first.parts["fusion"]["0.weight"], drawn.parts["fusion"]["0.weight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -94,3 +95,22 @@ def test_a_client_that_reads_slowly_has_its_whole_answer(monkeypatch: pytest.Mon
         return loop.time() - begun
 
     assert all(isinstance(took, float) and took > 3 * IDLE_S for took in served(client, monkeypatch))
+
+
+def test_heads_that_never_end_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
+    """The oldest connection on which nobody asks makes room; 5 is the most here, of 10 that come at once."""
+    monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 5)
+    said = 0
+
+    async def client(line: socket.socket) -> object:
+        nonlocal said
+        loop, said = asyncio.get_running_loop(), said + 1
+        if said < 10:
+            await loop.sock_sendall(line, b"GET / HT")
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_recv(line, 1)
+            return b"HTTP/1.1 200"
+        await ask(line, "/")
+        return (await loop.sock_recv(line, 2**10))[:12]
+
+    assert served(client, monkeypatch, count=10)[-1] == b"HTTP/1.1 200"

@@ -134,3 +134,9 @@ def test_requests_by_mqtt_share_the_room_and_leave_it_before_their_answers_are_t
         await engine.close()
 
     asyncio.run(body())
+
+
+def test_bodies_that_stop_give_their_room_back_soon(server: Server):
+    with uploads(server, 4, sent=MIB - 1):
+        until(lambda: room_used(server) == 4 * (MIB - 1))
+        until(lambda: room_used(server) == 0, seconds=15)  # of the 30 that a whole body may take

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 import tracemalloc
 
 import pytest
@@ -59,3 +60,24 @@ def test_a_form_in_utf_8_that_says_so_is_read():
     body = '--b\r\ncontent-disposition: form-data; name="text"\r\n\r\nčau\r\n--b--\r\n'.encode()
     headers = Headers({"content-type": "multipart/form-data; charset=UTF-8; boundary=b"})
     assert asyncio.run(read_form(headers, body)) == {"text": ("", "čau".encode())}
+
+
+@pytest.mark.parametrize("where", ["request", "input", "output"])
+def test_parameters_beyond_a_few_are_refused_before_they_are_made(where: str):
+    many = "{" + ",".join(f'"p{i}":1' for i in range(560_000)) + "}"
+    places = {place: f',"parameters":{many if place == where else "{}"}' for place in ("request", "input", "output")}
+    body = (
+        f'{{"inputs":[{{"name":"a","shape":[1],"datatype":"FP32","data":[1]{places["input"]}}}],'
+        f'"outputs":[{{"name":"logits"{places["output"]}}}]{places["request"]}}}'
+    )
+    begun = time.process_time()
+    with pytest.raises(Refused, match="more than 16384 bytes of parameters"):
+        decode_request(body.encode(), None)
+    assert time.process_time() - begun < 0.1
+
+
+@pytest.mark.parametrize("given", ["1", "[]", '{"mask":[]}', '{"mask":{}}'])
+def test_parameters_that_are_none_are_refused(given: str):
+    body = f'{{"inputs":[{{"name":"a","shape":[1],"datatype":"FP32","data":[1]}}],"parameters":{given}}}'
+    with pytest.raises(Refused, match="is no inference request: its parameters"):
+        decode_request(body.encode(), None)

@@ -46,7 +46,7 @@ class Page:
         for event in events:
             self.feed.put(event)
         self.feed.take()
-        access = Access(place, control=act is not None, announce=self.links.append)
+        self.access = access = Access(place, control=act is not None, announce=self.links.append)
         access.invite()
         self.board = Board(self.feed)
         self.site = Site(self.board, access, directory, act)

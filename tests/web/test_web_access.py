@@ -6,13 +6,16 @@ import io
 import socket
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_fixture import ELSEWHERE, HOSTILE, Page, Recorder
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from coordinator.web.access import CONTROL_HEADER, TOKEN, listening, place_of
 from edgefl.errors import ConfigError
-from edgefl.process.listening import Place
+from edgefl.process.listening import Place, goes_by
 from edgefl.run_records import EventRow
 
 ACT = {CONTROL_HEADER: "1"}
@@ -62,6 +65,43 @@ def test_a_name_that_another_site_points_here_is_refused(tmp_path: Path, host: s
     answer = Page(tmp_path).client.get("/snapshot.json", headers={"host": host})
     assert answer.status_code == 403
     assert "r1" not in answer.text
+
+
+#: Hosts in which a path, an account or a question begins; the last are no characters of a host at all.
+WITH_A_PATH = [
+    "192.0.2.7:8480/static/?", "192.0.2.7/open/?", "192.0.2.7?", "192.0.2.7#", "me@192.0.2.7", "192.0.2.7\\static",
+    "192.0.2.7:8480@192.0.2.7", "192.0.2.7 ", "\t192.0.2.7", "192.0.2.7\x0b", "192.0.2.7:80:80", "[::1]/static/?",
+    "[::1", "localhost/", "192.0.2.7\xa0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", WITH_A_PATH)
+def test_a_host_with_a_path_is_no_host(tmp_path: Path, host: str) -> None:
+    page = Page(tmp_path, place=ELSEWHERE)
+    page.client.get(page.link)  # who holds the cookie is refused, too
+    scope = {"type": "http", "method": "GET", "path": "/snapshot.json", "query_string": b"", "headers": []}
+    assert page.access.refusal(_request(scope, "192.0.2.7", page)) == ""
+    assert "does not go by that host name" in page.access.refusal(_request(scope, host, page))
+    assert not goes_by(host, ELSEWHERE.names)
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        place_of(host)
+
+
+def test_whoever_sends_a_host_with_a_path_needs_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starlette before 1.0.1 puts ``request.url`` together from the header; what is open there is open to nobody."""
+    page = Page(tmp_path, place=ELSEWHERE)
+    for path in ("static", "open"):
+        monkeypatch.setattr(Request, "url", URL(f"http://192.0.2.7/{path}/?/snapshot.json"))
+        assert page.client.get("/snapshot.json").status_code == 403
+    monkeypatch.undo()
+    for host in WITH_A_PATH[:2]:
+        assert page.client.get("/snapshot.json", headers={"host": host}).status_code == 403
+
+
+def _request(scope: dict[str, Any], host: str, page: Page) -> Request:
+    cookie = "; ".join(f"{name}={value}" for name, value in page.client.cookies.items())
+    headers = [(b"host", host.encode("latin-1")), (b"cookie", cookie.encode())]
+    return Request({**scope, "headers": headers})
 
 
 @pytest.mark.parametrize("host", ["localhost:9999", "127.0.0.1", "[::1]:8480", "192.0.2.7:8480", socket.gethostname()])

@@ -1,0 +1,61 @@
+"""Poisoned updates beside honest ones: clipped, rejected or taken back; nobody is blamed for a model from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from memory_fleet import plan_of, run_fleet, share
+
+from benchmarks.crash.poisoned import attacked, outcome_of
+from edgefl.run_records import RunReport
+
+OPEN = ["round.clip_change=0", "round.largest_change=0", "round.largest_share=1"]
+
+
+def run(folder: Path, devices: int, factor: float, attackers: list[str], overrides: list[str]) -> RunReport:
+    settings = ["training.batch_size=6", "training.rounds=[3, 3]", "evaluate=round", "training.holdout=0", *overrides]
+    plan = plan_of(folder, "lw-zeros", "ab", devices, settings)
+    with attacked(attackers, factor):
+        return run_fleet(folder, plan, {f"d{i}": share(24, {"a": 1.0, "b": 1.0}, seed=i) for i in range(devices)})
+
+
+@pytest.mark.parametrize("factor", [-10.0, -50.0, 50.0])
+def test_a_change_far_beyond_the_others_is_left_out_and_no_honest_device_is_blamed(
+    tmp_path: Path, factor: float
+) -> None:
+    found = outcome_of(run(tmp_path, 5, factor, ["d0"], []), of="ab")
+    assert found.rejected | found.clipped == {"d0"}
+    assert found.quarantined <= {"d0"}
+
+
+def test_without_bounds_such_a_change_is_in_the_model(tmp_path: Path) -> None:
+    report = run(tmp_path, 5, -50.0, ["d0"], OPEN)
+    found = outcome_of(report, of="ab")
+    assert found.rejected == found.clipped == frozenset()
+
+
+def test_a_change_between_is_scaled_down_to_three_times_the_median(tmp_path: Path) -> None:
+    report = run(tmp_path, 5, 5.0, ["d0"], [])
+    clipped = [row.record["clipped"]["d0"] for row in report.rounds if "d0" in row.record.get("clipped", {})]
+    assert clipped
+    for factors in clipped:
+        assert all(0 < factor < 1 for factor in factors.values())
+    assert not outcome_of(report, of="ab").rejected
+
+
+def test_a_clean_round_has_no_clip(tmp_path: Path) -> None:
+    report = run(tmp_path, 5, 1.0, [], [])
+    assert all("clipped" not in row.record for row in report.rounds)
+
+
+def test_a_round_whose_model_breaks_devices_is_taken_back_and_nobody_is_quarantined(tmp_path: Path) -> None:
+    """Bounds are off, and d0 sends its change times 1e18: the others' losses are not finite in the round after."""
+    report = run(tmp_path, 4, 1e18, ["d0"], OPEN)
+    assert report.status == "done"
+    found = outcome_of(report, of="ab")
+    assert not found.quarantined
+    told = [event.data["text"] for event in report.events if event.kind == "warning"]
+    taken = [text for text in told if "taken back" in text]
+    assert taken
+    assert all("without d0" in text for text in taken)
