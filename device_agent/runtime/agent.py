@@ -218,7 +218,11 @@ class Agent:
         if not isinstance(message, Offer):
             return v.Received(message)
         sizes = {ref.id: ref.size for ref in message.manifest.values()}
-        missing = sum(size for name, size in sizes.items() if not self.store.objects.has(name))
+        held = {name for name in sizes if self.store.objects.has(name)}
+        damaged = {name for name in held if not self.store.objects.sound(name)}  # the disk's fault: they come again
+        if damaged:
+            self.emit("warning", text=f"damaged objects are fetched again: {len(damaged)}, such as {min(damaged)}")
+        missing = sum(size for name, size in sizes.items() if name not in held - damaged)
         return v.Received(message, v.Disk(missing, shutil.disk_usage(self.store.directory).free))
 
     def _performers(self) -> dict[type, Callable[[Any], None]]:

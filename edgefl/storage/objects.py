@@ -42,6 +42,14 @@ def object_id(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _sha256(path: str) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(2**20):
+            found.update(block)
+    return found.hexdigest()
+
+
 def check_id(name: str) -> str:
     """``name`` itself. Raises ProtocolError when it is not 64 lower-case hex digits (ids come from peers)."""
     if not _ID.fullmatch(name):
@@ -68,6 +76,7 @@ class ObjectStore:
         self._open: dict[str, PartialObject] = {}
         self._publishing = threading.Lock()  # equal objects of two devices are one
         self._proved: set[str] = set()  # whose sha256 this process has seen to be right
+        self._sound: dict[str, tuple[int, int]] = {}  # time and size of files that ``sound`` has read
         with store_errors("open", self.root):
             self._partials.mkdir(parents=True, exist_ok=True)
             self._dropped.mkdir(exist_ok=True)
@@ -87,6 +96,32 @@ class ObjectStore:
     def has(self, name: str) -> bool:
         """Whether the object is finished."""
         return os.path.isfile(self._at(name))
+
+    def sound(self, name: str) -> bool:
+        """Whether the object is finished and is what it is named by; one that is not goes, and can be fetched again.
+
+        Read whole, in blocks, unless this process has done so and its file has not changed since.
+        """
+        path = self._at(name)
+        with store_errors("read", path):
+            try:
+                found = os.stat(path)
+            except FileNotFoundError:
+                return False
+            mark = (found.st_mtime_ns, found.st_size)
+            if self._sound.get(name) != mark:
+                if _sha256(path) != name:
+                    self._remove(name)
+                    return False
+                self._sound[name] = mark
+        return True
+
+    def _remove(self, name: str) -> None:
+        """Delete a damaged object."""
+        self._proved.discard(name)
+        self._sound.pop(name, None)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._at(name))
 
     def size(self, name: str) -> int:
         """Size in bytes of a finished object. Raises StoreError when it is not here."""
@@ -109,7 +144,10 @@ class ObjectStore:
             raise
         if name not in self._proved:
             if object_id(data) != name:
-                remedy = "Delete it: a device fetches it again. In a run's directory, put back a copy if there is one."
+                remedy = "Put back a copy of it if there is one."
+                if not self.durable:  # the next offer brings it again
+                    self._remove(name)
+                    remedy = "It is deleted, and fetched again with the next offer."
                 raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
             self._proved.add(name)
         return data
@@ -236,6 +274,7 @@ class ObjectStore:
                     continue
                 freed += file.stat().st_blocks * 512  # unfinished ones are sparse
                 self._proved.discard(name)
+                self._sound.pop(name, None)
                 if unfinished:
                     self._abandon(name)
                 os.rename(file.path, self._dropped / secrets.token_hex(8))
@@ -285,11 +324,7 @@ class ObjectStore:
         for entry in self._files():
             if not _ID.fullmatch(entry.name):
                 continue
-            found = hashlib.sha256()
-            with open(entry.path, "rb", buffering=0) as file:
-                while block := file.read(2**20):
-                    found.update(block)
-            if found.hexdigest() != entry.name:
+            if _sha256(entry.path) != entry.name:
                 os.unlink(entry.path)
         write_new(seen, now.encode())
 

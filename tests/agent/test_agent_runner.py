@@ -89,6 +89,42 @@ def test_the_second_round_fetches_only_what_changed(tmp_path):
     play(scene())
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_damaged_object_is_fetched_again_and_the_round_trained(tmp_path, restarted):
+    """One bit of an object that the second round needs as well."""
+
+    def damage():
+        (path,) = [p for p in (tmp_path / "a" / "objects").iterdir() if p.is_file() and p.read_bytes() == b"e" * 5000]
+        path.write_bytes(b"E" + b"e" * 4999)
+
+    async def second(coordinator):
+        coordinator.offer(number=2, parts={"acc/embed": b"e" * 5000, "task": b"n" * 2000})
+        update = await coordinator.take_update()
+        if not restarted:
+            assert update.figures["payload_down_bytes"].value == 7000
+        assert not [one for one in coordinator.heard if isinstance(one, m.Decline)]
+
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator:
+            async with Running(broker, tmp_path / "a") as agent:
+                await coordinator.expect(m.Hello)
+                coordinator.offer()
+                await coordinator.take_update()
+                if not restarted:
+                    damage()
+                    await second(coordinator)
+                    assert "damaged objects are fetched again: 1" in str(agent.events("warning"))
+                    return
+            damage()
+            coordinator.heard.clear()
+            async with Running(broker, tmp_path / "a"):
+                await coordinator.expect(m.Hello)
+                await second(coordinator)
+
+    play(scene())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_lost_doubled_and_swapped_messages_change_nothing(tmp_path, seed, monkeypatch):
     monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.3)

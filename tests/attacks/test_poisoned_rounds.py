@@ -14,13 +14,13 @@ OPEN = ["round.clip_change=0", "round.largest_change=0", "round.largest_share=1"
 
 
 def run(folder: Path, devices: int, factor: float, attackers: list[str], overrides: list[str]) -> RunReport:
-    settings = ["training.batch_size=6", "training.rounds=[3, 3]", "evaluate=round", "training.holdout=0", *overrides]
+    settings = ["training.batch_size=6", "training.rounds=[2, 1]", "evaluate=round", "training.holdout=0", *overrides]
     plan = plan_of(folder, "lw-zeros", "ab", devices, settings)
     with attacked(attackers, factor):
         return run_fleet(folder, plan, {f"d{i}": share(24, {"a": 1.0, "b": 1.0}, seed=i) for i in range(devices)})
 
 
-@pytest.mark.parametrize("factor", [-10.0, -50.0, 50.0])
+@pytest.mark.parametrize("factor", [-50.0, pytest.param(-10.0, marks=pytest.mark.slow)])
 def test_a_change_far_beyond_the_others_is_left_out_and_no_honest_device_is_blamed(
     tmp_path: Path, factor: float
 ) -> None:
@@ -29,6 +29,7 @@ def test_a_change_far_beyond_the_others_is_left_out_and_no_honest_device_is_blam
     assert found.quarantined <= {"d0"}
 
 
+@pytest.mark.slow
 def test_without_bounds_such_a_change_is_in_the_model(tmp_path: Path) -> None:
     report = run(tmp_path, 5, -50.0, ["d0"], OPEN)
     found = outcome_of(report, of="ab")
@@ -44,6 +45,7 @@ def test_a_change_between_is_scaled_down_to_three_times_the_median(tmp_path: Pat
     assert not outcome_of(report, of="ab").rejected
 
 
+@pytest.mark.slow
 def test_a_clean_round_has_no_clip(tmp_path: Path) -> None:
     report = run(tmp_path, 5, 1.0, [], [])
     assert all("clipped" not in row.record for row in report.rounds)

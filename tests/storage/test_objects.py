@@ -292,6 +292,34 @@ def test_a_view_is_proved_once_and_outlives_the_object(store, monkeypatch, mappe
     assert bytes(store.view(store.put(b"").id)) == b""
 
 
+def test_what_is_not_what_it_is_named_by_goes_where_it_can_be_fetched_again(store, tmp_path):
+    device = ObjectStore(tmp_path / "device", durable=False)
+    ref = device.put(DATA)
+    assert device.sound(ref.id)
+    flip(device.path(ref.id))
+    assert not device.sound(ref.id), "though this process has seen it right"
+    assert not device.has(ref.id)
+    assert not device.sound(ref.id)
+    device.put(DATA)
+    assert device.sound(ref.id)
+    flip(device.path(ref.id))
+    with pytest.raises(StoreError, match="damaged") as raised:
+        ObjectStore(device.root, durable=False).read(ref.id)
+    assert "fetched again" in raised.value.remedy
+    assert not device.has(ref.id)
+    kept = store.put(DATA)
+    flip(store.path(kept.id))
+    with pytest.raises(StoreError, match="damaged"):
+        ObjectStore(store.root).read(kept.id)
+    assert store.has(kept.id), "a coordinator's is evidence, and may be mended"
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def test_unfinished_objects_are_sparse(store):
     store.partial(ObjectRef(object_id(b"large"), 2**30), 2**20)
     assert (store.root / "partial" / f"{object_id(b'large')}.data").stat().st_blocks * 512 < 2**20
