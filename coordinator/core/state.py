@@ -147,7 +147,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Undo(msgspec.Struct, frozen=True):
-    """What the last closed round is taken back by. ``memory``: before it; ``device``: that of its longest change."""
+    """State before the last closed round. ``memory``: of then; ``device``: that of the round's longest change."""
 
     attempt: Attempt
     memory: Memory

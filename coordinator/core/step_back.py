@@ -2,7 +2,7 @@
 
 Two or more devices whose updates or losses are not finite in one round say more of the model they were offered than of
 themselves, and so does an evaluation that lacks figures where the one before had them. The round that made the model is
-done again from the state before it, without the device whose change was the longest in it, and nobody is blamed. Once
+done again from the state before it, without the device whose change was the longest in it, and no device is blamed. Once
 for each round: who breaks again, given another model, is counted as any other. Not in periods, not where late updates
 count, and not where the model travels as differences from one that devices would not have any more.
 """
@@ -25,7 +25,7 @@ LEAST = 2
 
 
 def undo_of(state: State) -> Undo | None:
-    """What the round that is being closed is taken back by; None where it cannot be."""
+    """The state before the round that is being closed; None where it cannot be taken back."""
     opened, plan = state.open, state.plan
     packed = any(how != "f32" for _, how in plan.transfer.down)
     if opened is None or state.policy.keeps or packed or period_length(plan, plan.stages[state.stage - 1]) > 1:

@@ -110,7 +110,7 @@ def _kept(place: int, at: float, why: str, policy: Policy) -> str:
 
 
 def _begun(directory: Path) -> set[str]:
-    """What goes of a run whose deletion was broken off; a mark that names nothing is nobody's."""
+    """What goes of a run whose deletion was broken off; a mark that names nothing marks no run."""
     if not (directory / MARK).is_file():
         return set()
     try:

@@ -109,7 +109,7 @@ def _bound_memory(onnxruntime: Any) -> None:
 
 
 def _memory_asked(error: Exception) -> ExportError | None:
-    """What is told of an error of onnxruntime's that says that memory was refused; None for any other."""
+    """Error for an onnxruntime message about refused memory; None for any other."""
     text = str(error)
     if "bad_alloc" not in text and "smaller than requested bytes" not in text and "llocate memory" not in text:
         return None

@@ -24,7 +24,7 @@ class Connection(H11Protocol):
     since: float
 
     def connection_made(self, transport: Any) -> None:
-        """A client is there. Where all connections are taken, the oldest of those on which nobody asks makes room."""
+        """A client is there. Where all connections are taken, the oldest without a request makes room."""
         super().connection_made(transport)
         self.since = self.loop.time()
         self._watch(None)

@@ -251,7 +251,7 @@ def test_learning_by_contrast_pairs_the_modalities():
 
 def test_a_modality_that_nobody_in_the_share_has_is_neither_run_nor_returned():
     data = dataset(12, {"b": list(range(12))})
-    made = job(missing={"prototype": {}}, prototypes={"class_mean": {}})
+    made = job(missing={"prototype": {}}, prototypes={"class_mean": {"min_count": 1}})
     result = train_round(made, data, parts_of(made))
     assert {"head/b", "b/stage3", "b/norm"} & set(result.parts) == set()
     assert set(from_tensors(result.parts["prototypes"])) == {"a"}
@@ -369,7 +369,9 @@ def test_a_loss_that_is_no_number_ends_the_round_with_the_way_out():
 
 def test_class_means_by_hand():
     data = dataset(7, {"b": [0]}, labels=[0, 0, 1, 1, 1, -1, 0])
-    made = job(prototypes={"class_mean": {}}, lr={"encoder": 0.0, "head": 0.0}, weight_decay={}, batch_size=3)
+    made = job(
+        prototypes={"class_mean": {"min_count": 1}}, lr={"encoder": 0.0, "head": 0.0}, weight_decay={}, batch_size=3
+    )
     result = train_round(made, data, parts_of(made))
     model = build(made.model, made.stage.present)
     for name in made.stage.present:
@@ -392,7 +394,7 @@ def test_class_means_by_hand():
 
 def test_global_prototypes_are_used_from_the_second_round_on():
     data = dataset(12, {"b": [0, 1, 2, 3]})
-    made = job(objective=CONTRAST, missing={"prototype": {"by": "label"}}, prototypes={"class_mean": {}})
+    made = job(objective=CONTRAST, missing={"prototype": {"by": "label"}}, prototypes={"class_mean": {"min_count": 1}})
     first = train_round(made, data, parts_of(made))
     second = train_round(made, data, {**parts_of(made), **first.parts})
     assert second.metrics["loss"] != first.metrics["loss"]
