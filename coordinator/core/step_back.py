@@ -2,9 +2,9 @@
 
 Two or more devices whose updates or losses are not finite in one round say more of the model they were offered than of
 themselves, and so does an evaluation that lacks figures where the one before had them. The round that made the model is
-done again from the state before it, without the device whose change was the longest in it, and no device is blamed. Once
-for each round: who breaks again, given another model, is counted as any other. Not in periods, not where late updates
-count, and not where the model travels as differences from one that devices would not have any more.
+done again from the state before it, without the device whose change was the longest in it, and no device is blamed.
+Once for each round: who breaks again, given another model, is counted as any other. Not in periods, not where late
+updates count, and not where the model travels as differences from one that devices would not have any more.
 """
 
 from __future__ import annotations
