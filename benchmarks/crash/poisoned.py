@@ -64,13 +64,13 @@ def run_values(devices: int, seed: int, rounds: Sequence[int] = (4, 4)) -> dict[
 
 @contextmanager
 def attacked(attackers: Sequence[str], factor: float) -> Iterator[None]:
-    """Trainers of this process send the change of ``attackers`` times ``factor``."""
+    """Trainers of this process send the change of ``attackers`` times ``factor``; "d0/1/2": in stage 1, round 2."""
 
     def training(
         job: Any, dataset: Any, parts: Mapping[str, Any], *rest: Any, salt: str = "", **more: Any
     ) -> RoundResult:
         result = train_round(job, dataset, parts, *rest, salt=salt, **more)
-        if salt.partition("/")[0] not in attackers:
+        if not any(f"{salt}/".startswith(f"{one}/") for one in attackers):
             return result
         sent = {}
         for part, tensors in result.parts.items():

@@ -294,7 +294,7 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         steps.do(EventRow(0.0, "warning", *where, data={"text": f"{text}; the model has diverged"}))
     steps.set(evaluating=None, evaluable=not lost)
     if lost and state.evaluable and can_step_back(state):
-        step_back(steps, "the evaluation cannot calculate with the model")
+        step_back(steps, "the evaluation cannot calculate with the model", again=True)
     elif where == (state.stage, state.number):
         _advance(steps)
     else:  # an earlier process had left it over

@@ -225,9 +225,13 @@ class SavedRound(RoundRow, frozen=True):
 
 
 class TakenBack(msgspec.Struct, frozen=True):
-    """Ledger: a finished round counts as failed, and its evaluation as not made."""
+    """Ledger: a finished round is withdrawn, with its evaluation.
+
+    ``again``: it failed, and is done again; else it counts as having changed nothing.
+    """
 
     attempt: Attempt
+    again: bool
 
 
 class SavePlan(msgspec.Struct, frozen=True):

@@ -284,12 +284,19 @@ def longest(state: State) -> str:
     """The device with the longest change of two or more that are about to be counted; "": there are no two."""
     due = _due(state)
     others = _others({index: one.changes for index, (_, one) in enumerate(due)})
-    distances = [(_distance(one.changes, others[i]), _length(one.changes), name) for i, (name, one) in enumerate(due)]
-    return max(distances)[2] if len(distances) > 1 else ""
+    factors = clips({index: one.changes for index, (_, one) in enumerate(due)}, state.policy)
+    moved = [(_moved(one.changes, others[i], factors.get(i, {})), name) for i, (name, one) in enumerate(due)]
+    return max(moved)[1] if len(moved) > 1 else ""
 
 
-def _length(own: Changes) -> float:
-    return math.sqrt(math.fsum(one.norm**2 for part, one in own.items() if is_scheduled(part)))
+def _moved(own: Changes, others: Mapping[str, Others], factors: Mapping[str, float]) -> float:
+    """The largest change of a part that counted: times the others' median, or the part's length without one."""
+    ratios = [0.0]
+    for part, change in own.items():
+        if is_scheduled(part) and not part.startswith(BUFFERS_OF):
+            usual = others[part].median if others[part].comparable else max(change.base, LEAST_LENGTH)
+            ratios.append(factors.get(part, 1.0) * change.norm / usual)
+    return max(ratios)
 
 
 def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str, float]]:
@@ -325,7 +332,7 @@ def out_of_line(changes: Mapping[K, Changes], most: float, samples: Mapping[K, i
     everyone = _others(changes) if most > 0 else {}
     held = sorted((samples or {}).values())
     for name, others in everyone.items():
-        usual = _median_without(held, samples[name]) if samples else 0.0
+        usual = _median_without(held, samples[name], low=True) if samples else 0.0
         allowed = most * max(1.0, samples[name] / usual) if samples and usual else most
         if (distance := _distance(changes[name], others)) > allowed:
             text = f"its change is {distance:.3g} times the median of the others' (round.largest_change: {most:g})"
@@ -348,10 +355,13 @@ def out_of_line(changes: Mapping[K, Changes], most: float, samples: Mapping[K, i
     return found
 
 
-def _median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of sorted values without one of them; 0: there are no others."""
+def _median_without(ordered: Sequence[float], value: float, *, low: bool = False) -> float:
+    """The upper (``low``: lower) median of sorted values without one of them; 0: there are no others.
+
+    A value that one of two others sets is none to hold against an honest device.
+    """
     count, place = len(ordered) - 1, bisect_left(ordered, value)
     if not count:
         return 0.0
-    low, high = (ordered[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
-    return (low + high) / 2
+    k = (count - 1) // 2 if low else count // 2
+    return ordered[k if k < place else k + 1]

@@ -17,8 +17,9 @@ from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail
 from coordinator.core.periods import continuing, missing, period_rounds
 from coordinator.core.plausibility import clipped, outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
-from coordinator.core.step_back import LEAST, broken, can_step_back, step_back
+from coordinator.core.step_back import broken, can_step_back, step_back
 from edgefl.models.spec import modality_of
+from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Refusal
@@ -101,14 +102,14 @@ def open_round(steps: Steps) -> None:
 
 
 def _free(state: State) -> list[str]:
-    """Devices that can be offered something, in order of name."""
-    return sorted(
+    """Devices that can be offered something, in order of name; one that was set aside only where there is no other."""
+    free = sorted(
         name
         for name, device in state.devices.items()
         if device.online and device.eligible and name not in state.stragglers
         if not device.barred and not device.left_out
-        if state.set_aside != (state.stage, state.number, name)
     )
+    return [name for name in free if state.set_aside != (state.stage, state.number, name)] or free
 
 
 def _chosen(state: State, able: list[str]) -> list[str]:
@@ -196,13 +197,13 @@ def check_close(steps: Steps) -> None:
 
 
 def _end(steps: Steps, *, enough: bool) -> None:
-    """Close, or try again; but first reject outliers, whereupon more updates may be needed, or step back."""
-    if len(names := broken(steps.state)) >= LEAST and can_step_back(steps.state):
+    """Close, or try again; before that step back, or reject outliers, whereupon more updates may be needed."""
+    if (names := broken(steps.state)) and can_step_back(steps.state):
         attempt = steps.opened.attempt
         _cut(steps)
         steps.do(EndTransfers(), SavedRound(attempt.stage, attempt.round, attempt.attempt, "failed"))
         steps.do(*(SendAbort(name, attempt, "the attempt failed") for name in done(steps.opened)))
-        step_back(steps, f"{', '.join(names)} cannot calculate with the model they were offered")
+        step_back(steps, f"{', '.join(names)} cannot calculate with the model they were offered", again=False)
         return
     rejected = outliers(steps.state)
     for device, assignment, refusal in rejected:
@@ -297,7 +298,7 @@ def metric_means(state: State) -> dict[str, float]:
     sums: dict[str, tuple[float, float]] = {}
     for update in aggregated_updates(state):
         weight = float(max(update.samples.values(), default=0))
-        for metric, value in update.metrics.items():
+        for metric, value in without_counts(update.metrics).items():
             total, weights = sums.get(metric, (0.0, 0.0))
             sums[metric] = (total + weight * value, weights + weight)
     return {metric: total / weights for metric, (total, weights) in sorted(sums.items()) if weights > 0}

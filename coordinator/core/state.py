@@ -217,6 +217,7 @@ Kind = Literal["outline", "device", "assignment", "behind", "taken"]
 #: Fields that a position has as the state has them.
 _POSITION = (
     *("phase", "stage", "number", "attempt", "tries", "planned_stage", "evaluating", "closed", "last_aggregated"),
+    *("stepped_back", "set_aside"),
     *("paused", "period_devices"),
 )
 
@@ -235,6 +236,8 @@ class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "count
     closed: Attempt | None = None
     last_aggregated: tuple[str, ...] = ()
     returning: tuple[str, ...] = ()
+    stepped_back: tuple[int, int] = (0, 0)
+    set_aside: tuple[int, int, str] = (0, 0, "")
     paused: str = ""
     period_devices: tuple[str, ...] = ()
 

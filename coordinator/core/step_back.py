@@ -1,10 +1,11 @@
-"""A step back: the last round is taken back where devices, or the evaluation, cannot calculate with its model. Pure.
+"""A step back from a model that devices, or the evaluation, cannot calculate with. Pure.
 
-Two or more devices whose updates or losses are not finite in one round say more of the model they were offered than of
-themselves, and so does an evaluation that lacks figures where the one before had them. The round that made the model is
-done again from the state before it, without the device whose change was the longest in it, and no device is blamed.
-Once for each round: who breaks again, given another model, is counted as any other. Not in periods, not where late
-updates count, and not where the model travels as differences from one that devices would not have any more.
+An evaluation that lacks figures where the one before had them: its round is done again, as another attempt. Most of the
+devices of a round, two at least, whose losses or updates are not finite: the round before counts as if it had changed
+nothing, and this one is tried again from there. Either way without the device whose change was the longest in what is
+taken back, and no device is blamed. Once for each round: who breaks again, given another model, is counted as any
+other. Not in periods, not where late updates count, and not where the model travels as differences from one that
+devices would not have any more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ replace = msgspec.structs.replace
 
 #: Reasons of a refusal by which a device could not calculate.
 BROKEN = frozenset({"not_finite", "range", "diverged"})
-#: So many devices in one round.
+#: So many devices in one round, and more than half of those that answered.
 LEAST = 2
 
 
@@ -35,42 +36,53 @@ def undo_of(state: State) -> Undo | None:
 
 
 def broken(state: State) -> tuple[str, ...]:
-    """Devices that could not calculate in the open attempt."""
+    """Devices that could not calculate in the open attempt, where they are most of it; else none."""
     parts = sorted(state.assignments.items())
-    return tuple(name for name, one in parts if one.refusal is not None and one.refusal.reason in BROKEN)
+    names = [name for name, one in parts if one.refusal is not None and one.refusal.reason in BROKEN]
+    answered = len(names) + sum(one.status == "done" for _, one in parts)
+    return tuple(names) if len(names) >= LEAST and 2 * len(names) > answered else ()
 
 
 def can_step_back(state: State) -> bool:
-    """Whether the last round can be taken back: it was made by this process, and is not one that was done again."""
+    """Whether the last closed round can be taken back, for the first time in this one."""
     return state.undo is not None and (state.stage, state.number) > state.stepped_back
 
 
-def step_back(steps: Steps, why: str) -> None:
-    """Take the last round back and do it again soon, without the device of the longest change."""
+def step_back(steps: Steps, why: str, *, again: bool) -> None:
+    """Take the last closed round back. ``again``: it is done again; else the open one is tried from before it."""
     state, undo = steps.state, steps.state.undo
     if undo is None:
         raise ValueError("no round to take back")
-    spared = {}
-    for name in broken(state):
-        one = state.devices[name]
-        barred = 0 if one.bad == state.policy.quarantine_after else one.barred  # it was put there just now
-        spared[name] = replace(one, bad=max(0, one.bad - 1), barred=barred)
     back = undo.attempt
-    steps.do(TakenBack(back))
-    text = f"{why}: round {back.round} of stage {back.stage} is taken back and done again without {undo.device}, whose"
-    steps.warn(f"{text} change was the longest in it; nobody is blamed for it")
+    steps.do(TakenBack(back, again))
+    how = "done again" if again else "left out, and this one is tried"
+    text = f"{why}: round {back.round} of stage {back.stage} is taken back and {how} without {undo.device}"
+    steps.warn(f"{text}, whose change was the longest in it; no device is blamed")
+    _spare(steps)
+    stage, number = (back.stage, back.round) if again else (state.stage, state.number)
     steps.set(
-        stage=back.stage,
-        number=back.round,
-        attempt=back.attempt,
-        tries=0,
+        stage=stage,
+        number=number,
+        attempt=back.attempt if again else state.attempt,
         open=None,
         evaluating=None,
         memory=undo.memory,
         undo=None,
         stepped_back=(state.stage, state.number),
-        set_aside=(back.stage, back.round, undo.device),
-        devices={**state.devices, **spared},
+        set_aside=(stage, number, undo.device),
         phase=Phase.RETRYING,
         until=steps.at,
     )
+
+
+def _spare(steps: Steps) -> None:
+    """Take back what the open attempt's rejections count against the devices that could not calculate."""
+    state = steps.state
+    for name in broken(state):
+        device = state.devices[name]
+        if state.assignments[name].status != "rejected":
+            continue
+        lifted = device.bad == state.policy.quarantine_after and device.barred != 0
+        steps.set_device(name, bad=max(0, device.bad - 1), barred=0 if lifted else device.barred)
+        if lifted:
+            steps.emit("readmitted", name)

@@ -106,6 +106,13 @@ class Ledger:
             done = [row for row in rows(connection, SavedRound, run) if row.status == "done"]
         return {(0, 0): initial, **{(row.stage, row.round): row.manifest or {} for row in done}}
 
+    def _before(self, connection: Connection, run: str, attempt: Attempt) -> Manifest:
+        """The model state that a round began with."""
+        done = [row for row in rows(connection, SavedRound, run) if row.status == "done"]
+        earlier = [row for row in done if (row.stage, row.round) < (attempt.stage, attempt.round)]
+        last = max(earlier, key=lambda row: (row.stage, row.round), default=None)
+        return self._run(connection, run).manifest if last is None else last.manifest or {}
+
     def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
         """Mark a run as running again, and its open attempts as failed, except the attempt ``going_on``.
 
@@ -128,7 +135,7 @@ class Ledger:
     def take_back(self, run: str, attempt: Attempt) -> None:
         """Mark a completed round as failed: its state does not serve to continue the run."""
         with self._writing() as connection:
-            _take_back(connection, run, attempt)
+            _take_back(connection, run, attempt, None)
             _set_run(connection, run, finished_at=None)
 
     def last_event_at(self, run: str) -> float:
@@ -155,14 +162,14 @@ class Ledger:
         A server that is being restarted is waited for (``coordinator.ledger.database.transact``).
         """
         announced = list(events)
-        saved, ends, plans, back = list[msgspec.Struct](), list[SaveEnd](), list[RunPlan](), list[Attempt]()
+        saved, ends, plans, back = list[msgspec.Struct](), list[SaveEnd](), list[RunPlan](), list[TakenBack]()
         for one in saves:
             if isinstance(one, SaveEnd):
                 ends.append(one)
             elif isinstance(one, SavePlan):
                 plans.append(one.plan)
             elif isinstance(one, TakenBack):
-                back.append(one.attempt)
+                back.append(one)
             elif isinstance(one, SavedRound):
                 saved.append(replace(one, started_at=at, ended_at=None if one.status == "running" else at))
             else:
@@ -172,8 +179,10 @@ class Ledger:
         def work(connection: Connection) -> None:
             put(connection, run, saved)
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
-            for attempt in back:
-                _take_back(connection, run, attempt)
+            for one in back:
+                _take_back(
+                    connection, run, one.attempt, None if one.again else self._before(connection, run, one.attempt)
+                )
             for plan in plans:
                 _set_run(connection, run, plan=msgspec.to_builtins(plan))
             for end in ends:
@@ -266,9 +275,11 @@ def made_of(made: RunRow, pieces: Iterable[SnapshotRow]) -> tuple[int, tuple[int
     return last, tuple(earlier)
 
 
-def _take_back(connection: Connection, run: str, attempt: Attempt) -> None:
+def _take_back(connection: Connection, run: str, attempt: Attempt, before: Manifest | None) -> None:
+    """Withdraw a finished round: as failed, or as one that left the state ``before``."""
     query = update(tables.rounds).where((tables.rounds.c.run == run) & _is(attempt))
-    connection.execute(query.values(status="failed", manifest=None))
+    failed = {"status": "failed", "manifest": None}
+    connection.execute(query.values(failed if before is None else {"manifest": msgspec.to_builtins(before)}))
     of = tables.evaluations.c
     where = (of.run == run) & (of.stage == attempt.stage) & (of.round == attempt.round)
     connection.execute(delete(tables.evaluations).where(where))

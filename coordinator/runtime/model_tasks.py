@@ -14,7 +14,7 @@ from coordinator.core.periods import makes_model
 from coordinator.runtime.environment import Worker
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.record import warning
-from coordinator.runtime.validate_update import clipped_change, opposed
+from coordinator.runtime.validate_update import clipped_change, is_whole, nothing_of, opposed
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.history import load as load_memory
@@ -70,10 +70,12 @@ class ModelTasks:
         """A round has made a new state."""
         self.manifest = self._finals[stage] = self._states[stage, number] = manifest
 
-    def go_back(self, attempt: Attempt) -> None:
-        """A round is taken back: the state before it counts."""
+    def go_back(self, attempt: Attempt, *, again: bool) -> None:
+        """A round is taken back: the state before it counts, also as that round's unless it is done ``again``."""
         self.manifest = self.base(attempt)
         self._states = {key: one for key, one in self._states.items() if key < (attempt.stage, attempt.round)}
+        if not again:
+            self._states[attempt.stage, attempt.round] = self.manifest
         self._finals = {stage: one for (stage, _), one in sorted(self._states.items()) if stage}
 
     def base(self, attempt: Attempt) -> Manifest:
@@ -122,9 +124,11 @@ class ModelTasks:
         if period_length(self.plan, stage) > 1:
             single = await asyncio.to_thread(exchangeable_layers, self.store, self.manifest, stage.trained)
         updates = [self._info(update, one.attempt, single) for update in one.updates]
+        clipped = {info.name: own for info, own in zip(updates, one.clips, strict=bool(one.clips)) if own}
         if not makes_model(self.plan, one.attempt.stage, one.attempt.round):
             given = (updates, self.store, self.manifest, self.plan.server, self.plan.seed, one.signatures)
             manifest, record = await asyncio.to_thread(exchange_layers, *given)
+            record |= {"clipped": clipped} if clipped else {}
             memory = await asyncio.to_thread(load_memory, self.store, manifest)
             return Aggregated(self._clock(), one.attempt, manifest, record, memory)
         similarity: dict[str, float] = {}
@@ -137,8 +141,7 @@ class ModelTasks:
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )
-        if one.clips:
-            record["clipped"] = {info.name: own for info, own in zip(updates, one.clips, strict=True) if own}
+        record |= {"clipped": clipped} if clipped else {}
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
 
@@ -146,10 +149,11 @@ class ModelTasks:
         """The same with clipped changes, in new objects; nothing is left of those that oppose the others'."""
         memory, updates = load_memory(self.store, self.manifest), list(one.updates)
         offered = [visible_parts(self.base(update.attempt), update.device, memory) for update in updates]
-        clipped = [index for index, factors in enumerate(one.clips) if factors]
-        against = opposed(self.store, [(u.manifest, base) for u, base in zip(updates, offered, strict=True)], clipped)
-        clips = [dict.fromkeys(own, 0.0) if index in against else own for index, own in enumerate(one.clips)]
-        for index in clipped:
+        sent = [(update.manifest, base) for update, base in zip(updates, offered, strict=True)]
+        whole = [index for index, factors in enumerate(one.clips) if is_whole(factors)]
+        against = opposed(self.store, sent, whole)
+        clips = [nothing_of(updates[i].manifest) if i in against else own for i, own in enumerate(one.clips)]
+        for index in (i for i, factors in enumerate(clips) if factors):
             manifest = clipped_change(self.store, updates[index].manifest, offered[index], clips[index])
             updates[index] = msgspec.structs.replace(updates[index], manifest=manifest)
         return msgspec.structs.replace(one, updates=tuple(updates), clips=tuple(clips))

@@ -276,7 +276,7 @@ class Runner:
                 if isinstance(save, do.SavedRound) and save.manifest is not None:
                     self._models.advance(save.stage, save.round, save.manifest)
                 elif isinstance(save, do.TakenBack):
-                    self._models.go_back(save.attempt)
+                    self._models.go_back(save.attempt, again=save.again)
             for row in move.rows:
                 self._record.journal.append(row)
             for one in move.out:

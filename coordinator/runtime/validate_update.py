@@ -221,8 +221,19 @@ def clipped_change(
     return found
 
 
+def is_whole(factors: Mapping[str, float]) -> bool:
+    """Whether weights are clipped, and not buffers alone."""
+    return any(is_scheduled(part) and not part.startswith(BUFFERS_OF) for part in factors)
+
+
+def nothing_of(manifest: Manifest) -> dict[str, float]:
+    """Factors that leave nothing of an update's changes."""
+    parts = [part for part in manifest if is_scheduled(part)]
+    return dict.fromkeys([*parts, *(BUFFERS_OF + part for part in parts)], 0.0)
+
+
 def opposed(store: ObjectStore, updates: Sequence[tuple[Manifest, Manifest]], clipped: Collection[int]) -> set[int]:
-    """Those of ``clipped`` whose change points against the sum of the changes of the others.
+    """Those of ``clipped`` whose change points against the sum of the unclipped ones'.
 
     ``updates``: (manifest, the parts as offered) of each update of the round. One part of one update is in memory
     beside the sum of that part.

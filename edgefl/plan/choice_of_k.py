@@ -7,6 +7,7 @@ its test set; a choice made there would make the test's own figure too good.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,12 +76,17 @@ def most_judged(hyper: Hyper, samples: Mapping[str, int], modalities: Iterable[s
 
 
 def summed(counts: Iterable[Counts]) -> Counts | None:
-    """The counts of several devices as one; None where nothing was judged."""
-    judged, right = 0, dict[int, int]()
-    for one in counts:
-        judged += one.judged
+    """The counts of several devices as one; None where nothing was judged.
+
+    No device counts for more than twice the (upper) median of what they judged.
+    """
+    judged, right, every = 0, dict[int, int](), list(counts)
+    most = 2 * statistics.median_high([one.judged for one in every]) if every else 0
+    for one in every:
+        share = min(1.0, most / one.judged) if one.judged else 1.0
+        judged += int(one.judged * share)
         for k, n in one.right.items():
-            right[k] = right.get(k, 0) + n
+            right[k] = right.get(k, 0) + int(n * share)
     return Counts(judged, right) if judged else None
 
 

@@ -51,13 +51,20 @@ def test_a_clean_round_has_no_clip(tmp_path: Path) -> None:
     assert all("clipped" not in row.record for row in report.rounds)
 
 
-def test_a_round_whose_model_breaks_devices_is_taken_back_and_nobody_is_quarantined(tmp_path: Path) -> None:
-    """Bounds are off, and d0 sends its change times 1e18: the others' losses are not finite in the round after."""
-    report = run(tmp_path, 4, 1e18, ["d0"], OPEN)
+@pytest.mark.parametrize("evaluate", ["round", "stage"], ids=["by the evaluation", "by devices"])
+def test_a_round_whose_model_breaks_is_taken_back_and_nobody_is_quarantined(tmp_path: Path, evaluate: str) -> None:
+    """Bounds are off, and d0 sends its change times 1e18: neither evaluation nor devices can calculate with that.
+
+    d0 is set aside in the attempt that is made instead, and honest after that.
+    """
+    report = run(tmp_path, 4, 1e18, ["d0/1/1"], [*OPEN, f"evaluate={evaluate}", "round.deadline_s=20"])
     assert report.status == "done"
     found = outcome_of(report, of="ab")
     assert not found.quarantined
     told = [event.data["text"] for event in report.events if event.kind == "warning"]
-    taken = [text for text in told if "taken back" in text]
-    assert taken
-    assert all("without d0" in text for text in taken)
+    (taken,) = [text for text in told if "taken back" in text]
+    assert "without d0" in taken
+    assert found.accuracy[-1] > 40
+    again = (1, 1) if evaluate == "round" else (1, 2)
+    done = [(row.stage, row.round, row.attempt) for row in report.rounds if row.status == "done"]
+    assert done == [(*place, 2 if place == again else 1) for place in ((1, 1), (1, 2), (2, 1))]

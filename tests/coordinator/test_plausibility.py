@@ -216,10 +216,11 @@ def test_a_change_may_be_b_times_the_median_of_the_others() -> None:
     def of(*norms: float, base: float = 0.0) -> dict[str, dict[str, Change]]:
         return {f"d{index}": {"task": Change(norm, base)} for index, norm in enumerate(norms)}
 
-    assert out_of_line(of(2.0, 4.0, 30.0), 10.0) == {}, "10 · median(2, 4) = 30"
-    found = out_of_line(of(2.0, 4.0, 31.0), 10.0)
-    text = "its change is 10.3 times the median of the others' (round.largest_change: 10)"
-    assert found == {"d2": Refusal("change", pytest.approx(31 / 3), 10.0, detail=text)}
+    assert out_of_line(of(2.0, 4.0, 40.0), 10.0) == {}, "10 times 4, the upper median of 2 and 4"
+    found = out_of_line(of(2.0, 4.0, 42.0), 10.0)
+    text = "its change is 10.5 times the median of the others' (round.largest_change: 10)"
+    assert found == {"d2": Refusal("change", 10.5, 10.0, detail=text)}
+    assert out_of_line(of(6.0, 1.0, 1e-6), 10.0) == {}, "one that hardly moved makes none of two others far"
     assert out_of_line(of(0.0, 0.0, 5.0, base=5.0), 10.0) == {}, "as far as the part is long"
     assert list(out_of_line(of(0.0, 0.0, 5.1, base=5.0), 10.0)) == ["d2"]
     assert out_of_line(of(0.0, 0.0, 1.0), 10.0) == {}
@@ -258,6 +259,7 @@ def test_a_device_with_more_samples_makes_more_steps() -> None:
     changes = {name: {"task": Change(norm)} for name, norm in (("a", 2.0), ("b", 2.0), ("c", 99.0))}
     assert list(out_of_line(changes, 10.0, {"a": 10, "b": 10, "c": 10})) == ["c"]
     assert out_of_line(changes, 10.0, {"a": 10, "b": 10, "c": 50}) == {}
+    assert out_of_line(changes, 10.0, {"a": 10, "b": 10**9, "c": 50}) == {}, "a claim takes nothing from another"
     two = {name: {**own, "fusion": Change(100.0)} for name, own in changes.items()}
     assert out_of_line(two, 10.0) == {}, "sqrt((99² + 100²) / (2² + 100²)) = 1.4"
 
