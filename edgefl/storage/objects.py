@@ -144,7 +144,7 @@ class ObjectStore:
             raise
         if name not in self._proved:
             if object_id(data) != name:
-                remedy = "Put back a copy of it if there is one."
+                remedy = "In a run's directory, put back a copy of it if there is one."
                 if not self.durable:  # the next offer brings it again
                     self._remove(name)
                     remedy = "It is deleted, and fetched again with the next offer."

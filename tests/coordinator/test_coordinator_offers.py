@@ -416,7 +416,7 @@ def test_an_evaluation_of_finite_figures_warns_of_nothing_and_long_lists_are_cut
     taken = (
         "the evaluation cannot calculate with the model: round 1 of stage 1 is taken back and done again without b, "
     )
-    taken += "whose change was the longest in it; nobody is blamed for it"
+    taken += "whose change was the longest in it; no device is blamed"
     four = "accuracy with acc, accuracy with ecg, accuracy with eeg"
     begin = "the evaluation has no figure for {} of its rows: {} is not a finite number; the model has diverged"
     assert evaluated(nan, 1.0, nan, nan) == [begin.format(3, four), taken]
