@@ -50,6 +50,7 @@ def started(name: str, folder: Path, *size: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_its_data_are_understood(name: str, tmp_path: Path) -> None:
     modalities, labels, size = CASES[name]
