@@ -225,10 +225,14 @@ def _due(state: State) -> list[tuple[str, Assignment]]:
     return due + [(one.update.device, one) for _, one in sorted(state.buffered.items()) if one.update is not None]
 
 
+def _changes(state: State) -> dict[int, Changes]:
+    """The changes of what is due, by its place."""
+    return {index: one.changes for index, (_, one) in enumerate(_due(state))}
+
+
 def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
     """(device, its part, why) of what is about to be counted and is to be left out."""
-    due = _due(state)
-    changes = {index: one.changes for index, (_, one) in enumerate(due)}
+    due, changes = _due(state), _changes(state)
     samples = {index: state.devices[device].claim.samples.get("", 0) for index, (device, _) in enumerate(due)}
     found = out_of_line(changes, state.policy.largest_change, samples)
     return [(*due[index], refusal) for index, refusal in found.items()]
@@ -236,7 +240,7 @@ def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
 
 def clipped(state: State) -> tuple[dict[str, float], ...]:
     """``clips`` of each update that is about to be counted, {} where it is as it was sent."""
-    changes = {index: one.changes for index, (_, one) in enumerate(_due(state))}
+    changes = _changes(state)
     found = clips(changes, state.policy)
     return tuple(found.get(index, {}) for index in changes) if found else ()
 
@@ -249,7 +253,7 @@ class Others(NamedTuple):
 
     @property
     def comparable(self) -> bool:
-        """Whether enough of them moved the part to compare a change with theirs."""
+        """Whether three or more devices trained the part, and the others changed it."""
         return self.number + 1 >= OF and self.median > 0
 
 
@@ -281,11 +285,11 @@ def _distance(own: Changes, others: Mapping[str, Others]) -> float:
 
 
 def longest(state: State) -> str:
-    """The device with the longest change of two or more that are about to be counted; "": there are no two."""
-    due = _due(state)
-    others = _others({index: one.changes for index, (_, one) in enumerate(due)})
-    factors = clips({index: one.changes for index, (_, one) in enumerate(due)}, state.policy)
-    moved = [(_moved(one.changes, others[i], factors.get(i, {})), name) for i, (name, one) in enumerate(due)]
+    """Device of the longest change about to be counted; "": there is no second."""
+    changes = _changes(state)
+    others, factors = _others(changes), clips(changes, state.policy)
+    names = enumerate(name for name, _ in _due(state))
+    moved = [(_moved(changes[i], others[i], factors.get(i, {})), name) for i, name in names]
     return max(moved)[1] if len(moved) > 1 else ""
 
 

@@ -44,7 +44,7 @@ def broken(state: State) -> tuple[str, ...]:
 
 
 def can_step_back(state: State) -> bool:
-    """Whether the last closed round can be taken back, for the first time in this one."""
+    """Whether a closed round can be taken back, and none was in this round yet."""
     return state.undo is not None and (state.stage, state.number) > state.stepped_back
 
 

@@ -222,7 +222,7 @@ def clipped_change(
 
 
 def is_whole(factors: Mapping[str, float]) -> bool:
-    """Whether weights are clipped, and not buffers alone."""
+    """Whether a clip scales weights, not only batch norm's statistics."""
     return any(is_scheduled(part) and not part.startswith(BUFFERS_OF) for part in factors)
 
 

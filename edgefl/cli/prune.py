@@ -110,7 +110,7 @@ def _kept(place: int, at: float, why: str, policy: Policy) -> str:
 
 
 def _begun(directory: Path) -> set[str]:
-    """What goes of a run whose deletion was broken off; a mark that names nothing marks no run."""
+    """Paths named by the mark of an unfinished deletion; none for an empty or foreign mark."""
     if not (directory / MARK).is_file():
         return set()
     try:

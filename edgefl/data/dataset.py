@@ -116,7 +116,7 @@ class Dataset:
 
     @property
     def numbered(self) -> bool:
-        """Whether labels have numbers for names."""
+        """Whether the labels' names are "0", "1" and so on, as of an array without names."""
         return self.label_names == tuple(str(i) for i in range(len(self.label_names)))
 
     def relabelled(self, names: Sequence[str]) -> Dataset:
