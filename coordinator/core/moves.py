@@ -311,7 +311,7 @@ class EndTransfers(msgspec.Struct, frozen=True):
 class Aggregate(msgspec.Struct, frozen=True):
     """Make the new model state of these updates. ``signatures``: device -> what its hello carries for clusters.
 
-    ``clips``: of each update, factors of its change by part and buffers, where it is clipped (``plausibility.clips``).
+    ``clips``: of each update, factors of its change by part and buffers, where it is clipped (``outliers.clips``).
     """
 
     attempt: Attempt

@@ -14,8 +14,8 @@ import numpy as np
 from coordinator.core.assignments import offer, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
+from coordinator.core.outliers import clipped, outliers
 from coordinator.core.periods import continuing, missing, period_rounds
-from coordinator.core.plausibility import clipped, outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from coordinator.core.step_back import broken, can_step_back, step_back
 from edgefl.models.spec import modality_of

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from coordinator.core.moves import Steps, TakenBack
-from coordinator.core.plausibility import longest
+from coordinator.core.outliers import longest
 from coordinator.core.state import Phase, State, Undo
 from edgefl.plan.periods import period_length
 

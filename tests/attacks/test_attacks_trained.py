@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from training_fixture import dataset, job, parts_of
 
-from coordinator.core.plausibility import clips, out_of_line
+from coordinator.core.outliers import clips, out_of_line
 from coordinator.core.state import BUFFERS_OF, Changes
 from coordinator.runtime.validate_update import changes_of, clipped_change, opposed
 from edgefl.plan.job import RoundPolicy

@@ -15,8 +15,8 @@ import pytest
 from coordinator_fixture import Breaking, FakeWorker
 from test_coordinator_runner import Scene, one_stage, played, values
 
-from coordinator.core import plausibility
-from coordinator.core.plausibility import out_of_line
+from coordinator.core import outliers
+from coordinator.core.outliers import out_of_line
 from coordinator.core.state import Change, Changes, Claim
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.validate_update import Own
@@ -180,8 +180,8 @@ def test_what_is_out_of_line_worked_by_hand(changes: dict[str, Changes], left_ou
 def test_the_median_of_the_others_without_a_list_for_each(norms: tuple[float, ...]) -> None:
     """A thousand devices with 60 parts each were compared in 15 s, during which the coordinator heard nobody."""
     for i, norm in enumerate(norms):
-        assert plausibility._median_without(sorted(norms), norm) == median_high([*norms[:i], *norms[i + 1 :]])
-    assert plausibility._median_without([1.0], 1.0) == 0
+        assert outliers._median_without(sorted(norms), norm) == median_high([*norms[:i], *norms[i + 1 :]])
+    assert outliers._median_without([1.0], 1.0) == 0
 
 
 def test_a_new_part_that_can_not_be_calculated_with_leaves_the_part_as_it_was(tmp_path: Path) -> None:

@@ -8,13 +8,11 @@ import pytest
 from coordinator_fixture import a_plan
 from msgspec.structs import replace
 
+from coordinator.core.outliers import clips, out_of_line, outliers
 from coordinator.core.plausibility import (
     bounded,
-    clips,
     learned,
     likely,
-    out_of_line,
-    outliers,
     overweights,
     plausible,
     unfit,

@@ -15,7 +15,7 @@ from rich.console import Console
 from test_plan_command import priced
 from test_predict import edgefl
 
-from coordinator.core.plausibility import out_of_line
+from coordinator.core.outliers import out_of_line
 from coordinator.runtime.validate_update import changes_of
 from edgefl.api.export_run import FinalState, _own_mask, final_state
 from edgefl.data.dataset import Dataset
