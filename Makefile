@@ -33,8 +33,11 @@ $(VENV)/.demo: $(VENV)/.base pyproject.toml
 	$(PIP) install --editable '.[demo]'
 	@touch $@
 
+# uv finds and unpacks in half a minute what takes pip three. It reads none of pip's settings (an index of one's own), so
+# pip is asked where uv fails, and where .venv shares the system's packages, which uv does not count as installed.
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
-	$(PIP) install --editable '.[dev]'
+	$(if $(VENVFLAGS),,$(PIP) install uv && VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --editable '.[dev]' ||) \
+		$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 # In an environment of its own: building needs neither torch nor .venv.
