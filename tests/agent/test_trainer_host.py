@@ -76,6 +76,7 @@ def test_who_leaves_gives_its_data_back(place, monkeypatch):  # noqa: F811 - the
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - the fixture
     async def scene():
         offer = offer_of(ObjectStore(place / "objects"))
@@ -99,6 +100,7 @@ def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - th
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told_and_started_again(place):  # noqa: F811 - the fixture
     async def scene():
         offer = offer_of(ObjectStore(place / "objects"))

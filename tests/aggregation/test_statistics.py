@@ -152,7 +152,9 @@ def devices(moved: str) -> dict[str, Dataset]:
     return {"p": noisy(240, 1), "q": noisy(240, 1, lacking=120 if moved == "poverty" else 0)}
 
 
-@pytest.mark.parametrize("moved", MOVING)
+@pytest.mark.parametrize(
+    "moved", [name if name in {"fedadam", "poverty"} else pytest.param(name, marks=pytest.mark.slow) for name in MOVING]
+)
 def test_the_global_model_is_evaluated_as_its_own_recalibrated_copy(moved: str, ram_path: Path):
     run = Run(ram_path, moved, devices(moved))
     noisy(600, 99).save_npz(ram_path / "test.npz")
@@ -292,8 +294,10 @@ def priced(made: Job, data: Dataset) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *((name, {"holdout": 0.25}) for name in ("concat", "mean", "multiway", "joint")),
-        *((name, {"micro_batch": 2}) for name in ("concat", "multiway")),
+        *((name, {"holdout": 0.25}) for name in ("concat", "mean", "multiway")),
+        pytest.param("joint", {"holdout": 0.25}, marks=pytest.mark.slow),
+        ("concat", {"micro_batch": 2}),
+        pytest.param("multiway", {"micro_batch": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_taking_them_is_priced(name: str, changes: dict[str, Any]):

@@ -183,6 +183,7 @@ def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Th
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_pages_example_in_small_form_survives_a_killed_worker_and_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

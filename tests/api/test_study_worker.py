@@ -35,6 +35,7 @@ def test_a_cell_s_data_are_read_in_a_process_that_has_torch(monkeypatch, before,
     assert apart.process == expected * MIB
 
 
+@pytest.mark.slow
 def test_a_cell_without_data_is_not_priced_and_the_others_are(tmp_path):
     lost = Work("demo", {"data.source": str(tmp_path / "none.npz")}, "lost", "runs")
     body = msgspec.to_builtins([lost, Work("demo", {}, "one", "runs")])

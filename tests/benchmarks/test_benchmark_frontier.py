@@ -42,6 +42,7 @@ def runs(behind: list[float], cost: float = 0.25) -> list[Outcome]:
     return whole + [outcome(CHEAP, seed, [50, 80, 90 - less], cost) for seed, less in enumerate(behind)]
 
 
+@pytest.mark.slow
 def test_every_method_of_every_task_is_a_run_file_that_loads(tmp_path):
     cells = [cell for cell in STUDY.cells() if cell.seed == STUDY.seeds[0]]
     assert {(cell.task, cell.method) for cell in cells} >= {(task, "layer-wise 2+10+24") for task in STUDY.tasks}

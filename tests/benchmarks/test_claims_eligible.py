@@ -33,7 +33,14 @@ def test_who_is_eligible_is_drawn_by_the_seed() -> None:
 
 @pytest.mark.data
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("method", "refused"), [("lw-fedmml", 0), ("fedavg-3", 7), ("prog-5", 5)])
+@pytest.mark.parametrize(
+    ("method", "refused"),
+    [
+        ("lw-fedmml", 0),
+        pytest.param("fedavg-3", 7, marks=pytest.mark.slow),
+        pytest.param("prog-5", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_the_planner_refuses_by_memory_whom_layer_wise_training_admits(method: str, refused: int) -> None:
     needed("har_hapt")
     values = budgeted(method)

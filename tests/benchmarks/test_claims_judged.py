@@ -133,6 +133,7 @@ def test_the_page_says_where_fewer_devices_take_part_than_the_fleet_has(tmp_path
     assert "**Of the 30 devices, 28 to 30 take part** (" in (tmp_path / "page.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_devices_without_samples_for_a_batch_do_not_count() -> None:
     needed("har_hapt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from plan_fixture import SENSOR, SUPERVISED, candidate
 
 from edgefl.budget.fit import place, trained_depth
@@ -44,6 +45,7 @@ def test_who_the_smallest_first_round_does_not_fit_waits_for_the_last_stage_and_
     assert short.shortened.allowed < short.shortened.needed
 
 
+@pytest.mark.slow
 def test_the_last_stage_is_priced_as_that_of_layerwise_but_for_the_prefix_that_nobody_stored():
     layerwise = method("schedule", "layerwise").stages(MODEL, [1, 1], "frozen")
     ours, theirs = placed(LAST, None, FIRST), placed(layerwise[1], None, layerwise[0])

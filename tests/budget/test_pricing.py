@@ -53,7 +53,7 @@ def counted(made: Job, batch: Batch) -> float:
 
 
 @pytest.mark.parametrize("schedule", methods("schedule"))
-@pytest.mark.parametrize("micro", [0, 4])
+@pytest.mark.parametrize("micro", [0, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [{}, INCOMPLETE], ids=["complete", "incomplete"])
 def test_flops_on_shapes_alone_are_those_of_the_step_itself(schedule, micro, rows):
     for stage in stages_of(model_spec(stages=2), schedule):
@@ -187,7 +187,11 @@ def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
     assert peak == price_step(made, {"a": 16, "b": 16})[0]  # any batch may happen to be complete
 
 
-@pytest.mark.parametrize("missing", [{"zero": {}}, {"prototype": {"by": "match"}}], ids=["zero", "match"])
+@pytest.mark.parametrize(
+    "missing",
+    [pytest.param({"zero": {}}, marks=pytest.mark.slow), {"prototype": {"by": "match"}}],
+    ids=["zero", "match"],
+)
 def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch):
     slots = {"objective": CONTRAST, "missing": missing, "prototypes": {"class_mean": {}}}
     made, pricer, traced = job(batch_size=20, **slots), Pricer(), []

@@ -268,6 +268,7 @@ def off(row, figure: str) -> float:
     return row.predicted[figure].value / row.measured[figure].value - 1
 
 
+@pytest.mark.slow
 def test_a_fleet_with_small_networks_costs_what_was_predicted_in_every_round(ram_path: Path):
     shares = {"one": share(30, {"a": 1.0, "b": 1.0}, seed=1), "two": share(24, {"a": 1.0}, seed=2)}
     shares["three"] = share(30, {"a": 1.0, "b": 1.0}, seed=3)  # a part that one device alone trained, it has already

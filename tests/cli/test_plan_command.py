@@ -82,6 +82,7 @@ def test_a_device_s_step_memory_is_a_stage_s_tensors_and_the_libraries(tmp_path:
     assert f"and, on a CPU, {stage.libraries_bytes / MIB:.2f} MiB of libraries besides." in note
 
 
+@pytest.mark.slow
 def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> None:
     priced(tmp_path)  # writes the run file
     price = price_of(str(tmp_path / "run.yaml"), [], PlanOptions(["cpu"], batch_sizes=[4, 16]))
@@ -93,6 +94,7 @@ def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> 
     assert [(row[0].text, row[1].text) for row in totals.rows][:2] == [("end_to_end", "4"), ("end_to_end", "16")]
 
 
+@pytest.mark.slow
 def test_plans_of_one_process_share_their_traces_and_have_the_prices_of_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

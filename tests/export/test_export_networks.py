@@ -103,6 +103,7 @@ def test_an_ensemble_serves_as_it_was_evaluated():
         assert np.abs(zeros.logits - answers.logits).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_matches():
     manifest = read_manifest(pmcmfl() / "acc")
     assert (manifest.metric, manifest.top_k, manifest.temperature, manifest.capacity) == ("classifier", 2, 1.0, 6)

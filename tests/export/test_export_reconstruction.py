@@ -58,6 +58,7 @@ def labelled(count: int) -> Dataset:
     return Dataset(arrays, {m: np.ones(count, bool) for m in arrays}, labels, rebuilt().spec.label_names, ids)
 
 
+@pytest.mark.slow
 def test_a_bundle_of_one_modality_reconstructs_the_other():
     for given, absent in (("acc", "gyro"), ("gyro", "acc")):
         manifest = read_manifest(rebuilt().directory / given)

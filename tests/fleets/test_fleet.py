@@ -144,6 +144,7 @@ def in_round(coordinator: Program, device: str) -> Line:
     return line
 
 
+@pytest.mark.slow
 def test_an_agent_killed_in_a_round_takes_part_again(fleet: Fleet) -> None:
     fleet.agent("left", share(40, *BOTH, seed=1))
     right = fleet.agent("right", share(40, *BOTH, seed=2))
@@ -169,6 +170,7 @@ def test_an_agent_killed_in_a_round_takes_part_again(fleet: Fleet) -> None:
     assert second.measured["wall_s"].value > 0
 
 
+@pytest.mark.slow
 def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet: Fleet) -> None:
     # One step is predicted to need 3.7 MiB, 3.5 of it libraries'; here it takes 16 MiB more.
     fleet.agent("wide", share(24, *BOTH, seed=1))
@@ -338,6 +340,7 @@ def test_local_mode_tells_of_a_coordinator_that_was_killed_and_how_to_go_on(tmp_
     assert re.search(r"Go on where it stopped with: edgefl run \S+ --resume \S+", " ".join(told.split()))
 
 
+@pytest.mark.slow
 def test_local_mode_tells_of_a_dead_agent_and_killed_itself_leaves_nothing_running(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(local(tmp_path), stdout=out, stderr=out)

@@ -35,6 +35,7 @@ def edgefl(fleet: Fleet, *words: str, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_is_paused_killed_resumed_left_by_a_device_stopped_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def trained(stages: str) -> set[str]:
     return {f"{m}/{name}" for m in BOTH for name in [*names, "norm"]} | {"head/acc", "head/gyro", "fusion", "task"}
 
 
+@pytest.mark.slow
 def test_each_device_trains_the_depth_it_can_pay_and_each_part_is_averaged_over_those(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         for seed, (name, flops) in enumerate(BUDGETS.items()):

@@ -13,6 +13,7 @@ from edgefl.protocol.releases import mismatch
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.slow
 def test_agents_one_minor_release_apart_train_and_one_two_apart_is_told_what_to_upgrade(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         fleet.agent("before", share(24, "acc", "gyro", seed=2), release=f"0.0.9:{PROTOCOL_VERSION - 1}")

@@ -194,6 +194,7 @@ def test_a_part_without_tensors_is_not_called_untrained(tmp_path: Path):
     assert state.untrained == ("task",)
 
 
+@pytest.mark.slow
 def test_a_bundle_says_what_no_device_trained_and_predict_gives_no_accuracy(tmp_path: Path, capsys, monkeypatch):
     made, folder = exported(), tmp_path / "bundles"
     spec = made.spec

@@ -202,6 +202,7 @@ def test_networks_that_come_after_the_last_hold_out_take_no_choice(tmp_path: Pat
         plan_of(tmp_path, "pmcmfl", "ab", 2, [f"slots.prototypes={{class_mean: {{k: 0, match: {match}}}}}"])
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_fleets_k_evaluates_by_it_and_exports_it(ram_path: Path) -> None:
     settings = [*SMALL, OPTION, "training.rounds=[0, 3]"]
     plan = plan_of(ram_path, "lw-prototypes", "ab", 3, settings)

@@ -124,6 +124,7 @@ def test_which_samples_were_whole_is_still_known() -> None:
     assert sorted(int(row[0]) for row in rows) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_with_zeros_at_the_input_costs_and_mends_as_told(ram_path: Path) -> None:
     """All rows pass both encoders: more FLOPs than zeros at the projection, as predicted; layers are still mended."""
     settings = ["training.batch_size=6", "training.rounds=[0, 3]", "evaluate=stage", "slots.select=all"]

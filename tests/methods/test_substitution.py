@@ -135,6 +135,7 @@ def test_who_has_no_poverty_layer_is_told_with_the_reason(store: ObjectStore) ->
     }
 
 
+@pytest.mark.slow
 def test_where_every_device_loses_samples_clusters_train_together_and_lend(ram_path: Path) -> None:
     """Eight devices, of whose samples each loses either modality with probability .2, as in av; four a round."""
     settings = [

@@ -30,6 +30,7 @@ def run_file(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_photos_with_texts_of_people(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

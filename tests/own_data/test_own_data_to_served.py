@@ -127,6 +127,7 @@ def test_arrays_become_a_served_model_without_an_edit(tmp_path: Path):
     assert next(one["data"] for one in told["outputs"] if one["name"] == "label") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.timeout(300)
 def test_some_recordings_become_a_served_model(tmp_path: Path):

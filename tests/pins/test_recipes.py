@@ -197,7 +197,7 @@ OF_BITS = ("record", "metrics", "evaluations")
 
 
 #: With every change the recipes as they are shipped, and of the others these; all of them nightly.
-OFTEN = {*shipped("recipes"), "mix: coalitions of one cluster", "packed: mixed"}
+OFTEN = {*shipped("recipes"), "mix: coalitions of one cluster", "packed: layerwise"}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def ran(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, str], tmp_path: Path):
     settings = ["--set", "training.rounds=[1,1]", "--set", "slots.cluster=pacfl", "--trainers", "1", "--no-page"]

@@ -146,7 +146,9 @@ _OUTSIDE = """() => [...document.querySelectorAll("figure svg")].flatMap((svg) =
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("interactive", [False, True], ids=["static", "interactive"])
+@pytest.mark.parametrize(
+    "interactive", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "interactive"]
+)
 def test_no_mark_and_no_legend_lies_outside_the_picture(interactive: bool, outside: Callable[[str], list[str]]) -> None:
     assert outside(to_html(REPORT, interactive=interactive)) == []
 

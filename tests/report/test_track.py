@@ -104,6 +104,7 @@ def test_tensorboard_reads_them(tmp_path: Path) -> None:
     assert from_tensorboard(tmp_path / "tb") == WANTED
 
 
+@pytest.mark.slow
 def test_mlflow_reads_them_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     written("mlflow", f"file:{tmp_path / 'ml'}", EVENTS[:3])

@@ -53,7 +53,7 @@ def replace_trained(stage: Stage, trained: list[str]) -> Stage:
 
 
 @pytest.mark.parametrize("slots", [{}, {"objective": CLIP}, {"prototypes": {"class_mean": {}}}])
-@pytest.mark.parametrize("micro", [0, 2])
+@pytest.mark.parametrize("micro", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stored_as_f32_a_round_is_the_same(slots: dict, micro: int, tmp_path: Path) -> None:
     data = dataset(24, absent={"a": [3, 7], "b": [5]})
     made = last_stage(micro_batch=micro, holdout=0.25, optimizer="sgd", **slots)  # AdamW divides rounding by itself

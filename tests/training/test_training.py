@@ -283,7 +283,7 @@ CLUSTERED = {**CROSS_ENTROPY, "cluster_contrast": {"weight": 1.0, "temperature":
             {"encoder_sharing": "multiway"},
             {"prototypes": {"class_mean": {"match": "cosine"}}},
         ),
-        ({"fusion": "joint"}, {"prototypes": {"class_mean": {"match": "cosine"}}}),
+        pytest.param({"fusion": "joint"}, {"prototypes": {"class_mean": {"match": "cosine"}}}, marks=pytest.mark.slow),
         ({"fusion": "mean"}, {"prototypes": ADAPTIVE, "objective": CLUSTERED}),
     ],
     ids=["multiway", "joint", "adaptive"],

@@ -100,7 +100,7 @@ def run(made: Job) -> tuple[int, float, float]:
     [
         {"checkpoint": True},
         pytest.param({"checkpoint": True, "micro_batch": 8}, marks=pytest.mark.slow),
-        {"checkpoint": True, "micro_batch": 1},
+        pytest.param({"checkpoint": True, "micro_batch": 1}, marks=pytest.mark.slow),
         {"precision": "bf16"},
         pytest.param({"precision": "bf16", "checkpoint": True, "micro_batch": 4}, marks=pytest.mark.slow),
     ],
@@ -152,6 +152,7 @@ def test_gradients_at_hand_import_nothing():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_bf16_loses_little_and_f32_nothing():
     narrow, wide = run(pair(32, precision="bf16"))[2], run(pair(32))[2]
     assert narrow == pytest.approx(wide, rel=0.05)  # three steps from random weights
