@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test test-all test-gpu test-postgresql test-kserve test-runtimes lint docs site bench fuzz mutants clean
+.PHONY: help wheel wheels demo test test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,6 +73,22 @@ test: $(VENV)/.dev lint  ## everything CI runs on each change
 
 test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 	$(BIN)/python -m pytest
+
+# torch has no build for x86-64 without CUDA on PyPI: give another, such as LOWEST_TORCH='torch>=2.8', to do without.
+LOWEST := build/lowest
+LOWEST_TORCH ?= torch==2.8.0
+$(LOWEST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install uv '$(LOWEST_TORCH)'
+	$(LOWEST)/bin/python -m pip freeze | grep '^torch==' > $(LOWEST)/torch.txt
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --extra dev --python $(LOWEST)/bin/python \
+		--override $(LOWEST)/torch.txt --output-file $(LOWEST)/versions.txt pyproject.toml
+	VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip install --quiet --editable '.[dev]' \
+		--constraint $(LOWEST)/versions.txt --override $(LOWEST)/torch.txt
+	@touch $@
+
+test-lowest: $(LOWEST)/.ready  ## test, with the lowest versions that pyproject.toml admits (nightly)
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadscope -m 'not slow'
 
 test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL server of its own (installed when missing)
 	.ci/postgresql sh -c "$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS) \
