@@ -84,6 +84,7 @@ class Fleet:
 
     def __init__(self, folder: Path, network: Network, url: str, rounds: int, policy: dict[str, Any]) -> None:
         self.folder = folder
+        self.url = url
         self.events: list[EventRow] = []
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.on_event: Callable[[EventRow], None] = lambda row: None
@@ -93,20 +94,26 @@ class Fleet:
         settings["round"] = settings["round"] | policy
         (folder / "run.yaml").write_text(yaml.safe_dump(settings))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        for name, namespace in network.devices.items():
+        for name in network.devices:
             options = Options(device=name, data=str(test), state=str(folder / name), insecure=True)
-            file = folder / f"{name}.json"
-            file.write_bytes(msgspec.json.encode([options]))
-            there = {**environment, "EDGEFL_BROKER": url.replace("127.0.0.1", network.links[name].near_address)}
-            with namespace.entered(), (folder / f"{name}.out").open("wb") as log:
-                command = leashed([sys.executable, "-m", "benchmarks.network.echo_agents", str(file)])
-                self.agents[name] = subprocess.Popen(command, env=there, stdout=log, stderr=log)
+            (folder / f"{name}.json").write_bytes(msgspec.json.encode([options]))
+            self.start_agent(network, name)
         command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events", "--insecure"]
         command += ["--run", "echo", "--directory", str(folder / "runs"), "--broker", url]
         with (folder / "coordinator.out").open("wb") as log:
             self._coordinator = subprocess.Popen(leashed(command), env=environment, stdout=subprocess.PIPE, stderr=log)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def start_agent(self, network: Network, name: str) -> None:
+        """Start a device's agent in its namespace; one that was killed goes on from its state."""
+        address = self.url.replace("127.0.0.1", network.links[name].near_address)
+        there = {**os.environ, "OMP_NUM_THREADS": "1", "EDGEFL_BROKER": address}
+        with network.devices[name].entered(), (self.folder / f"{name}.out").open("ab") as log:
+            command = leashed(
+                [sys.executable, "-m", "benchmarks.network.echo_agents", str(self.folder / f"{name}.json")]
+            )
+            self.agents[name] = subprocess.Popen(command, env=there, stdout=log, stderr=log)
 
     def _read(self) -> None:
         for line in self._coordinator.stdout or ():

@@ -187,7 +187,11 @@ def wait_for_able(steps: Steps) -> None:
     elif barred and all(device.barred for device in hopeful):
         text = f"every device that can train stage {state.stage} is in quarantine: {', '.join(barred)}"
         steps.do(Fail("RunError", text))
-    elif state.phase is not Phase.WAITING:
+    else:
+        names = [device.hello.device for device in hopeful if not (device.online or device.barred or device.left_out)]
+        steps.set(returning=dict.fromkeys(names, steps.at))  # until the first of them is back
+        if state.phase is Phase.WAITING:
+            return
         wait_s = state.policy.join_s
         steps.set(phase=Phase.WAITING, until=steps.at + wait_s)
         text = f"no device that can train stage {state.stage} is connected{without(state)}"

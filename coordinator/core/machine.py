@@ -33,6 +33,7 @@ from coordinator.core.known_devices import (
 from coordinator.core.moves import Event, Instruction, Steps
 from coordinator.core.periods import makes_model
 from coordinator.core.plausibility import overweights
+from coordinator.core.returning import expect, expect_others, expects_back, forget, is_first_back, online, wanted
 from coordinator.core.round_rules import (
     aggregated_updates,
     check_close,
@@ -122,8 +123,11 @@ def _joined(steps: Steps, event: m.Joined) -> None:
         return
     if not is_prepared(steps, hello):
         return
+    first = is_first_back(steps.state, hello.device)
     introduce(steps, hello)
-    steps.set(returning={name: until for name, until in steps.state.returning.items() if name != hello.device})
+    forget(steps, hello.device)
+    if first:
+        expect_others(steps, hello.device)
     if steps.state.devices[hello.device].left_out:
         steps.do(m.SendDrain(hello.device, LEFT_OUT))
         return
@@ -155,41 +159,24 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
         steps.drop("duplicate")
         return
     steps.set_device(event.device, online=False)
-    state = steps.state
-    # Without it the next round would have fewer than were asked for.
-    if _online(state) < _wanted(state) and not device.left_out:
-        steps.set(returning={**state.returning, event.device: event.at + state.timeouts.grace_s})
+    expect(steps, event.device)
     if device.connections <= MOST_CONNECTIONS:
         steps.emit("device_left", event.device, {"reason": event.reason})
     check_close(steps)
 
 
-def _online(state: State) -> int:
-    return sum(device.online and not device.left_out for device in state.devices.values())
-
-
-def _wanted(state: State) -> int:
-    """Devices that rounds begin with, less those that the operator has left out."""
-    return max(0, state.policy.devices - sum(bool(device.left_out) for device in state.devices.values()))
-
-
-def _expects_back(steps: Steps) -> bool:
-    """Whether devices are expected back: who was here before a restart, or has just left and is needed."""
-    return any(steps.at < until for until in steps.state.returning.values())
-
-
 def _begin_round_if_enough(steps: Steps) -> None:
     """Leave joining: with enough devices, or with those there are when ``join_s`` is over; fail without any."""
-    if _expects_back(steps):
+    if expects_back(steps):
         return
-    state, online = steps.state, _online(steps.state)
-    wanted, waited = _wanted(state), state.policy.join_s
-    if online >= wanted or not state.until:
+    state, there = steps.state, online(steps.state)
+    needed, waited = wanted(state), state.policy.join_s
+    if there >= needed or not state.until:
         _next_round(steps)
-    elif steps.at >= state.until and not online:
+    elif steps.at >= state.until and not there:
         steps.do(m.Fail("RunError", f"no device connected within {waited:g} s"))
     elif steps.at >= state.until:
-        steps.warn(f"{online} of {wanted} devices connected within {waited:g} s; the run begins with them")
+        steps.warn(f"{there} of {needed} devices connected within {waited:g} s; the run begins with them")
         _next_round(steps)
 
 
@@ -198,12 +185,12 @@ def _next_round(steps: Steps) -> None:
     if steps.state.paused:
         _enter_pause(steps)
         return
-    if _expects_back(steps):
+    if expects_back(steps):
         steps.set(phase=Phase.JOINING, until=0.0)
         return
     if not standardize(steps):
         return
-    steps.set(returning={})
+    steps.set(returning={}, regained=False)
     state = steps.state
     if state.planned_stage != state.stage:
         devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
@@ -393,7 +380,7 @@ def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
     if name not in state.devices or state.devices[name].left_out:
         steps.drop("not in the run")
         return
-    steps.set(returning={other: until for other, until in state.returning.items() if other != name})
+    forget(steps, name)
     steps.set_device(name, left_out=event.by)
     steps.emit("left_out", name, {"by": event.by})
     release(steps, name, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))

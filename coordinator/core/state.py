@@ -176,6 +176,7 @@ class State(msgspec.Struct, frozen=True):
     planned_stage: int = 0  # the stage the devices' placements belong to
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
+    regained: bool = False  # whether the first device back after an outage of all has given the others their grace
     period_devices: tuple[str, ...] = ()  # those that the period under way began with; quorums are shares of them
     open: Round | None = None
     stragglers: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count

@@ -997,7 +997,9 @@ def left_alone() -> Play:
 def test_a_run_that_waits_for_a_device_goes_on_with_the_one_that_comes() -> None:
     play = left_alone()
     assert not of(do.Fail, play.wait(POLICY.join_s - 0.5))
-    out = play.hello("a")
+    play.hello("a")
+    assert play.state.phase is v.Phase.JOINING, "b is given its grace"
+    out = play.wait(TIMEOUTS.grace_s)
     assert [one.device for one in of(do.SendOffer, out)] == ["a"]
     assert play.state.phase is v.Phase.ROUND
     assert (play.opened[-1].stage, play.opened[-1].round) == (2, 2)

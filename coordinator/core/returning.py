@@ -1,0 +1,60 @@
+"""Devices that are expected back: the grace of one that has left, of all after an outage, and after a restart. Pure."""
+
+from __future__ import annotations
+
+from coordinator.core.moves import Steps
+from coordinator.core.state import ENDED, Device, Phase, State
+
+
+def online(state: State) -> int:
+    """Devices that are connected and take part."""
+    return sum(device.online and not device.left_out for device in state.devices.values())
+
+
+def wanted(state: State) -> int:
+    """Devices that rounds begin with, less those that the operator has left out."""
+    return max(0, state.policy.devices - sum(bool(device.left_out) for device in state.devices.values()))
+
+
+def expects_back(steps: Steps) -> bool:
+    """Whether the next round waits: for who was here before a restart, or has left and is needed."""
+    return any(steps.at < until for until in steps.state.returning.values())
+
+
+def expect(steps: Steps, name: str) -> None:
+    """Expect a device back that has left, where the next round would have fewer than were asked for."""
+    state = steps.state
+    if online(state) < wanted(state) and not state.devices[name].left_out:
+        steps.set(returning={**state.returning, name: steps.at + state.timeouts.grace_s})
+
+
+def forget(steps: Steps, name: str) -> None:
+    """Expect this device no longer: it is here, or does not come."""
+    steps.set(returning={other: until for other, until in steps.state.returning.items() if other != name})
+
+
+def is_first_back(state: State, name: str) -> bool:
+    """Whether this device ends an outage of every device that can train, between rounds.
+
+    Once for each round that is waited for: who comes and goes does not put it off for ever.
+    """
+    joining = state.phase is Phase.JOINING and state.until  # ``round.join_s`` is waited for
+    if joining or state.regained or state.phase in {Phase.STARTING, Phase.ROUND, *ENDED}:
+        return False
+    device = state.devices.get(name)
+    if device is not None and (device.online or not _can_train(device)):
+        return False
+    return not any(one.online and _can_train(one) for one in state.devices.values())
+
+
+def expect_others(steps: Steps, name: str) -> None:
+    """After an outage of all devices the others have their grace from the return of the first one."""
+    grace_s, others = steps.state.timeouts.grace_s, sorted(steps.state.returning)
+    if others:
+        steps.set(returning=dict.fromkeys(others, steps.at + grace_s), regained=True)
+        text = f"{name} is back, the first of the fleet; the next round waits {grace_s:g} s at most for"
+        steps.warn(f"{text} {', '.join(others)}")
+
+
+def _can_train(device: Device) -> bool:
+    return not (device.refusal or device.barred or device.left_out)
