@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from coordinator.core.moves import Fail, Plan, Planned, SendDrain, SendWelcome, Steps
-from coordinator.core.state import Assignment, Device, Phase, State
+from coordinator.core.state import REVOKED, Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.preparation import preparation_of
@@ -34,6 +34,8 @@ def introduce(steps: Steps, hello: Hello) -> None:
     was = known or Device(hello)
     back = known is None or not known.online
     device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
+    if was.left_out == REVOKED:  # the name has another certificate now
+        device = replace(device, left_out="")
     if known is None or _facts(known.hello) != _facts(hello):
         device = replace(device, placement=None, ticket=0, declined=(), factors={})
     if hello.session != was.hello.session:
@@ -199,9 +201,13 @@ def wait_for_able(steps: Steps) -> None:
 
 
 def without(state: State) -> str:
-    """The devices that the operator has left out, as a clause; "" where there is none."""
-    names = sorted(name for name, device in state.devices.items() if device.left_out)
-    return f" (left out of the run: {', '.join(names)})" if names else ""
+    """The devices that the operator has left out or revoked, as a clause; "" where there is none."""
+    found: dict[str, list[str]] = {}
+    for name, device in sorted(state.devices.items()):
+        if device.left_out:
+            found.setdefault("revoked" if device.left_out == REVOKED else "left out of the run", []).append(name)
+    clauses = [f"{word}: {', '.join(names)}" for word, names in found.items()]
+    return f" ({'; '.join(clauses)})" if clauses else ""
 
 
 def nearest_refusal(state: State) -> str:

@@ -46,7 +46,7 @@ from coordinator.core.round_rules import (
     summary,
 )
 from coordinator.core.standardize import standardize
-from coordinator.core.state import ENDED, Phase, State
+from coordinator.core.state import ENDED, REVOKED, Phase, State
 from coordinator.core.step_back import can_step_back, step_back, undo_of
 from edgefl.plan.periods import period_length
 from edgefl.protocol.releases import works_with
@@ -163,6 +163,27 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
     if device.connections <= MOST_CONNECTIONS:
         steps.emit("device_left", event.device, {"reason": event.reason})
     check_close(steps)
+
+
+def _revoked(steps: Steps, event: m.Revoked) -> None:
+    """Expect nothing more of this device: neither the open round nor the next one waits for it."""
+    name, device = event.device, steps.state.devices.get(event.device)
+    if device is None or device.left_out == REVOKED:
+        steps.drop("unknown device" if device is None else "duplicate")
+        return
+    steps.emit("device_left", name, {"reason": REVOKED})
+    steps.set_device(name, online=False)
+    _do_without(steps, name, REVOKED, Refusal(REVOKED))
+
+
+def _do_without(steps: Steps, name: str, by: str, refusal: Refusal) -> None:
+    """No further offers to a device, and no wait for it; the open round goes on without it."""
+    forget(steps, name)
+    steps.set_device(name, left_out=by)
+    release(steps, name, refusal)
+    check_close(steps)
+    if steps.state.phase is Phase.JOINING:
+        _begin_round_if_enough(steps)
 
 
 def _begin_round_if_enough(steps: Steps) -> None:
@@ -380,20 +401,15 @@ def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
     if name not in state.devices or state.devices[name].left_out:
         steps.drop("not in the run")
         return
-    forget(steps, name)
-    steps.set_device(name, left_out=event.by)
     steps.emit("left_out", name, {"by": event.by})
-    release(steps, name, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
     steps.do(m.SendDrain(name, LEFT_OUT))
-    check_close(steps)
-    if steps.state.phase is Phase.JOINING:
-        _begin_round_if_enough(steps)
+    _do_without(steps, name, event.by, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
 
 
 def _take_in(steps: Steps, event: m.TakeInAsked) -> None:
     """The device is asked again: it is welcomed, introduces itself, and is planned for the next round."""
     device = steps.state.devices.get(event.device)
-    if device is None or not device.left_out:
+    if device is None or device.left_out in {"", REVOKED}:
         steps.drop("not left out")
         return
     steps.set_device(event.device, left_out="")
@@ -428,6 +444,7 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.Joined: (_joined, {}),
     m.HeartbeatSeen: (_heartbeat_seen, {}),
     m.DeviceOffline: (_device_offline, {}),
+    m.Revoked: (_revoked, dict.fromkeys(_NOT_RUNNING, ignore)),
     m.Planned: (take_placements, dict.fromkeys((Phase.PLANNING, Phase.WAITING, Phase.ROUND), _planned)),
     m.Accepted: (replies.of_attempt(replies.accepted), {}),
     m.Declined: (replies.of_attempt(replies.declined), {}),

@@ -81,6 +81,13 @@ class DeviceOffline(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class Revoked(msgspec.Struct, frozen=True):
+    """The fleet has shut a device out: it does not come back."""
+
+    at: float
+    device: str
+
+
 class Planned(msgspec.Struct, frozen=True):
     """The planner's answer to the ``Plan`` with this ticket."""
 
@@ -201,7 +208,7 @@ class TakeInAsked(_Request, frozen=True):
 
 FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced
 Request = PauseAsked | ResumeAsked | StopAsked | LeaveOutAsked | TakeInAsked
-Event = Begin | FromDevice | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
+Event = Begin | FromDevice | Revoked | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
 
 
 class IllegalMoveError(EdgeFLError):

@@ -50,6 +50,8 @@ Status = (
     Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
     | Literal["declined", "refused", "rejected", "quarantined", "left_out"]
 )
+#: ``Device.left_out`` of a device that its fleet has revoked.
+REVOKED = "revoked"
 #: Statuses that still can become "done".
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
 
@@ -102,7 +104,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     connections: int = 0  # how often it was there again
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
-    left_out: str = ""  # who left it out of the run; "": it is not
+    left_out: str = ""  # who left it out of the run, or REVOKED; "": it is not
 
     @property
     def claim(self) -> Claim:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from coordinator.core.moves import LeaveOutAsked, PauseAsked, Request, ResumeAsked, StopAsked, TakeInAsked
-from coordinator.core.state import ENDED, Phase, State
+from coordinator.core.state import ENDED, REVOKED, Phase, State
 from coordinator.runtime.device_logs import DeviceLogs
 from edgefl.errors import ControlError
 from edgefl.protocol.messages import LogLines
@@ -132,6 +132,8 @@ class Control:
 
     def _is_left_out(self, device: str) -> bool:
         devices = self._running().devices
+        if device in devices and devices[device].left_out == REVOKED:
+            raise ControlError(f"{device} was revoked", remedy="Enrol the device again, under another name.")
         if device in devices:
             return bool(devices[device].left_out)
         near = difflib.get_close_matches(device[:64], devices, n=1)

@@ -65,6 +65,11 @@ class Guard:
         self._newcomers.start(url)
         return self._newcomers
 
+    @property
+    def revoked(self) -> frozenset[str]:
+        """Devices shut out, as of the last look."""
+        return self._revoked
+
     def newly_revoked(self) -> list[str]:
         """Devices shut out since the last call: to be called on the tick. One look at a file's date."""
         stamp = self._stamp()

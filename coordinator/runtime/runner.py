@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from coordinator.core import moves as do
 from coordinator.core.machine import round_after, step
-from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Position, Request, Tick
+from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Position, Request, Revoked, Tick
 from coordinator.core.round_rules import still_needed
 from coordinator.core.state import ENDED, Phase, State, resumed
 from coordinator.ledger.ledger import Ledger
@@ -120,6 +120,8 @@ class Runner:
             try:
                 await self._connect()
                 self._take([await self._begin(resume)])
+                gone = self._guard.revoked if self._guard is not None else frozenset()
+                self._take([Revoked(self.clock(), name) for name in sorted(gone & set(self.state.devices))])
                 async with listening(self.control, self._directory):
                     await self._loop()
             except asyncio.CancelledError:
@@ -223,7 +225,7 @@ class Runner:
                 if now - self._noted_at >= SIGHTINGS_S:
                     self._note(now)
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
-                    self._events.put_nowait(DeviceOffline(now, name, "revoked"))
+                    self._events.put_nowait(Revoked(now, name))
                 self._events.put_nowait(Tick(now))
                 self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
@@ -265,12 +267,12 @@ class Runner:
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
             return
-        if moves[-1].state.phase in ENDED or any(isinstance(move.event, DeviceOffline) for move in moves):
+        if moves[-1].state.phase in ENDED or any(isinstance(move.event, DeviceOffline | Revoked) for move in moves):
             self._note(self.clock())
         self._record.commit_moves(moves)
         for move in moves:
             self.state = move.state
-            if isinstance(move.event, DeviceOffline | Declined):
+            if isinstance(move.event, DeviceOffline | Revoked | Declined):
                 self._publisher.away(move.event.device)
             for save in move.out:
                 if isinstance(save, do.SavedRound) and save.manifest is not None:

@@ -12,7 +12,7 @@ import msgspec
 from edgefl.records import Refusal
 from edgefl.report import units
 from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
-from edgefl.report.refusals import reason
+from edgefl.report.refusals import REVOKED, reason
 from edgefl.run_records import EventRow
 
 #: Events that are kept for the page; the whole log is in the run's directory.
@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "receiving": ("receiving",),
     "sending": ("sending",),
     "waiting": ("waiting", "done", "idle", "late"),
-    "away": ("lost",),
+    "away": ("lost", REVOKED),
     "refused": ("refused", "declined", "rejected", "quarantined", LEFT_OUT),
 }
 GROUP_OF = {doing: group for group, every in GROUPS.items() for doing in every}
@@ -279,7 +279,7 @@ def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
         return f"The run is {state.ended}: {_many(state.rounds_done, 'round')} in {spent}, {_many(total, 'device')}."
     before = {"paused": "Paused. ", "pausing": "Pausing after this round. "}.get(state.paused, "")
     if phase == "planning":
-        asked = sum(device.doing != LEFT_OUT for device in state.devices.values())
+        asked = sum(device.doing not in (LEFT_OUT, REVOKED) for device in state.devices.values())
         return f"{before}Planning which of {_many(asked, 'device')} can train the next stage within their budgets."
     if not state.round:
         return f"{before}Waiting for devices; {total or 'none'} {'is' if total == 1 else 'are'} here."

@@ -80,7 +80,7 @@ def devices_command(
     known = status.get("devices", {})
     live = {
         # of a coordinator of before, which goes on after an upgrade, the signs of life are in the ledger alone
-        device: presence.Live(one["online"], bool(one["left_out_by"]), one.get("seen_at", 0.0), one.get("seen_by", ""))
+        device: presence.Live(one["online"], one["left_out_by"], one.get("seen_at", 0.0), one.get("seen_by", ""))
         for device, one in known.items()
     }
     there = presence.presences(report, enrolled, now, sort, live)

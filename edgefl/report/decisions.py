@@ -15,12 +15,14 @@ from edgefl.report import resources, shortfall, units
 from edgefl.report.events import fitting
 from edgefl.report.folding import fold, listed
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.report.refusals import reason, refusal_of, refusal_text
+from edgefl.report.refusals import REVOKED, reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow, RunReport
 
-#: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
+#: Reason that the coordinator records for a device whose last will came.
 OFFLINE = "offline"
 NOT_JOINED = "not connected yet"
+#: Beginning of the reason of a device whose heartbeats stopped.
+SILENT = "silent for "
 #: Up to so many devices with one reason each have a sentence of their own.
 _APART = 3
 #: Events that an operator causes -> their words.
@@ -42,6 +44,13 @@ _NOTE = (
     "measurement or its data. Decided by the coordinator: its update could not be used or came too late, or after "
     "several of these it was not asked."
 )
+#: Who decided, or the reason where that says all -> the word of a sentence.
+_VERBS = {
+    "plan": "refused by the plan",
+    "device": "declined",
+    "lost": "lost contact",
+    "left_out": "left out by the operator",
+}
 _Round = tuple[int, int]  # stage, round
 
 
@@ -81,7 +90,7 @@ def refusals(report: RunReport) -> Grid:
         Column("why", why, text=True),
         Column("needed", lambda row: number(row.refusal.needed, row.refusal.unit)),
         Column("allowed", lambda row: number(row.refusal.allowed, row.refusal.unit)),
-        Column("then", lambda row: row.instead or _then(report, row.device, row.stage), text=True),
+        Column("then", lambda row: row.instead or _then(report, row), text=True),
     ]
     rows = sorted(found, key=lambda row: (order.get(row.device, len(order)), row.stage, min(found[row] or {0})))
     warned = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
@@ -95,23 +104,44 @@ def sentences(report: RunReport) -> list[str]:
     A sentence a device; of more than ``_APART`` devices with one reason, one sentence with the worst.
     """
     decided: dict[tuple[str, str], dict[str, list[_Decision]]] = {}
-    for row in (row for row in _collected(report) if not row.instead):
+    for row in (row for row in _collected(report) if not row.instead and row.refusal.reason != REVOKED):
         decided.setdefault((row.decided_by, row.refusal.reason), {}).setdefault(row.device, []).append(row)
     found = []
-    for (by, _), devices in decided.items():
-        verb = {"plan": "refused by the plan", "device": "declined"}.get(by, "without a usable update")
+    for (by, why), devices in decided.items():
+        verb = _VERBS.get(why) or _VERBS.get(by, "without a usable update")
         alike = [list(devices)] if len(devices) > _APART else [[name] for name in devices]
         for names in alike:
             rows = [row for name in names for row in devices[name]]
             stages = {row.stage for row in rows}
-            after = dict.fromkeys(_then(report, name, max(row.stage for row in devices[name])).text for name in names)
+            last = {name: max(devices[name], key=lambda row: row.stage) for name in names}
+            after = dict.fromkeys(_then(report, row).text for row in last.values())
             then = ", or ".join(after)
             then = then.replace("this stage", "these stages") if len(stages) > 1 else then
             worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
             most = f"the most by {worst.device}, " if len(names) > 1 and worst.refusal.needed else ""
             where = f"stage{'s' * (len(stages) > 1)} {units.spans(stages)}"
-            found.append(f"{_who(names)}: {verb} in {where}, {most}{_limit(rows, worst)}; {then}.")
-    return [*found, *shortfall.sentences(report), *_not_there(report)]
+            limit = "" if why in _VERBS else f", {most}{_limit(rows, worst)}"
+            found.append(f"{_who(names)}: {verb} in {where}{limit}; {then}.")
+    return [*_revoked(report), *found, *shortfall.sentences(report), *_not_there(report)]
+
+
+def _revoked(report: RunReport) -> Iterator[str]:
+    """A sentence on each device that was shut out of the fleet: when, and in how many rounds it is missing."""
+    at = {event.device: event.at for event in report.events if _is_revocation(event)}
+    missed = {device: set(whys.get(REVOKED, ())) for device, whys in absences(report).items()}
+    for row in report.assignments:
+        if row.refusal is not None and row.refusal.reason == REVOKED:
+            missed.setdefault(row.device, set()).add((row.stage, row.round))
+    in_stage = Counter(row.stage for row in report.rounds)
+    for device, when in at.items():
+        rounds = missed.get(device, set())
+        count = f"{len(rounds)} round{'s' * (len(rounds) > 1)} of {len(report.rounds)}"
+        where = f", {count} (stages {_stages(rounds, in_stage)})" if rounds else ""
+        yield f"{device}: {REVOKED} at {units.moment(when)[-8:]}{where}."
+
+
+def _is_revocation(event: EventRow) -> bool:
+    return event.kind == "device_left" and event.data.get("reason") == REVOKED
 
 
 def _limit(rows: Sequence[_Decision], worst: _Decision) -> str:
@@ -132,13 +162,16 @@ def _who(names: Sequence[str]) -> str:
 def _not_there(report: RunReport) -> Iterator[str]:
     """A sentence on each device that was away or had not joined when rounds began, or one on many."""
     in_stage = Counter(row.stage for row in report.rounds)
-    for why in (OFFLINE, NOT_JOINED):
-        away = {device: keys for device, whys in absences(report).items() if (keys := whys.get(why))}
+    missed = absences(report)
+    silent = dict.fromkeys(why for whys in missed.values() for why in whys if why.startswith(SILENT))
+    for why in (*silent, OFFLINE, NOT_JOINED):
+        away = {device: keys for device, whys in missed.items() if (keys := whys.get(why))}
+        words = f"lost contact ({why})" if why in silent else why
         for names in [list(away)] if len(away) > _APART else [[name] for name in away]:
             most = max((away[name] for name in names), key=len)
             up_to = f"up to {len(most)}" if len(names) > 1 else str(len(most))
             where = f" (stages {_stages(most, in_stage)})" if len(names) == 1 else ""
-            yield f"{_who(names)}: {why}, not offered in {up_to} of {len(report.rounds)} rounds{where}."
+            yield f"{_who(names)}: {words}, not offered in {up_to} of {len(report.rounds)} rounds{where}."
 
 
 def requests(report: RunReport) -> Grid:
@@ -194,8 +227,9 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
     return found
 
 
-def _then(report: RunReport, device: str, stage: int) -> Cell:
-    """The outcome of a refusal: a new plan, training after all, or nothing more in this stage."""
+def _then(report: RunReport, row: _Decision) -> Cell:
+    """The outcome of a refusal: a new plan, training after all, or nothing more in this stage, by whose decision."""
+    device, stage = row.device, row.stage
     events = [event for event in report.events if event.device == device]
     again = [event.data for event in events if event.kind == "replanned" and event.stage == stage]
     if any(event.kind == "quarantined" and event.stage <= stage for event in events):
@@ -206,7 +240,12 @@ def _then(report: RunReport, device: str, stage: int) -> Cell:
         return Cell(f"planned again, trained with {fitting(again[-1]) or 'the whole batch at once'}", tone="good")
     if again:
         return Cell("planned again, did not train", tone="warn")
-    return Cell("trained other rounds" if trained else "left out of this stage", tone="" if trained else "warn")
+    if row.refusal.reason == REVOKED:
+        return Cell("out of the fleet", tone="warn")
+    if trained:
+        return Cell("trained other rounds")
+    without = {"operator": "left out of this stage", "plan": "not asked in this stage"}
+    return Cell(without.get(row.decided_by, "no update in this stage"), tone="warn")
 
 
 def not_offered(report: RunReport) -> Grid:
@@ -218,7 +257,7 @@ def not_offered(report: RunReport) -> Grid:
         Column("device", lambda row: row.device, key=True, text=True),
         Column(
             "why",
-            lambda row: Cell(row.why, tone="warn" if row.why in {OFFLINE, NOT_JOINED} else ""),
+            lambda row: Cell(row.why, tone="warn" if row.why in {OFFLINE, NOT_JOINED, REVOKED} else ""),
             key=True,
             text=True,
         ),
@@ -257,7 +296,7 @@ def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
     found: dict[_Round, dict[str, str]] = {}
     for event in report.events:
         if event.kind == "run_started":  # also after the coordinator's restart: connected devices join again
-            away = dict.fromkeys(away, OFFLINE)
+            away = {device: REVOKED if why == REVOKED else OFFLINE for device, why in away.items()}
         elif event.kind == "device_joined":
             away[event.device] = ""
         elif event.kind == "device_left":

@@ -11,7 +11,7 @@ from edgefl.plan.choice_of_k import in_words
 from edgefl.records import ORACLE, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Record
-from edgefl.report.refusals import reason, refusal_of, refusal_text
+from edgefl.report.refusals import REVOKED, reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow
 
 #: What a device does that the operator has left out.
@@ -29,6 +29,8 @@ _BUDGETS = {
     "energy_j": ("energy", "J"),
     "disk_bytes": ("disk", "B"),
 }
+#: Activities of a device that is not there.
+GONE = ("lost", REVOKED)
 #: Changes of activity that are kept of a device; more than a screen has pixels for.
 MOST_SPANS = 96
 #: Channels that a line names.
@@ -59,8 +61,8 @@ def _names(value: object) -> tuple[object, ...]:
 class LiveDevice:
     """One device as the display shows it.
 
-    ``doing``: waiting, receiving, training, sending, done, refused, declined, rejected, quarantined, left out, lost,
-    late, idle. ``spans``: since when it does what. ``highest``: the most that one round took of each figure.
+    ``doing``: waiting, receiving, training, sending, done, refused, declined, rejected, quarantined, left out, revoked,
+    lost, late, idle. ``spans``: since when it does what. ``highest``: the most that one round took of each figure.
     ``heard_by``: what showed last that it was there. ``flops``, ``energy_j``: None until an update has them.
     """
 
@@ -159,7 +161,7 @@ def _run_started(state: LiveState, event: EventRow) -> str:
     data = event.data
     state.began_at, state.took_s = float(data.get("began_at") or state.began_at or event.at), None
     state.ended = state.failure = ""
-    for name in state.devices:  # of before the coordinator's restart
+    for name in (one.name for one in state.devices.values() if one.doing != REVOKED):  # of before its restart
         state.mark(name, "lost", "not back since the coordinator started again")
     state.name, state.recipe = str(data.get("name", "")), str(data.get("recipe", ""))
     state.stages, state.rounds_total = _how_many(data.get("stages")), _how_many(data.get("rounds_total"))
@@ -174,7 +176,7 @@ def _run_started(state: LiveState, event: EventRow) -> str:
 
 def _device_joined(state: LiveState, event: EventRow) -> str:
     device = state.device(event.device)
-    if device.doing == "lost":
+    if device.doing in GONE:
         state.mark(event.device, "idle", "came back")
     counts, budget = event.data.get("samples") or {}, event.data.get("budget") or {}
     device.profile, device.budget = str(event.data.get("profile", "")), budget
@@ -191,6 +193,9 @@ def _device_joined(state: LiveState, event: EventRow) -> str:
 
 def _device_left(state: LiveState, event: EventRow) -> str:
     why = str(event.data.get("reason") or "")
+    if why == REVOKED:
+        state.mark(event.device, REVOKED, "its certificate is not taken any more")
+        return f"{event.device} is revoked"
     device = state.mark(event.device, "lost", why or "lost contact")
     if why == "offline":
         device.heard_at, device.heard_by = event.at, "last will"
@@ -207,7 +212,7 @@ def _stage_planned(state: LiveState, event: EventRow) -> str:
             text = f"refused, {refusal_text(placement)}"
             state.mark(name, "refused", refusal_text(placement))
             state.refusals[name, event.stage, event.kind] = refusal_of(placement)
-        elif device.doing not in ("lost", "quarantined"):  # a plan says what it could train, not that it is asked
+        elif device.doing not in (*GONE, "quarantined"):  # a plan says what it could train, not that it is asked
             state.mark(name, "idle")
         device.predicted_bytes, device.measured_bytes = placement.get("step_peak_bytes") or None, None
         lines.append(f"  {name}: {LEFT_OUT if placement.get('left_out') else text}")
@@ -231,7 +236,7 @@ def _round_started(state: LiveState, event: EventRow) -> str:
         if device.name in _names(chosen):
             state.mark(device.name, "waiting")
             device.step, device.loss = 0, None
-        elif device.doing not in ("refused", "lost", "quarantined") and device.name not in data.get("behind", ()):
+        elif device.doing not in (*GONE, "refused", "quarantined") and device.name not in data.get("behind", ()):
             state.mark(device.name, "idle")
     attempt = f", attempt {data['attempt']}" if state.attempt > 1 else ""
     return f"stage {event.stage} round {event.round} started{attempt}: {_listed(chosen)}"

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from edgefl.report import units
 from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
+from edgefl.report.refusals import REVOKED
 from edgefl.run_records import EventRow
 
 #: Four redraws a second look alive and cost under 2 % of a core.
@@ -22,7 +23,7 @@ _STYLES = {
     "done": "green",
     "idle": "dim",
     **dict.fromkeys(("refused", "declined", LEFT_OUT), "yellow"),
-    **dict.fromkeys(("rejected", "quarantined", "lost", "late"), "red"),
+    **dict.fromkeys(("rejected", "quarantined", "lost", REVOKED, "late"), "red"),
 }
 
 

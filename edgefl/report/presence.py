@@ -10,6 +10,7 @@ import msgspec
 
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Tone, table
+from edgefl.report.refusals import REVOKED
 from edgefl.report.rounds import last_seen
 from edgefl.run_records import DeviceRow, RunReport
 
@@ -17,7 +18,7 @@ from edgefl.run_records import DeviceRow, RunReport
 FRESH_S = 120.0
 SortBy = Literal["device", "state", "seen", "release", "identity"]
 _BARRED: dict[str, Tone] = dict.fromkeys(("quarantined", "left out"), "warn")
-_TONES: dict[str, Tone] = {"online": "good", "revoked": "bad", "expired": "bad", **_BARRED}
+_TONES: dict[str, Tone] = {"online": "good", REVOKED: "bad", "expired": "bad", **_BARRED}
 
 
 class Enrolled(NamedTuple):
@@ -28,10 +29,10 @@ class Enrolled(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A device as a coordinator that runs knows it. ``left_out``: by its operator; ``seen_at`` 0: not seen yet."""
+    """A device as a coordinator that runs knows it. ``left_out``: by whom, or ""; ``seen_at`` 0: not seen yet."""
 
     online: bool
-    left_out: bool
+    left_out: str
     seen_at: float = 0.0
     seen_by: str = ""
 
@@ -86,11 +87,13 @@ def _presence(
     elif report.status != "running":
         state = "run is over"  # nobody listens: whether it is there is not known
     elif live is not None:
-        state = "left out" if live.left_out else "online" if live.online else "offline"
+        state = "online" if live.online else "offline"
+        if live.left_out:
+            state = REVOKED if live.left_out == REVOKED else "left out"
     else:
         state = "online" if sighting and sighting.online and now - sighting.at <= FRESH_S else "offline"
     if own is not None and (own.revoked or own.until <= now):
-        state = "revoked" if own.revoked else "expired"
+        state = REVOKED if own.revoked else "expired"
     has = row.capabilities if row is not None else None
     platform = " ".join(filter(None, (has.machine, has.gpu))) if has is not None else ""
     release = row.agent_version if row is not None else ""

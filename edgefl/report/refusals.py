@@ -6,6 +6,8 @@ from edgefl.records import GPU, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Record
 
+#: Reason of a device that its fleet has shut out, of its leaving and of its part; also what it does since.
+REVOKED = "revoked"
 #: Machine-readable reason -> words.
 REASONS: dict[str, str] = {
     "step_memory": "step memory over budget",
@@ -46,6 +48,7 @@ REASONS: dict[str, str] = {
     "hash": "bytes that are not what they are named by",
     "quarantine": "in quarantine",
     "left_out": "left out by the operator",
+    REVOKED: "revoked",
 }
 
 

@@ -73,7 +73,7 @@ def test_each_device_has_a_state_and_the_age_and_kind_of_its_last_sign_of_life()
 def test_what_others_do_with_a_device_is_no_sign_of_its_life(kind: str) -> None:
     report = msgspec.structs.replace(REPORT, events=(*REPORT.events, EventRow(NOW - 1, kind, device="cam-04")))
     assert {one.device: one.seen_at for one in presences(report, {}, NOW)}["cam-04"] == NOW - 7200
-    live = {"cam-04": Live(True, True, NOW - 3, "accept"), "cam-05": Live(True, False)}
+    live = {"cam-04": Live(True, "web", NOW - 3, "accept"), "cam-05": Live(True, "")}
     seen = {one.device: (one.seen_at, one.seen_by) for one in presences(report, {}, NOW, live=live)}
     assert seen["cam-04"] == (NOW - 3, "accept")
     assert seen["cam-05"] == (NOW - 5, "hello")  # its coordinator has heard nothing of it since it was started
@@ -82,7 +82,7 @@ def test_what_others_do_with_a_device_is_no_sign_of_its_life(kind: str) -> None:
 def test_a_sign_that_the_coordinator_has_counts_before_the_ledgers_record_of_it() -> None:
     """The record is written a moment after the message came."""
     report = msgspec.structs.replace(REPORT, events=(EventRow(NOW - 2.9, "accepted", device="cam-04"),))
-    (seen,) = presences(report, {}, NOW, live={"cam-04": Live(True, False, NOW - 3, "accept")})[3:4]
+    (seen,) = presences(report, {}, NOW, live={"cam-04": Live(True, "", NOW - 3, "accept")})[3:4]
     assert (seen.device, seen.seen_at, seen.seen_by) == ("cam-04", NOW - 3, "accept")
 
 

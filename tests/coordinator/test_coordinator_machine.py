@@ -297,6 +297,7 @@ def stop(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "hello": hello,
     "leave": lambda play, draw, name, attempt: play.send(e.DeviceOffline(play.now, name)),
+    "revoke": lambda play, draw, name, attempt: play.send(e.Revoked(play.now, name)),
     "beat": beat,
     "accept": lambda play, draw, name, attempt: play.accept(name, attempt),
     "decline": decline,
@@ -1022,7 +1023,7 @@ def test_the_table_says_what_each_event_does_in_each_phase() -> None:
     ended = {"finished", "failed", "stopped"}
     resting = {"starting", "planning", "paused", "closing", "evaluating", *ended}
     requests = {kind.__name__ for kind in get_args(e.Request)}
-    late = {(phase, request) for phase in {"starting", *ended} for request in requests}
+    late = {(phase, request) for phase in {"starting", *ended} for request in {*requests, "Revoked"}}
     assert ignored == {(phase, "Tick") for phase in resting} | late | {("paused", "PauseAsked")}
 
 

@@ -221,6 +221,10 @@ def revoked_in(scene: Scene) -> None:
     assert report.status == "done"
     assert report.rounds[0].participants == ("honest", "thief")
     assert report.rounds[-1].participants == ("honest",)
-    assert any(event.kind == "device_left" and event.data["reason"] == "revoked" for event in scene.events)
+    kinds = [(event.kind, event.data.get("reason")) for event in scene.events]
+    gone = kinds.index(("device_left", "revoked"))
+    opened = next(n for n, (kind, _) in enumerate(kinds) if kind == "round_started" and n > gone)
+    before = max(e.at for e in scene.events[:opened] if e.kind in {"round_closed", "evaluated", "device_left"})
+    assert scene.events[opened].at - before < 2.0, "no round waits for it"
     assert honest.process.poll() is None
     assert thief.process.poll() is None  # it tries to come back; the broker does not let it in

@@ -213,7 +213,7 @@ def test_refusals_carry_both_numbers_and_what_came_of_them(report: RunReport) ->
         "step memory over budget",
         "4.93 MiB",
         "4.75 MiB",
-        "left out of this stage",
+        "not asked in this stage",
     ) in by_row
     ceiling = next(row for row in by_row if row[0] == "nano")
     assert ceiling[3:7] == ("device", "memory ceiling hit while training", "26.4 MiB", "24.0 MiB")

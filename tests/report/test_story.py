@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 import pytest
 from report_fixture import MIB
 
 from edgefl.records import Budget, EvaluationRow, Figure, Refusal
-from edgefl.report import bills, budget_plots, fleet_plots, story, timeline
+from edgefl.report import bills, budget_plots, decisions, fleet_plots, story, timeline
 from edgefl.report.writers import to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
 
@@ -115,9 +117,9 @@ def test_what_went_wrong_is_said_with_both_numbers_and_the_device_s_own_words() 
     assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
         (
             "wrist: refused by the plan in stage 2, step memory over budget: needs 26.4 MiB, allowed 24.0 MiB; "
-            "left out of this stage."
+            "not asked in this stage."
         ),
-        "box: declined in stage 1, training failed: IndexError: index out of range in self; left out of this stage.",
+        "box: declined in stage 1, training failed: IndexError: index out of range in self; no update in this stage.",
     ]
     assert story.troubles(RUN) == []
 
@@ -130,7 +132,7 @@ def test_a_device_refused_in_several_stages_is_told_from_the_least_to_the_most_i
     assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
         (
             "wrist: refused by the plan in stages 4–6, bytes over budget: needs 8.36 to 11.4 MiB, allowed 8.00 MiB; "
-            "left out of these stages."
+            "not asked in these stages."
         )
     ]
 
@@ -229,7 +231,7 @@ def test_one_sentence_tells_of_many_devices_with_one_reason_and_names_the_worst(
     assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
         (
             "4 devices (d0 and 3 more): refused by the plan in stages 2–3, the most by d3, step memory over budget: "
-            "needs 8.00 MiB, allowed 4.00 MiB; left out of these stages."
+            "needs 8.00 MiB, allowed 4.00 MiB; not asked in these stages."
         )
     ]
     apart = story.troubles(msgspec.structs.replace(RUN, assignments=rows[:3], rounds=()))
@@ -261,3 +263,87 @@ def test_whom_end_to_end_would_not_fit_is_said_with_both_numbers() -> None:
     plain = budget_plots.against_end_to_end(RUN)
     assert plain is not None
     assert "could not" not in plain.caption
+
+
+def at_time(clock: str) -> float:
+    return datetime.fromisoformat(f"2026-11-02 {clock}").astimezone().timestamp()
+
+
+def after_a_revocation(*more: AssignmentRow) -> RunReport:
+    """Six rounds of three devices; cam-c is revoked in the third, or before it."""
+    names = ("cam-a", "cam-b", "cam-c")
+    rounds, events, rows = [], [], []
+    for number in range(1, 7):
+        present = names if number < 3 else names[:2]
+        rounds.append(RoundRow(1, number, 1, "done", participants=present))
+        if number == 3 and not more:
+            events.append(EventRow(at_time("16:11:59"), "device_left", device="cam-c", data={"reason": "revoked"}))
+        events.append(EventRow(at_time("16:12:00") + number, "round_started", 1, number))
+        rows += [AssignmentRow(name, 1, number, 1, "done") for name in present]
+        if number == 3 and more:
+            when = at_time("16:12:03") + 1.5
+            events.append(EventRow(when, "device_left", device="cam-c", data={"reason": "revoked"}))
+    joined = [EventRow(at_time("16:00:00"), "device_joined", device=name) for name in names]
+    return RunReport(
+        run="r4",
+        status="done",
+        devices=tuple(DeviceRow(name) for name in names),
+        rounds=tuple(rounds),
+        events=(*joined, *events),
+        assignments=(*rows, *more),
+    )
+
+
+def test_a_revoked_device_is_told_on_top_with_the_time_and_its_rounds() -> None:
+    report = after_a_revocation()
+    assert story.troubles(report) == ["cam-c: revoked at 16:11:59, 4 rounds of 6 (stages 1 (rounds 3–6))."]
+    assert "cam-c: revoked at 16:11:59" in to_html(report, interactive=False)
+    started_again = (*report.events, EventRow(at_time("16:13:00"), "run_started"))
+    resumed = msgspec.structs.replace(report, events=(*started_again, EventRow(0.0, "round_started", 1, 6)))
+    assert decisions.absences(resumed)["cam-c"] == {"revoked": [(1, n) for n in (3, 4, 5, 6)]}
+
+
+def test_the_round_in_which_a_device_was_revoked_counts_and_is_no_other_decision() -> None:
+    row = AssignmentRow("cam-c", 1, 3, 1, "left_out", Refusal("revoked"))
+    assert story.troubles(after_a_revocation(row)) == [
+        "cam-c: revoked at 16:12:04, 4 rounds of 6 (stages 1 (rounds 3–6))."
+    ]
+    (found,) = decisions.refusals(after_a_revocation(row)).rows
+    assert [cell.text for cell in found][3:] == ["operator", "revoked", "", "", "out of the fleet"]
+
+
+def test_only_an_operator_leaves_a_device_out_and_who_was_lost_or_refused_has_another_word() -> None:
+    reasons = {
+        "lost": Refusal(),
+        "left_out": Refusal("left_out", detail="this device is left out of the run (web)"),
+        "refused": Refusal("payload", 9.0 * MIB, 8.0 * MIB, "B"),
+        "rejected": Refusal("not_finite"),
+    }
+    rows = tuple(
+        AssignmentRow(f"d-{status}", 2, 1, 1, status, None if status == "lost" else why)
+        for status, why in reasons.items()
+    )
+    report = msgspec.structs.replace(RUN, assignments=rows, rounds=())
+    assert story.troubles(report) == [
+        "d-lost: lost contact in stage 2; no update in this stage.",
+        "d-left_out: left out by the operator in stage 2; left out of this stage.",
+        (
+            "d-refused: refused by the plan in stage 2, bytes over budget: needs 9.00 MiB, allowed 8.00 MiB; "
+            "not asked in this stage."
+        ),
+        "d-rejected: without a usable update in stage 2, update holds NaN or infinity; no update in this stage.",
+    ]
+    then = {row[0].text: row[-1].text for row in decisions.refusals(report).rows}
+    assert [name for name, text in then.items() if "left out" in text] == ["d-left_out"]
+
+
+def test_a_device_that_was_silent_is_told_to_have_lost_contact() -> None:
+    rounds = tuple(RoundRow(1, n, 1, "done") for n in (1, 2))
+    left = EventRow(1.0, "device_left", device="d0", data={"reason": "silent for 35 s"})
+    events = (EventRow(0.0, "device_joined", device="d0"), EventRow(0.5, "round_started", 1, 1), left)
+    events = (*events, EventRow(2.0, "round_started", 1, 2))
+    rows = (AssignmentRow("d0", 1, 1, 1, "done"),)
+    report = RunReport(run="r", devices=(DeviceRow("d0"),), rounds=rounds, events=events, assignments=rows)
+    assert story.troubles(report) == [
+        "d0: lost contact (silent for 35 s), not offered in 1 of 2 rounds (stages 1 (round 2))."
+    ]

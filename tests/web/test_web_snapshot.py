@@ -142,6 +142,7 @@ def test_legend_filter_headline_and_badges_have_one_vocabulary(tmp_path: Path) -
     assert re.findall(r"</svg>(\w+)</li>", legend) == words
     every = {activity for activities in GROUPS.values() for activity in activities}
     more = {"declined", "rejected", "quarantined", "left out"}  # which the list says more exactly than "refused"
+    more.add("revoked")  # more exactly than "away"
     assert {LiveDevice("a", doing).word for doing in every} == {*words, *more}
     documented = (Path(__file__).parents[2] / "docs" / "web.md").read_text()
     assert {word for word in (*words, *more) if f"*{word}*" not in documented} == set()
