@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from edgefl.records import EvaluationRow
 from edgefl.report import decisions, quality, resources, rounds, units
 from edgefl.report.attendance import attendance
-from edgefl.run_records import RunReport
+from edgefl.run_records import RoundRow, RunReport
 
 _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
 
@@ -118,9 +119,37 @@ def _score(report: RunReport) -> list[str]:
     metric = quality.primary_metric(report)
     rows = [row for row in quality.latest(report.evaluations) if row.metric == metric and row.missing == "none"]
     best = max(rows, key=lambda row: len(row.available), default=None)
-    tested = [] if best is None else [f"test {units.metric_words(metric)} {units.score(metric, best.value)}"]
+    tested = []
+    if best is not None:
+        tested = [f"test {units.metric_words(metric)} {units.score(metric, best.value)}{_fallen(report, best)}"]
     own = None if metric == "accuracy" and tested else quality.own_accuracy(report)
     return tested if own is None else [*tested, f"accuracy of the devices' own models {units.percent(own)}"]
+
+
+def _fallen(report: RunReport, last: EvaluationRow) -> str:
+    """Score before the last round, in brackets, where that had fewer devices than the one before and a lower score."""
+    closed = sorted((row for row in report.rounds if row.status == "done"), key=_where)
+    keys = [_where(row) for row in closed]
+    alike = [row for row in report.evaluations if _test_of(row) == _test_of(last) and _where(row) in keys]
+    before = max((row for row in alike if _where(row) < keys[-1]), key=_where, default=None)
+    if len(closed) < 2 or _where(last) != keys[-1] or before is None or not units.is_share(last.metric):
+        return ""
+    fewer = len(closed[-1].participants) < len(closed[-2].participants)
+    was, now = (units.score(row.metric, row.value) for row in (before, last))
+    if not fewer or before.value <= last.value or was == now:
+        return ""
+    back = len(keys) - 1 - keys.index(_where(before))
+    when = "a round before" if back == 1 else f"{back} rounds before"
+    devices = f"{len(closed[-1].participants)} of {len(report.devices)} devices"
+    return f" ({was} {when}; the last round is of {devices})"
+
+
+def _where(row: EvaluationRow | RoundRow) -> tuple[int, int]:
+    return row.stage, row.round
+
+
+def _test_of(row: EvaluationRow) -> tuple[str, tuple[str, ...], str]:
+    return row.metric, row.available, row.missing
 
 
 def troubles(report: RunReport) -> list[str]:

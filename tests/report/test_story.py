@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -347,3 +348,36 @@ def test_a_device_that_was_silent_is_told_to_have_lost_contact() -> None:
     assert story.troubles(report) == [
         "d0: lost contact (silent for 35 s), not offered in 1 of 2 rounds (stages 1 (round 2))."
     ]
+
+
+def last_round(accuracies: Sequence[float], last: int, evaluated: Sequence[int] = (1, 2, 3)) -> RunReport:
+    """Three rounds of three devices, the last of ``last``; accuracies of the evaluated ones."""
+    names = ("cam-a", "cam-b", "cam-c")
+    rounds = tuple(RoundRow(1, n, 1, "done", participants=names if n < 3 else names[:last]) for n in (1, 2, 3))
+    rows = tuple(
+        EvaluationRow(1, n, ("acc",), "none", "accuracy", value, 10)
+        for n, value in zip(evaluated, accuracies, strict=True)
+    )
+    return RunReport(run="r3", devices=tuple(map(DeviceRow, names)), rounds=rounds, evaluations=rows)
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (
+            last_round((0.9, 0.996, 0.933), 1),
+            "test accuracy 93.3 % (99.6 % a round before; the last round is of 1 of 3 devices)",
+        ),
+        (
+            last_round((0.996, 0.933), 2, (1, 3)),
+            "test accuracy 93.3 % (99.6 % 2 rounds before; the last round is of 2 of 3 devices)",
+        ),
+        (last_round((0.9, 0.996, 0.933), 3), "test accuracy 93.3 %"),
+        (last_round((0.9, 0.92, 0.933), 1), "test accuracy 93.3 %"),
+        (last_round((0.9, 0.9330001, 0.933), 1), "test accuracy 93.3 %"),
+        (last_round((0.933,), 1, (3,)), "test accuracy 93.3 %"),
+        (last_round((0.996, 0.933), 1, (1, 2)), "test accuracy 93.3 %"),
+    ],
+)
+def test_the_sentence_tells_what_the_last_round_was_worth(report: RunReport, words: str) -> None:
+    assert f"; {words}." in story.headline(report)
