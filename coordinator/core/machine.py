@@ -331,6 +331,12 @@ def _finish(steps: Steps) -> None:
     steps.do(m.SaveEnd("done"), m.DrainAll("the run is finished"), EventRow(kind="run_finished", data=data))
 
 
+def _look_at_round(steps: Steps, event: m.Tick) -> None:
+    if event.links != steps.state.links:
+        steps.set(links=event.links)
+    check_close(steps)
+
+
 def _try_again(steps: Steps, event: m.Tick) -> None:
     if event.at >= steps.state.until:
         _next_round(steps)
@@ -458,7 +464,7 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
         ignore,
         {
             Phase.JOINING: lambda steps, _: _begin_round_if_enough(steps),
-            Phase.ROUND: lambda steps, _: check_close(steps),
+            Phase.ROUND: _look_at_round,
             Phase.RETRYING: _try_again,
             Phase.WAITING: _end_waiting,
         },

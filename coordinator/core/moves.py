@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from coordinator.core.state import Changes, Round, State
+from coordinator.core.state import Changes, Link, Round, State
 from edgefl.aggregation.history import Memory
 from edgefl.errors import EdgeFLError
 from edgefl.plan.job import Candidate, PeriodRound, Placement, RunPlan
@@ -172,9 +172,10 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time passed."""
+    """Time passed. ``links``: of devices at work, once the open attempt's deadline is over."""
 
     at: float
+    links: dict[str, Link] = {}
 
 
 class _Request(msgspec.Struct, frozen=True):

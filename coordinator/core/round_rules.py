@@ -13,6 +13,7 @@ import numpy as np
 
 from coordinator.core.assignments import offer, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
+from coordinator.core.lateness import late
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
 from coordinator.core.outliers import clipped, outliers
 from coordinator.core.periods import continuing, missing, period_rounds
@@ -237,7 +238,7 @@ def _close(steps: Steps) -> None:
             text = f"its change is clipped, of {least} to {own[least]:.2g} of it (round.clip_change)"
             steps.warn_once(update.device, "change", text)
     devices = steps.state.devices
-    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
+    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0, late_rounds=0) for one in updates}
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})
 
 
@@ -250,7 +251,7 @@ def _retry(steps: Steps) -> None:
         steps.do(EndTransfers())
     steps.do(SavedRound(attempt.stage, attempt.round, attempt.attempt, "failed", participants=tuple(names)))
     story = "; ".join(
-        f"{name} {a.status}" + (f" ({reason_text(a.refusal)})" if a.refusal is not None else "")
+        f"{name} {a.status}" + (f" ({reason_text(why)})" if (why := a.refusal) and why.reason != a.status else "")
         for name, a in sorted(opened.assignments.items())
     )
     text = f"attempt {attempt} got {len(names)} of {quorum(state)} updates it needs ({story})"
@@ -280,7 +281,8 @@ def _cut(steps: Steps, *, keep: bool = False) -> None:
 def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
     """Mark it late (online) or lost (offline); what the device declined an earlier offer for is in the events."""
     status = "late" if steps.state.devices[device].online else "lost"
-    put(steps, device, replace(assignment, status=status, refusal=None))
+    refusal = late(steps, device, assignment) if status == "late" else None
+    put(steps, device, replace(assignment, status=status, refusal=refusal))
     steps.do(SendAbort(device, assignment.attempt or steps.opened.attempt, "the round is closed"))
 
 

@@ -104,6 +104,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     connections: int = 0  # how often it was there again
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
+    late_rounds: int = 0  # rounds in a row that it was late in
     left_out: str = ""  # who left it out of the run, or REVOKED; "": it is not
 
     @property
@@ -148,6 +149,18 @@ class Round(msgspec.Struct, frozen=True):
     grace_at: float | None = None
 
 
+class Link(msgspec.Struct, frozen=True):
+    """Link of a device in the open attempt, measured by the coordinator: bytes a second while chunks moved.
+
+    ``lacks``: bytes that it is still to be sent, of those it ``asked`` for; ``received``: bytes of its update so far.
+    """
+
+    rate: float
+    lacks: int = 0
+    asked: int = 0
+    received: int = 0
+
+
 class Undo(msgspec.Struct, frozen=True):
     """State before the last closed round. ``memory``: of then; ``device``: that of the round's longest change."""
 
@@ -179,6 +192,7 @@ class State(msgspec.Struct, frozen=True):
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
     regained: bool = False  # whether the first device back after an outage of all has given the others their grace
+    links: dict[str, Link] = {}  # of devices at work, once the open attempt's deadline is over
     period_devices: tuple[str, ...] = ()  # those that the period under way began with; quorums are shares of them
     open: Round | None = None
     stragglers: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count

@@ -20,9 +20,10 @@ from coordinator.core.assignments import (
     visible_parts,
 )
 from coordinator.core.moves import Event, UpdateInvalid, UpdateStored
-from coordinator.core.state import Phase, State
+from coordinator.core.state import OPEN, Link, Phase, State
 from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
+from coordinator.runtime.link_rates import LinkRates, Moved
 from coordinator.runtime.record import warning
 from coordinator.runtime.uploads import Uploads, counted
 from coordinator.runtime.validate_update import Own, Rules
@@ -41,6 +42,8 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskSender
 
 _LOG = logging.getLogger(__name__)
+#: Links are told from this long before a deadline on: what closes the round may be another event than a tick.
+LOOK_S = 1.0
 
 
 class Publisher:
@@ -70,6 +73,7 @@ class Publisher:
         self._prototypes = choose("prototypes", plan.server).method
         options = next(iter(plan.server.get("prototypes", {}).values()), {})
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
+        self._rates = LinkRates()
         self.chunking = Chunking(self._transport, self._fleet, self._sizer, lambda text: report(warning(text)))
         rules = Rules(wanted(plan.server), plan.transfer)
         self.uploads = Uploads(store, self._sizer, rules, clock=clock, grant=self.post, report=self._report_upload)
@@ -143,6 +147,24 @@ class Publisher:
             downloads.on_tick(self._clock())
         self.uploads.on_tick()
         self.chunking.tick()
+
+    def links(self, state: State) -> dict[str, Link]:
+        """Links of the devices at work in the open attempt, as measured; none before its deadline is near."""
+        if state.open is None or state.phase is not Phase.ROUND:
+            return {}
+        attempt, now = state.open.attempt, self._clock()
+        downloads = self._downloads.get(transfer_name("d", attempt))
+        moved = {
+            device: Moved(
+                downloads.payload_bytes(device) if downloads else 0,
+                downloads.sent_bytes(device) if downloads else 0,
+                self.uploads.received_bytes(device, attempt),
+            )
+            for device, part in state.assignments.items()
+            if part.status in OPEN
+        }
+        self._rates.look(now, attempt, moved)
+        return self._rates.links() if now >= state.open.deadline_at - LOOK_S else {}
 
     def call(self) -> None:
         """Call for hellos: which devices are online, what they work on, which chunks they lack."""

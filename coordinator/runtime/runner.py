@@ -226,7 +226,7 @@ class Runner:
                     self._note(now)
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
                     self._events.put_nowait(Revoked(now, name))
-                self._events.put_nowait(Tick(now))
+                self._events.put_nowait(Tick(now, self._publisher.links(self.state)))
                 self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)

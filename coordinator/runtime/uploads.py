@@ -150,6 +150,11 @@ class Uploads:
         if upload is not None and attempt in {None, upload.update.attempt}:
             self._done(upload)
 
+    def received_bytes(self, device: str, attempt: Attempt) -> int:
+        """Bytes of the device's update in this attempt that have come so far."""
+        upload = self._uploads.get(device)
+        return upload.receiver.received_bytes if upload is not None and upload.update.attempt == attempt else 0
+
     def arriving(self) -> set[str] | None:
         """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
         if self._checking is not None:

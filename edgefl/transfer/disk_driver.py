@@ -181,6 +181,10 @@ class DiskSender:
         asked = self._asked.get(device, {})
         return asked.get(of, 0) if of else sum(asked.values())
 
+    def sent_bytes(self, device: str) -> int:
+        """Bytes of the chunks that a device was sent so far, each once."""
+        return min(self._sender.sent_bytes(device), self.payload_bytes(device))
+
     def resent_bytes(self, device: str) -> int:
         """Bytes of the chunks that a device was sent more than once."""
         return self._sender.resent_bytes(device)

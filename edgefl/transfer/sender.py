@@ -68,6 +68,10 @@ class Sender:
         """Bytes of the chunks that a device was sent more than once."""
         return self._again_bytes[device]
 
+    def sent_bytes(self, device: str) -> int:
+        """Bytes of the chunks that a device was sent, each once; the last one of an object counts as whole."""
+        return self._sent.get(device, 0).bit_count() * self.chunk_bytes
+
     def on_need(self, device: str, need: Need, now: float) -> list[Instruction]:
         """A Need (or Grant) of ``device`` arrived."""
         reason = self._unfit(device, need)

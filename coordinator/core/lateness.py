@@ -1,0 +1,69 @@
+"""Late devices: seconds that a round takes over a measured link, and a warning where that is never enough. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from coordinator.core.assignments import expected
+from coordinator.core.moves import Steps
+from coordinator.core.state import Assignment, Link
+from edgefl.records import Refusal
+
+#: Rounds in a row that a device is late in before its operator hears of it: one may be an accident.
+IN_A_ROW = 2
+#: A link is at fault where the round's bytes alone take more than this share of the deadline; else training may be.
+MOST_SHARE = 0.5
+#: How every part travels in a few bits, up and down.
+FEWEST_BITS = "delta+int4"
+
+
+def late(steps: Steps, device: str, part: Assignment) -> Refusal | None:
+    """Seconds that a device would have needed beside those allowed; None where its round did not end by the deadline.
+
+    Needed is None where training, of which nothing is known, may have taken the time. A device whose link is too slow
+    twice in a row is warned of, once in a run.
+    """
+    opened, allowed = steps.opened, steps.state.policy.deadline_s
+    if part.attempt is not None or steps.at < opened.deadline_at:
+        return None
+    row = steps.state.devices[device].late_rounds + 1
+    steps.set_device(device, late_rounds=row)
+    link, up = steps.state.links.get(device), _update_bytes(steps, device, part)
+    slow = link is not None and link.asked + up > MOST_SHARE * allowed * link.rate
+    if link is None or not (slow or part.status == "updated"):
+        return Refusal("late", None, allowed, "s")
+    rest = link.lacks + max(0.0, up - link.received)
+    needed = _about(steps.at - opened.opened_at + rest / link.rate)
+    if slow and row >= IN_A_ROW:
+        _warn(steps, device, link, needed)
+    return Refusal("late", needed, allowed, "s")
+
+
+def _update_bytes(steps: Steps, device: str, part: Assignment) -> float:
+    """Bytes of the device's update: as announced, else as predicted."""
+    if part.update is not None:
+        return float(sum({ref.id: ref.size for ref in part.update.manifest.values()}.values()))
+    figures = expected(steps.state, steps.opened.attempt, part.placement, device, part.period)
+    return figures["payload_up_bytes"].value or 0.0 if "payload_up_bytes" in figures else 0.0
+
+
+def _about(seconds: float) -> float:
+    """Rounded up to two digits: a measured rate gives no exact time, and equal rows of a report are one."""
+    if seconds <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return round(math.ceil(seconds / step) * step, 3)
+
+
+def _warn(steps: Steps, device: str, link: Link, needed: float) -> None:
+    known, plan = steps.state.devices[device], steps.state.plan
+    if "link" in known.warned:
+        return
+    carried = f"{link.rate / 1e3:.2g} kB/s" if link.rate < 1e5 else f"{link.rate / 1e6:.2g} MB/s"
+    fewer = all(FEWEST_BITS in dict(ways).values() for ways in (plan.transfer.up, plan.transfer.down))
+    bits = f", or transfer.up and transfer.down: {FEWEST_BITS}"
+    ways_out = f"raise it{' or' if fewer else ','} set round.late: keep{'' if fewer else bits}"
+    deadline = f"round.deadline_s is {plan.policy.deadline_s:g}"
+    text = f"{device}'s link ({carried}) needs about {needed:.0f} s, {deadline}: {ways_out}"
+    steps.set_device(device, warned=(*known.warned, "link"))
+    steps.emit("warning", device, {"text": text, "about": "link", "lasting": True})

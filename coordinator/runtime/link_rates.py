@@ -1,0 +1,63 @@
+"""Rates of the devices' links in the open attempt: chunks that this coordinator sent and received, by its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from coordinator.core.state import Link
+from edgefl.records import Attempt
+
+
+class Moved(NamedTuple):
+    """Bytes of an attempt's chunks so far. ``asked``: all that the device lacked when it first asked for them."""
+
+    asked: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class _Way(NamedTuple):
+    """One direction: when bytes were first seen to move, and last, and how many there were then."""
+
+    first_at: float = 0.0
+    first_bytes: int = 0
+    last_at: float = 0.0
+    last_bytes: int = 0
+
+    def noted(self, now: float, total: int) -> _Way:
+        """With the bytes that have moved by now. The first window, sent at once, says nothing of the link."""
+        if not total or total == self.last_bytes:
+            return self
+        if total < self.last_bytes or not self.last_bytes:  # it begins, or begins again in chunks of another size
+            return _Way(now, total, now, total)
+        return self._replace(last_at=now, last_bytes=total)
+
+
+class LinkRates:
+    """``look`` at what has moved several times a second; ``links`` says what the links carried."""
+
+    def __init__(self) -> None:
+        self._attempt: Attempt | None = None
+        self._ways: dict[str, tuple[_Way, _Way]] = {}
+        self._moved: dict[str, Moved] = {}
+
+    def look(self, now: float, attempt: Attempt, moved: Mapping[str, Moved]) -> None:
+        """Note how much has moved by now in the open attempt; another attempt begins from nothing."""
+        if attempt != self._attempt:
+            self._attempt, self._ways = attempt, {}
+        self._moved = dict(moved)
+        for device, one in moved.items():
+            down, up = self._ways.get(device, (_Way(), _Way()))
+            self._ways[device] = (down.noted(now, one.sent), up.noted(now, one.received))
+
+    def links(self) -> dict[str, Link]:
+        """Each device's link over the time in which its chunks moved; devices of which too little has are left out."""
+        found = {}
+        for device, ways in self._ways.items():
+            seconds = sum(way.last_at - way.first_at for way in ways)
+            size = sum(way.last_bytes - way.first_bytes for way in ways)
+            if seconds > 0 and size > 0 and device in self._moved:
+                asked, sent, received = self._moved[device]
+                found[device] = Link(size / seconds, max(0, asked - sent), asked, received)
+        return found
