@@ -294,13 +294,14 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         raise m.IllegalMoveError(event, state, NOT_EVALUATING)
     rows = tuple(row for row in event.rows if math.isfinite(row.value))
     where, values = (attempt.stage, attempt.round), [msgspec.to_builtins(row) for row in rows]
-    steps.do(*rows, EventRow(0.0, "evaluated", *where, data={"values": values}))
+    if event.rows:
+        steps.do(*rows, EventRow(0.0, "evaluated", *where, data={"values": values}))
     if lost := [row for row in event.rows if not math.isfinite(row.value)]:
         names = sorted({f"{row.metric} with {'+'.join(row.available)}" for row in lost})
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
         steps.do(EventRow(0.0, "warning", *where, data={"text": f"{text}; the model has diverged"}))
-    steps.set(evaluating=None, evaluable=not lost)
+    steps.set(evaluating=None, evaluable=not lost if event.rows else state.evaluable)
     if lost and state.evaluable and can_step_back(state):
         step_back(steps, "the evaluation cannot calculate with the model", again=True)
     elif where == (state.stage, state.number):

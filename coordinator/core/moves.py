@@ -164,7 +164,7 @@ class Aggregated(msgspec.Struct, frozen=True):
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """The global model was tried on the test set."""
+    """The global model was tried on the test set; without rows where that could not be done."""
 
     at: float
     attempt: Attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from edgefl.aggregation.server_state import shared
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.plan.periods import period_length
 from edgefl.process.tasks import Tasks
-from edgefl.process.worker import understood
+from edgefl.process.worker import WorkerFailedError, understood
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, EvaluationRow, Manifest
 from edgefl.registry import choose
@@ -32,6 +33,10 @@ from edgefl.run_records import EventRow
 from edgefl.storage.objects import ObjectStore
 
 T = TypeVar("T")
+
+#: Times that the worker does one thing before it is given up: memory that others took for a moment is free again.
+TRIES = 3
+_MEMORY = "as the kernel does where memory runs out (dmesg says so)"
 
 
 class ModelTasks:
@@ -109,8 +114,21 @@ class ModelTasks:
     async def _reported(self, work: Awaitable[Event]) -> None:
         self._report(await work)
 
-    async def _ask(self, method: str, kind: type[T], request: Request) -> T:
-        return understood(await self._worker.call(method, request), kind)
+    async def _ask(self, method: str, kind: type[T], request: Request, where: tuple[int, int] = (0, 0)) -> T:
+        """The worker's answer; one that is killed is started again, and asked again. ``where``: stage and round."""
+        tries = 0
+        while True:
+            try:
+                return understood(await self._worker.call(method, request), kind)
+            except WorkerFailedError as error:
+                if not _killed(error):
+                    raise
+                tries += 1
+                what = f"the evaluator was killed ({_signal(error)}) while it did '{method}'"
+                if tries == TRIES:
+                    remedy = f"{_MEMORY[0].upper()}{_MEMORY[1:]}: give this machine more, then go on with --resume."
+                    raise WorkerFailedError(f"{what}, {tries} times", status=error.status, remedy=remedy) from error
+                self._report(warning(f"{what}, {_MEMORY}; it is started again, and asked again", *where))
 
     async def _planned(self, one: Plan) -> Planned:
         request = Request(self.plan, str(self.store.root), one.stage, shared(self.manifest), candidates=one.candidates)
@@ -198,9 +216,27 @@ class ModelTasks:
         members = {name: self.manifest[name] for weights in networks.values() for name in weights}
         state, stage = shared(self.manifest) | members, one.attempt.stage
         request = Request(self.plan, str(self.store.root), stage, state, networks=networks, k=memory.k)
-        rows = await self._ask("evaluate", tuple[EvaluationRow, ...], request)
+        where = (stage, one.attempt.round)
+        try:
+            rows = await self._ask("evaluate", tuple[EvaluationRow, ...], request, where)
+        except WorkerFailedError as error:
+            if not _killed(error):
+                raise
+            text = f"this round has no evaluation: the evaluator was killed {TRIES} times ({_signal(error)}), {_MEMORY}"
+            way_out = "free memory on this machine, give a smaller data.test, or evaluate: stage; the run goes on"
+            self._report(warning(f"{text}; {way_out}", *where))
+            return Evaluated(self._clock(), one.attempt)
         numbered = (msgspec.structs.replace(row, stage=stage, round=one.attempt.round) for row in rows)
         return Evaluated(self._clock(), one.attempt, tuple(numbered))
+
+
+def _killed(error: WorkerFailedError) -> bool:
+    return error.status is not None and error.status < 0
+
+
+def _signal(error: WorkerFailedError) -> str:
+    number = -(error.status or 0)
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:
