@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import ssl
 import time
@@ -197,10 +198,13 @@ class Fleet:
     def write_configuration(self) -> bool:
         """Bring the configurations of the fleet's own brokers up to date, before they start; False: left as they are.
 
-        Files of an earlier release are rewritten, with their ports, unless lines were added by hand.
+        Files of an earlier release are rewritten, with their ports, unless lines were added by hand. In a directory
+        that was copied or moved they name the files that lie here, also where lines were added.
         """
         place = self.directory / "broker" / "mosquitto.conf"
         with self.changing() as devices:
+            for moved in (place, place.with_name("newcomers.conf")):
+                _name_here(moved)
             self.record = self._decode("fleet.json", Record)
             texts = [text for retain in (True, False) for text in self._configurations(retain)]
             known = {line for text in texts for line in text.split("\n")}
@@ -286,6 +290,23 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     made = Fleet(directory)
     made.write_configuration()
     return made
+
+
+def _name_here(file: Path) -> None:
+    """Have a broker's configuration name the files beside it where it names those of another fleet's directory.
+
+    That is what it does in a copy; a line that names another place by itself, such as the process id's, stays.
+    """
+    if not file.exists():
+        return
+    text = read(file).decode(errors="surrogateescape")
+    named = {
+        directory[1] if (directory := re.search(rf"^{option} (/.*)/[^/\n]+$", text, re.MULTILINE)) else ""
+        for option in ("pid_file", "keyfile", "cafile")
+    }
+    if len(named) == 1 and (old := named.pop()) != str(file.parent) and old.endswith(f"/{file.parent.name}"):
+        there = re.compile(rf"(?<=\s){re.escape(old)}/")
+        write_private(file, there.sub(lambda _: f"{file.parent}/", text).encode(errors="surrogateescape"))
 
 
 def _write_record(directory: Path, record: Record) -> None:
