@@ -31,11 +31,12 @@ from edgefl.protocol.topics import check_name
 from edgefl.resources.process_memory import keep_for_parts
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import (
+    begin_run,
+    gone_if_empty,
     hold_directory,
     ledger_file,
     ledger_of,
     make_private,
-    new_run_id,
     note_ledger,
     store_errors,
     write_new,
@@ -327,11 +328,12 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
     if not file:
         raise ConfigError("RUN.yaml", [Problem("RUN.yaml", "name a run file, or a run to go on with by --resume")])
     config, recipe = load_run(file, options.overrides)
-    run = check_name("run", run or new_run_id(options.directory, config.name))
-    test, path = _test_set(config, file, options.directory / run, say)
-    plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
-    if problem := untaken(plan, test.samples()):
-        raise ConfigError(file, [problem])
+    run = check_name("run", run or begin_run(options.directory, config.name))
+    with gone_if_empty(options.directory / run):
+        test, path = _test_set(config, file, options.directory / run, say)
+        plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
+        if problem := untaken(plan, test.samples()):
+            raise ConfigError(file, [problem])
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")
     return plan, config.broker
 

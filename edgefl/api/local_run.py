@@ -23,7 +23,7 @@ from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, Problem, RunError
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
-from edgefl.storage.disk import hold_directory, new_run_id, store_errors, write_new
+from edgefl.storage.disk import begin_run, gone_if_empty, hold_directory, store_errors, write_new
 from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
@@ -72,15 +72,21 @@ class LocalRun:
         self.options, self.feed, self.finish = options, feed, finish
         self.resume = bool(options.resume)
         runs = options.runs
-        new = runs / (options.run or new_run_id(runs, self.config.name))
-        self.directory = begun(options.resume, runs) if self.resume else new
-        self.run = check_name("run", self.directory.name)
+        self.directory = begun(options.resume, runs) if self.resume else runs / (options.run or self.config.name)
         if options.in_process:
             from edgefl.api.in_process import check_in_process  # with it comes the coordinator, which else is a process
 
             others = ["--trainers"] * bool(options.trainers) + list(options.more)
             check_in_process(self.config, self._every(), source_name(options.file), others)
+        if not (options.resume or options.run):  # last: what is refused before leaves no directory behind
+            self.directory = runs / begin_run(runs, self.config.name)
+        check_name("run", self.run)
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.directory.name
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
@@ -114,7 +120,8 @@ class LocalRun:
             self.config = self._as_begun(path)
         wanted = [device.name for device in self.config.fleet]
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
-            prepared = shares_of(given, wanted, folder)
+            with gone_if_empty(self.directory):
+                prepared = shares_of(given, wanted, folder)
             values = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
             text = yaml_text(values)

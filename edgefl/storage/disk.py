@@ -279,11 +279,30 @@ def note_ledger(directory: Path, url: str) -> None:
         file.write_text(f"{url}\n{_this_machine()}\n", encoding="utf-8")
 
 
-def new_run_id(runs: Path, name: str) -> str:
-    """``name``, the date and time; a number behind it when that is taken in ``runs``."""
+def begin_run(runs: Path, name: str) -> str:
+    """Make the directory of a new run: ``name``, the date and time; a number behind it when that is taken.
+
+    It is made, not looked for: of several runs that begin in one second each has its own. Raises StoreError.
+    """
     stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
-    taken = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
-    return next(one for one in [stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))] if one not in taken)
+    with store_errors("create", runs / stamp):
+        runs.mkdir(parents=True, exist_ok=True)
+        for run in (stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))):
+            with contextlib.suppress(FileExistsError):
+                (runs / run).mkdir()
+                return run
+        raise OSError(errno.EEXIST, "its name and 998 after it are taken")
+
+
+@contextlib.contextmanager
+def gone_if_empty(directory: Path) -> Iterator[None]:
+    """Remove the directory again where the block fails before anything is in it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+        raise
 
 
 def is_held(directory: Path) -> bool:
