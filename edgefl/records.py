@@ -64,6 +64,10 @@ def is_modality(name: str) -> bool:
     return _MODALITY.fullmatch(name) is not None and name not in RESERVED
 
 
+#: Reason of a figure that is missing because there was nothing to measure.
+NOT_TRAINED = "not trained"
+
+
 class Figure(msgspec.Struct, frozen=True):
     """One number with its origin. ``value`` is None, with a ``reason``, when it could not be had: never zero."""
 

@@ -147,9 +147,13 @@ class MqttWorld(World):
 
 
 class CountingProxy:
-    """Passes a TCP connection on and counts its bytes: an independent measurement."""
+    """Passes a TCP connection on and counts its bytes: an independent measurement.
 
-    def __init__(self) -> None:
+    ``rate``: bytes a second each way, with little held in buffers, as over a slow link; 0: as fast as it can.
+    """
+
+    def __init__(self, rate: float = 0.0) -> None:
+        self.rate = rate
         self.up = 0
         self.down = 0
         self.port = 0
@@ -160,7 +164,10 @@ class CountingProxy:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             tasks.add(asyncio.current_task())
-            there, back = await asyncio.open_connection("127.0.0.1", port)
+            sock = socket.create_connection(("127.0.0.1", port))
+            if self.rate:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+            there, back = await asyncio.open_connection(sock=sock)
             with contextlib.suppress(ConnectionError):
                 await asyncio.gather(self._pass(reader, back, "up"), self._pass(there, writer, "down"))
 
@@ -175,7 +182,8 @@ class CountingProxy:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         try:
-            while data := await reader.read(65536):
+            while data := await reader.read(4096 if self.rate else 65536):
+                await asyncio.sleep(len(data) / self.rate if self.rate else 0)
                 setattr(self, way, getattr(self, way) + len(data))
                 writer.write(data)
                 await writer.drain()

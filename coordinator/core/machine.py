@@ -456,6 +456,7 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.Accepted: (replies.of_attempt(replies.accepted), {}),
     m.Declined: (replies.of_attempt(replies.declined), {}),
     m.Progressed: (replies.of_attempt(replies.progressed), {}),
+    m.Told: (replies.told, {}),
     m.Announced: (replies.of_attempt(replies.announced), {}),
     m.UpdateStored: (replies.of_fetched(replies.update_stored), {}),
     m.UpdateInvalid: (replies.of_fetched(replies.reject), {}),

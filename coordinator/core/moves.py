@@ -119,6 +119,12 @@ class Progressed(_OfAttempt, frozen=True):
     data: Mapping[str, object] = {}
 
 
+class Told(_OfAttempt, frozen=True):
+    """A device's figures of an attempt that it has dropped."""
+
+    figures: Figures = {}
+
+
 class Announced(msgspec.Struct, frozen=True):
     """A device has an update to fetch."""
 
@@ -207,7 +213,7 @@ class TakeInAsked(_Request, frozen=True):
     device: str
 
 
-FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced
+FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced | Told
 Request = PauseAsked | ResumeAsked | StopAsked | LeaveOutAsked | TakeInAsked
 Event = Begin | FromDevice | Revoked | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
 
@@ -240,6 +246,18 @@ class TakenBack(msgspec.Struct, frozen=True):
 
     attempt: Attempt
     again: bool
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """Ledger: figures of a device's attempt, unless its update counts, whose figures are whole.
+
+    ``adds``: they are added to those on record, such as bytes that moved since; else they replace them.
+    """
+
+    device: str
+    attempt: Attempt
+    figures: Figures
+    adds: bool = True
 
 
 class SavePlan(msgspec.Struct, frozen=True):
@@ -360,7 +378,8 @@ class Fail(msgspec.Struct, frozen=True):
 
 #: Rows of the ledger are instructions to save them; an EventRow, which the runner dates, is also announced.
 #: An assignment's figures on record stay where the row has none.
-Save = DeviceRow | SightingRow | SavedRound | TakenBack | AssignmentRow | EvaluationRow | SaveEnd | SavePlan
+_Rows = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow
+Save = _Rows | TakenBack | SaveEnd | SavePlan | Spending
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 

@@ -115,32 +115,35 @@ def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) 
     return warnings
 
 
-def plausible(figures: Figures, predicted: Figures, elapsed_s: float | None = None) -> tuple[Figures, list[str]]:
+def plausible(
+    figures: Figures, predicted: Figures, elapsed_s: float | None = None, *, partial: bool = False
+) -> tuple[Figures, list[str]]:
     """The figures, implausible ones without a value, so that they teach nothing and are in no sum; a text on each.
 
     Implausible is what is far from the prediction, below what any trainer takes, or below zero. What is merely
     doubtful keeps its value, says so in its kind, and teaches nothing. ``elapsed_s``: from the first offer to the
-    update by the coordinator's own clock, None: not known.
+    update by the coordinator's own clock, None: not known. ``partial``: of a part of a round, which may be below what
+    was predicted.
     """
     found, odd = dict(figures), []
     for name, figure in figures.items():
-        if why := _doubtful(name, figures, predicted, elapsed_s):
+        if why := _doubtful(name, figures, predicted, elapsed_s, partial=partial):
             origin = " ".join(filter(None, (figure.kind, figure.source)))
             found[name] = msgspec.structs.replace(figure, kind="doubtful", source=f"{origin}: {why}")
     for name, figure in figures.items():
-        if figure.value is not None and (why := _doubt(name, figure.value, predicted)):
+        if figure.value is not None and (why := _doubt(name, figure.value, predicted, partial=partial)):
             found[name] = msgspec.structs.replace(figure, value=None, reason=f"implausible: {why}")
             odd.append(f"{name.removesuffix('_bytes').removesuffix('_s').replace('_', ' ')} {why}")
     return found, odd
 
 
-def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float | None) -> str:
+def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float | None, *, partial: bool) -> str:
     """Why a figure that a round could have had is doubtful; "": it is not, or has no value."""
     value, unit = figures[name].value, FIGURES.get(name, "")
     if value is None:
         return ""
     plan = predicted.get(name, Figure()).value if name in PREDICTED else None
-    if plan and not plan / DOUBTFUL <= value <= plan * DOUBTFUL:
+    if plan and not (0 if partial else plan / DOUBTFUL) <= value <= plan * DOUBTFUL:
         return f"{quantity(plan, unit)} predicted"
     if name == "temperature_c" and not COLDEST_C <= value <= HOTTEST_C:
         return f"no processor computes outside {COLDEST_C:g} to {HOTTEST_C:g} °C"
@@ -157,7 +160,7 @@ def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float 
     return ""
 
 
-def _doubt(name: str, value: float, predicted: Figures) -> str:
+def _doubt(name: str, value: float, predicted: Figures, *, partial: bool) -> str:
     unit = FIGURES.get(name, "")
     if not math.isfinite(value):
         return f"{value} {unit}"
@@ -169,7 +172,7 @@ def _doubt(name: str, value: float, predicted: Figures) -> str:
     if value < least:
         return f"{text}, no trainer is below {quantity(least, unit)}"
     plan = predicted.get(name, Figure()).value if name in PREDICTED else None
-    if plan and not plan / FACTOR <= value <= plan * FACTOR:
+    if plan and not (0 if partial else plan / FACTOR) <= value <= plan * FACTOR:
         return f"{text}, {quantity(plan, unit)} predicted"
     return ""
 

@@ -14,6 +14,7 @@ from coordinator.core.moves import Steps
 from coordinator.core.plausibility import bounded, learned, likely, miscounted, plausible, unfit
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
+from coordinator.core.unfinished import end_without_update, own_figures, tell
 from edgefl.budget.fit import decline_of
 from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.job import WHOLE_ROUND
@@ -41,7 +42,7 @@ def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool 
             _go_on(steps, device, working_on, one, beat)
         return
     if (straggler := state.stragglers.get(device)) is not None:
-        put(steps, device, replace(straggler, status="lost"))  # it knows nothing of it any more
+        end_without_update(steps, device, replace(straggler, status="lost"))  # it knows nothing of it any more
     if working_on is not None and (state.open is None or working_on != state.open.attempt):
         if is_aggregated(state, device, working_on):
             steps.do(m.SendAck(device, working_on))
@@ -92,6 +93,8 @@ def of_attempt(rule: Callable[[Steps, M, Assignment], object]) -> Callable[[Step
             steps.drop("stale")
             included = is_aggregated(state, device, attempt)
             if isinstance(event, m.Announced):
+                tell(steps, device, attempt, event.update.figures)
+            if isinstance(event, m.Announced):
                 steps.do(m.SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
             elif not isinstance(event, m.Declined) and not included:
                 steps.do(m.SendAbort(device, attempt, "this attempt is closed"))
@@ -112,6 +115,12 @@ def of_fetched(rule: Callable[[Steps, F, Assignment], object]) -> Callable[[Step
             rule(steps, event, assignment)
 
     return checked
+
+
+def told(steps: Steps, event: m.Told) -> None:
+    """The device has dropped an attempt, and says what it has spent on it."""
+    if event.device in steps.state.devices:
+        tell(steps, event.device, event.attempt, event.figures)
 
 
 def accepted(steps: Steps, event: m.Accepted, assignment: Assignment) -> None:
@@ -150,7 +159,7 @@ def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
         period = {name: one for name, one in steps.state.memory.period.items() if name != event.device}
         steps.set(memory=replace(steps.state.memory, period=period))
     changed = replace(assignment, status="replanning" if open_again else "declined", refusal=refusal)
-    put(steps, event.device, changed, event.figures)
+    put(steps, event.device, changed, own_figures(steps, event.device, assignment, event.figures))
     steps.emit("declined", event.device, figures_of(refusal))
     if again:
         ask(steps, [event.device])
@@ -181,9 +190,11 @@ def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
         steps.do(m.SendAck(update.device, update.attempt))
     elif assignment.status not in OPEN:
         steps.drop("late")
+        tell(steps, update.device, update.attempt, update.figures)
         steps.do(m.SendAck(update.device, update.attempt, False, Refusal(reason="late")))
     elif (refusal := unfit(state, assignment, update)) is not None:
         reject(steps, m.UpdateInvalid(event.at, update.device, update.attempt, refusal), assignment)
+        tell(steps, update.device, update.attempt, update.figures)
     else:
         update = bounded(update, state.devices[update.device].claim)
         if assignment.status == "updated":
@@ -242,7 +253,7 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
 
 def reject(steps: Steps, event: m.UpdateInvalid, assignment: Assignment) -> None:
     """An update is unusable: the round goes on with the others, and the device may end in quarantine."""
-    put(steps, event.device, replace(assignment, status="rejected", refusal=event.refusal))
+    end_without_update(steps, event.device, replace(assignment, status="rejected", refusal=event.refusal))
     steps.do(m.SendAck(event.device, event.attempt, False, event.refusal))
     count_rejected(steps, event.device, event.refusal)
     check_close(steps)

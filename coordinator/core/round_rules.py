@@ -19,6 +19,7 @@ from coordinator.core.outliers import clipped, outliers
 from coordinator.core.periods import continuing, missing, period_rounds
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from coordinator.core.step_back import broken, can_step_back, step_back
+from coordinator.core.unfinished import end_without_update
 from edgefl.models.spec import modality_of
 from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.stages import is_closing
@@ -61,7 +62,7 @@ def _drop_outdated(steps: Steps) -> None:
     for device, one in [*state.stragglers.items(), *waiting]:
         if one.attempt is not None and (late := staleness(state, one.attempt)) > most:
             late_by = Refusal("late", float(late), float(most), "rounds", "its model is too old")
-            put(steps, device, replace(one, status="late", refusal=late_by))
+            end_without_update(steps, device, replace(one, status="late", refusal=late_by))
             if one.status != "done":
                 steps.do(SendAbort(device, one.attempt, "its model is too old"))
 
@@ -282,7 +283,7 @@ def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
     """Mark it late (online) or lost (offline); what the device declined an earlier offer for is in the events."""
     status = "late" if steps.state.devices[device].online else "lost"
     refusal = late(steps, device, assignment) if status == "late" else None
-    put(steps, device, replace(assignment, status=status, refusal=refusal))
+    end_without_update(steps, device, replace(assignment, status=status, refusal=refusal))
     steps.do(SendAbort(device, assignment.attempt or steps.opened.attempt, "the round is closed"))
 
 
@@ -291,7 +292,7 @@ def release(steps: Steps, device: str, refusal: Refusal) -> None:
     state = steps.state
     parts = [state.stragglers.get(device), state.assignments.get(device)]
     for part in (one for one in parts if one is not None and one.status in OPEN):
-        put(steps, device, replace(part, status="left_out", refusal=refusal))
+        end_without_update(steps, device, replace(part, status="left_out", refusal=refusal))
         steps.do(SendAbort(device, part.attempt or steps.opened.attempt, refusal.detail))
 
 

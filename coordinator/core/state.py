@@ -54,6 +54,8 @@ Status = (
 REVOKED = "revoked"
 #: Statuses that still can become "done".
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
+#: Statuses of a device that was asked, and whose update does not count.
+WITHOUT_UPDATE: frozenset[Status] = frozenset({"lost", "late", "declined", "rejected", "left_out"})
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +88,14 @@ _DEVICE_KEYS = {
 }
 
 
+class Unfinished(msgspec.Struct, frozen=True):
+    """An attempt that ended without a device's update, of which the device may tell what it has spent on it."""
+
+    attempt: Attempt
+    predicted: Figures = {}
+    first_offered_at: float | None = None
+
+
 class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     """One device the coordinator has met. ``placement`` and ``declined`` belong to the current stage."""
 
@@ -106,6 +116,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
     late_rounds: int = 0  # rounds in a row that it was late in
     left_out: str = ""  # who left it out of the run, or REVOKED; "": it is not
+    unfinished: tuple[Unfinished, ...] = ()  # the newest of which it has told nothing yet
 
     @property
     def claim(self) -> Claim:

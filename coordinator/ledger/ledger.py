@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 
-from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan, TakenBack
+from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan, Spending, TakenBack
 from coordinator.core.state import NOTHING, SnapshotChanges, State, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
@@ -24,7 +24,17 @@ from coordinator.ledger.database import (
     transact,
     writing,
 )
-from coordinator.ledger.tables import MADE, RunRow, SavedFigure, SnapshotRow, put, put_figures, remove, rows
+from coordinator.ledger.tables import (
+    MADE,
+    RunRow,
+    SavedFigure,
+    SnapshotRow,
+    add_figures,
+    put,
+    put_figures,
+    remove,
+    rows,
+)
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, EvaluationRow, Figure, Figures, Manifest
@@ -163,6 +173,7 @@ class Ledger:
         """
         announced = list(events)
         saved, ends, plans, back = list[msgspec.Struct](), list[SaveEnd](), list[RunPlan](), list[TakenBack]()
+        spent = list[Spending]()
         for one in saves:
             if isinstance(one, SaveEnd):
                 ends.append(one)
@@ -170,6 +181,8 @@ class Ledger:
                 plans.append(one.plan)
             elif isinstance(one, TakenBack):
                 back.append(one)
+            elif isinstance(one, Spending):
+                spent.append(one)
             elif isinstance(one, SavedRound):
                 saved.append(replace(one, started_at=at, ended_at=None if one.status == "running" else at))
             else:
@@ -179,6 +192,7 @@ class Ledger:
         def work(connection: Connection) -> None:
             put(connection, run, saved)
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
+            add_figures(connection, run, spent)
             for one in back:
                 _take_back(
                     connection, run, one.attempt, None if one.again else self._before(connection, run, one.attempt)

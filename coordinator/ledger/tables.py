@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from coordinator.core.moves import SavedRound
+from coordinator.core.moves import SavedRound, Spending
 from edgefl.records import EvaluationRow, Figure, Manifest
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, SightingRow
 
@@ -185,15 +185,20 @@ def _upsert(table: sa.Table, dialect: str) -> sa.Insert:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 
-def put_figures(connection: sa.Connection, run: str, assignments: Iterable[AssignmentRow]) -> None:
-    """Put the assignments' figures in place of those on record; where an assignment has none, these stay."""
+def put_figures(connection: sa.Connection, run: str, assignments: Collection[AssignmentRow]) -> None:
+    """Put the assignments' figures in place of those on record; where an assignment has none, these stay.
+
+    Measured ones of an attempt without a counted update join those on record: bytes that had moved before.
+    """
     sets = {
         (row.stage, row.round, row.attempt, row.device, predicted): found
         for row in assignments
         for predicted, found in ((True, row.predicted), (False, row.measured))
         if found
     }
-    remove(connection, figures, run, (*_ATTEMPT, "device", "predicted"), sets)
+    counts = {(row.stage, row.round, row.attempt, row.device) for row in assignments if row.status == "done"}
+    whole = [key for key in sets if key[-1] or key[:-1] in counts]
+    remove(connection, figures, run, (*_ATTEMPT, "device", "predicted"), whole)
     put(
         connection,
         run,
@@ -203,6 +208,32 @@ def put_figures(connection: sa.Connection, run: str, assignments: Iterable[Assig
             for name, figure in list(found.items())[:MAX_FIGURES]
         ),
     )
+
+
+def add_figures(connection: sa.Connection, run: str, spent: Iterable[Spending]) -> None:
+    """Put what attempts spent beside their figures on record: added, or in their place.
+
+    Nothing for attempts whose update counts, which have all their figures, and for those that are not on record.
+    """
+    for one in spent:
+        attempt, table = one.attempt, TABLES[AssignmentRow]
+        slot = (attempt.stage, attempt.round, attempt.attempt, one.device)
+        names = (*_ATTEMPT, "device")
+        where = sa.and_(table.c.run == run, *(table.c[name] == value for name, value in zip(names, slot, strict=True)))
+        if connection.execute(sa.select(table.c.status).where(where)).scalar() in {None, "done"}:
+            continue
+        found = one.figures
+        if one.adds:
+            of, key = figures.c, dict(zip(names, slot, strict=True))
+            before = sa.select(of.name, of.value).where(
+                of.run == run, of.predicted.is_(False), *(of[name] == value for name, value in key.items())
+            )
+            known = {str(name): value or 0.0 for name, value in connection.execute(before)}
+            found = {
+                n: msgspec.structs.replace(f, value=(f.value or 0.0) + known.get(n, 0.0)) for n, f in found.items()
+            }
+        rows_of = (SavedFigure(f.value, f.kind, f.source, f.reason, *slot, False, name) for name, f in found.items())
+        put(connection, run, rows_of)
 
 
 def remove(

@@ -25,7 +25,8 @@ from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.link_rates import LinkRates, Moved
 from coordinator.runtime.record import warning
-from coordinator.runtime.uploads import Uploads, counted
+from coordinator.runtime.traffic import SENT, Traffic, counted, figures_sent
+from coordinator.runtime.uploads import Uploads
 from coordinator.runtime.validate_update import Own, Rules
 from edgefl import __version__
 from edgefl.aggregation.weights import wanted
@@ -40,6 +41,7 @@ from edgefl.registry import choose
 from edgefl.run_records import EventRow
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskSender
+from edgefl.transfer.sender import Sent
 
 _LOG = logging.getLogger(__name__)
 #: Links are told from this long before a deadline on: what closes the round may be another event than a tick.
@@ -74,9 +76,12 @@ class Publisher:
         options = next(iter(plan.server.get("prototypes", {}).values()), {})
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
         self._rates = LinkRates()
+        self.traffic = Traffic()
         self.chunking = Chunking(self._transport, self._fleet, self._sizer, lambda text: report(warning(text)))
         rules = Rules(wanted(plan.server), plan.transfer)
-        self.uploads = Uploads(store, self._sizer, rules, clock=clock, grant=self.post, report=self._report_upload)
+        self.uploads = Uploads(
+            store, self._sizer, rules, self.traffic, clock=clock, grant=self.post, report=self._report_upload
+        )
 
     def facts(self) -> dict[str, object]:
         """The connection's limits and the chunk size, for an event in the ledger."""
@@ -195,21 +200,17 @@ class Publisher:
 
     def _download_figures(self, device: str, attempt: Attempt) -> Figures:
         """Bytes sent to a device in its attempt; prototypes and the layer of its personal model also by themselves."""
-        source = "chunks the coordinator sent"
         downloads = self._downloads.get(transfer_name("d", attempt))
         sent, again = (downloads.payload_bytes(device), downloads.resent_bytes(device)) if downloads else (0, 0)
-        figures = {
-            "payload_down_bytes": counted(sent, source),
-            "resent_down_bytes": counted(again, f"{source} more than once"),
-        }
+        figures = figures_sent(sent, again)
         if downloads is None:
             return figures
         if self._prototypes.local is not None:  # in the run's first round there are none yet
-            figures["prototypes_down_bytes"] = counted(0, source)
+            figures["prototypes_down_bytes"] = counted(0, SENT)
         offered = self._offers[device].manifest if device in self._offers else {}
         for part, name in separate_figures(self.plan).items():
             if part in offered:
-                figures[name] = counted(downloads.payload_bytes(device, offered[part].id), source)
+                figures[name] = counted(downloads.payload_bytes(device, offered[part].id), SENT)
         return figures
 
     def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
@@ -240,8 +241,12 @@ class Publisher:
         """Serve the parts of an attempt."""
         name = transfer_name("d", attempt)
         sizes = {ref.id: ref.size for ref in served_parts(manifest).values()}
-        self._downloads[name] = DiskSender(name, sizes, self._store, partial(self._send_chunks, name), expected)
+        send, count = partial(self._send_chunks, name), partial(self._count, attempt)
+        self._downloads[name] = DiskSender(name, sizes, self._store, send, expected, count)
         self._chunks = self._sizer.of(expected)
+
+    def _count(self, attempt: Attempt, device: str, sent: Sent) -> None:
+        self.traffic.sent(device, attempt, sent)
 
     def post(self, device: str, message: m.DownMessage) -> None:
         """Send a device a message, signed where the fleet signs."""

@@ -16,7 +16,7 @@ from coordinator.core import moves as do
 from coordinator.core.machine import round_after, step
 from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Position, Request, Revoked, Tick
 from coordinator.core.round_rules import still_needed
-from coordinator.core.state import ENDED, Phase, State, resumed
+from coordinator.core.state import ENDED, WITHOUT_UPDATE, Phase, State, resumed
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.control import Control
 from coordinator.runtime.control_socket import listening
@@ -36,7 +36,7 @@ from edgefl.protocol import topics
 from edgefl.protocol.messages import LogLines, Need, Renew
 from edgefl.records import Attempt, Manifest
 from edgefl.report.units import public_url
-from edgefl.run_records import EventRow, RunReport
+from edgefl.run_records import AssignmentRow, EventRow, RunReport
 from edgefl.storage.disk import LEDGER, hold_directory
 from edgefl.storage.objects import ObjectStore
 
@@ -233,8 +233,17 @@ class Runner:
 
     def _note(self, now: float) -> None:
         """Have the next transaction record when devices were heard of last."""
-        self._record.keep(self._inbound.sightings(self._ahead, self.state.devices))
+        self._record.keep([*self._inbound.sightings(self._ahead, self.state.devices), *self._publisher.traffic.take()])
         self._noted_at = now
+
+    def _bill(self, out: Sequence[do.Instruction]) -> None:
+        """Have the transaction that ends attempts without an update record what has moved for them."""
+        parts, traffic = [one for one in out if isinstance(one, AssignmentRow)], self._publisher.traffic
+        for one in parts:
+            if one.status == "done":
+                traffic.settle(one.device, one.stage, one.round, one.attempt)
+        if any(one.status in WITHOUT_UPDATE for one in parts):
+            self._record.keep(traffic.take())
 
     def _watch_clock(self, ahead: float, before: float) -> None:
         """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
@@ -269,6 +278,7 @@ class Runner:
             return
         if moves[-1].state.phase in ENDED or any(isinstance(move.event, DeviceOffline | Revoked) for move in moves):
             self._note(self.clock())
+        self._bill([one for move in moves for one in move.out])
         self._record.commit_moves(moves)
         for move in moves:
             self.state = move.state

@@ -12,13 +12,14 @@ from msgspec.structs import asdict
 from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.core.state import Changes
 from coordinator.runtime.chunk_size import ChunkSizer
+from coordinator.runtime.traffic import Traffic, counted, figures_received
 from coordinator.runtime.validate_update import Own, Rules, asked_layout, changes_of, check_sizes, check_update
 from edgefl.aggregation.mean import Layout
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE
 from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Need, Update
-from edgefl.records import Attempt, Figure, Manifest, ObjectRef, Refusal
+from edgefl.records import Attempt, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, End, Superseded
 from edgefl.transfer.receiver import Failed
@@ -53,8 +54,9 @@ class _Upload:
 class Uploads:
     """Receives the objects of updates.
 
-    ``sizer``: how large chunks are; ``rules``: what an update of this run may hold; ``grant`` sends a message to a
-    device; ``report`` takes UpdateStored and UpdateInvalid, and exceptions that end the run.
+    ``sizer``: how large chunks are; ``rules``: what an update of this run may hold; ``traffic`` counts what comes,
+    whatever becomes of it. ``grant`` sends a message to a device; ``report`` takes UpdateStored and UpdateInvalid, and
+    exceptions that end the run.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class Uploads:
         store: ObjectStore,
         sizer: ChunkSizer,
         rules: Rules,
+        traffic: Traffic,
         *,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
         report: Callable[[UpdateStored | UpdateInvalid | BaseException], None],
     ) -> None:
         self._store = store
+        self._traffic = traffic
         self._sizer = sizer
         self._rules = rules
         self._clock = clock
@@ -106,6 +110,7 @@ class Uploads:
         def send(need: Need) -> None:
             self._grant(device, Grant(**asdict(need)))
 
+        self._traffic.name_upload(device, update.attempt, transfer)
         receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, send)
         asked = asked_layout(self._store, layers, previous) if layers else None
         self._uploads[device] = upload = _Upload(update, receiver, previous, own, asked)
@@ -118,19 +123,23 @@ class Uploads:
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
         upload = self._uploads.get(device)
-        if upload is None or not upload.receiver.running or upload.receiver.transfer != transfer:
-            self.dropped += 1
-            return
         try:
             chunks = decode_chunks(payload)
         except ProtocolError:
             self.dropped += 1
             return
+        if upload is None or not upload.receiver.running or upload.receiver.transfer != transfer:
+            self.dropped += 1
+            self._traffic.received(device, transfer, sum(len(chunk.data) for chunk in chunks), 0)  # it was under way
+            return
+        receiver, before = upload.receiver, (upload.receiver.received_bytes, upload.receiver.duplicate_bytes)
         for chunk in chunks:
             if self._uploads.get(device) is not upload:
-                return  # the update was rejected for one of them
+                break  # the update was rejected for one of them
             with self._rejecting(upload):
-                self._ended(upload, upload.receiver.on_chunk(chunk, self._clock()))
+                self._ended(upload, receiver.on_chunk(chunk, self._clock()))
+        first, again = receiver.received_bytes - before[0], receiver.duplicate_bytes - before[1]
+        self._traffic.received(device, transfer, first, again)
 
     def on_tick(self) -> None:
         """Ask again where nothing comes; let others pass an upload that stalls."""
@@ -250,11 +259,7 @@ class Uploads:
             return
         manifest, changes = found
         self._reported[update.device] = (*update.manifest.values(), *manifest.values())
-        source = "chunks the coordinator received"
-        figures = {
-            "payload_up_bytes": counted(receiver.received_bytes, source),
-            "resent_up_bytes": counted(receiver.duplicate_bytes, f"{source} more than once"),
-        }
+        figures = figures_received(receiver.received_bytes, receiver.duplicate_bytes)
         for part, name in _APART.items():
             if part in update.manifest:
                 figures[name] = counted(update.manifest[part].size, "objects of the update")
@@ -279,8 +284,3 @@ class Uploads:
             yield
         except ProtocolError as error:
             self._reject(upload, Refusal(reason="update", detail=error.message[:500]))
-
-
-def counted(size: int, source: str) -> Figure:
-    """A figure of bytes that the coordinator counted itself."""
-    return Figure(float(size), "counted", source)

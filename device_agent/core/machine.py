@@ -200,6 +200,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         return replace(state, waiting=(offer, disk)), []
     if not busy.same_run(offer.attempt) and not state.current.same_run(offer.attempt):
         return _decline(state, offer, Refusal("busy", detail=f"working on {busy}"))
+    before = state
     state, out = _drop_task(state, "superseded")
     if state.strict:
         state = replace(state, newest=offer.attempt)  # that was ever accepted or declined
@@ -216,7 +217,8 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         keep |= {ref.id for ref in state.update.manifest.values()}
     accept = m.Accept(state.device, offer.attempt)
     log = v.Log("accepted", {"attempt": str(offer.attempt), "parts": len(offer.manifest)})
-    return state, [*out, _save(state), log, v.Send(accept), v.CollectGarbage(frozenset(keep)), v.Fetch(offer)]
+    out = [*_spent_before(before, state), *out, _save(state), log, v.Send(accept)]
+    return state, [*out, v.CollectGarbage(frozenset(keep)), v.Fetch(offer)]
 
 
 def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
@@ -277,7 +279,7 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
     if before.closed == state.closed and not out:
         return _drop(state, "stale-abort", message.attempt)
     log = v.Log("aborted", {"attempt": str(message.attempt), "reason": message.reason})
-    return state, [*out, _save(state), log]
+    return state, [*_spent_before(before, state), *out, _save(state), log]
 
 
 def _drain(state: State, message: m.Drain, now: float) -> Step:
@@ -356,7 +358,8 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     if not event.alive:
         state = replace(state, trainer=TrainerPhase.DOWN)
     if state.abandoned == event.attempt:
-        return _drop(replace(state, abandoned=None), "abandoned-result", event.attempt)
+        state, log = _drop(replace(state, abandoned=None), "abandoned-result", event.attempt)
+        return state, [*_spent(state, event.attempt, event.result.figures), *log]
     task, result = _expects(state, event), event.result
     if task is None:
         raise _illegal(state, event)
@@ -381,6 +384,24 @@ def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | 
     fields = {"attempt": str(offer.attempt), "reason": refusal.reason, "needed": refusal.needed}
     log = v.Log("declined", {**fields, "allowed": refusal.allowed, "unit": refusal.unit, "detail": refusal.detail})
     return state, [_save(state), v.Send(decline), log]
+
+
+def _spent(state: State, attempt: Attempt, figures: Figures) -> list[Instruction]:
+    """What was spent on a dropped attempt. Nothing of one that is not over: a run that was stopped resumes it."""
+    newer = state.task is not None and state.task.attempt.same_run(attempt) and attempt < state.task.attempt
+    over = newer or is_over(state.closed, attempt)
+    return [v.Send(m.Spent(state.device, attempt, figures))] if over and attempt.same_run(state.current) else []
+
+
+def _spent_before(before: State, state: State) -> list[Instruction]:
+    """The same of what was in hand before; of a training under way it is known when that ends."""
+    told: list[Instruction] = []
+    task, update = before.task, before.update
+    if task is not None and task.phase is not TaskPhase.TRAINING and task != state.task:
+        told += _spent(state, task.attempt, v.NOTHING_TRAINED)
+    if update is not None and state.update is None:
+        told += _spent(state, update.attempt, update.figures)
+    return told
 
 
 def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:

@@ -9,10 +9,12 @@ import msgspec
 
 from edgefl.plan.job import Preparation
 from edgefl.protocol.messages import Decline, DownMessage, Grant, Offer, Update, UpMessage
-from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Moments, Refusal
+from edgefl.records import NOT_TRAINED, Attempt, Budget, Capabilities, Figure, Figures, Manifest, Moments, Refusal
 
 #: Sign of life until a coordinator sets the interval (``Welcome.heartbeat_s``).
 HEARTBEAT_S: Final = 10.0
+#: Figures of an attempt that was dropped before its first step.
+NOTHING_TRAINED: Final = {name: Figure(reason=NOT_TRAINED) for name in ("flops", "compute_s")}
 
 
 class DataFacts(msgspec.Struct, frozen=True):

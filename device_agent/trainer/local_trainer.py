@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from device_agent.core.state import DataFacts, Result
+from device_agent.core.state import NOTHING_TRAINED, DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
@@ -19,7 +19,7 @@ from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
 from edgefl.encoder_kinds import kinds_not_installed
-from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError
+from edgefl.errors import DataError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
 from edgefl.plan.stages import RESIDUAL
@@ -36,17 +36,13 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
 from edgefl.training.exchanged_layers import between
 from edgefl.training.flop_cache import FlopCounts
-from edgefl.training.local_round import LocalState, RoundResult, train_round
+from edgefl.training.local_round import AbandonedError, LocalState, RoundResult, train_round
 from edgefl.training.prefix_cache import PrefixCache
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
-
-
-class AbandonedError(EdgeFLError):
-    """The agent does not want this round any more."""
 
 
 class LocalTrainer:
@@ -138,26 +134,30 @@ class LocalTrainer:
             give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
         memory = MemoryProbe(self.device) if self.alone else NotMeasured(SHARED)
         energy = EnergyProbe(self.device)
-        with energy, memory:
-            refusal = decompress_offer(request.offer, store)
-            if refusal is not None:
-                return Result(refusal=refusal)
-            cache = self._prefixes(data, request.offer.manifest, store)
-            outcome = train_round(
-                job,
-                data.train,
-                StoredParts(request.offer.manifest, store),
-                LocalState(data.holdout, kept, self.device, self.counts, cache),
-                # Not the attempt: a round that is tried again gives the same result.
-                salt=f"{device}/{attempt.stage}/{attempt.round}",
-                on_progress=self._progress(note),
-            )
-            self._hold()  # the model is gone, and what is sent comes into the process
-            staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
-            outcome.kept.clear()
-            if between(job):  # the next round goes on from these, and from nothing that others have
-                sync_files([store.path(ref.id) for ref in staying.values()])
-            sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
+        try:
+            with energy, memory:
+                refusal = decompress_offer(request.offer, store)
+                if refusal is not None:
+                    return Result(refusal=refusal)
+                cache = self._prefixes(data, request.offer.manifest, store)
+                outcome = train_round(
+                    job,
+                    data.train,
+                    StoredParts(request.offer.manifest, store),
+                    LocalState(data.holdout, kept, self.device, self.counts, cache),
+                    # Not the attempt: a round that is tried again gives the same result.
+                    salt=f"{device}/{attempt.stage}/{attempt.round}",
+                    on_progress=self._progress(note),
+                )
+                self._hold()  # the model is gone, and what is sent comes into the process
+                staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
+                outcome.kept.clear()
+                if between(job):  # the next round goes on from these, and from nothing that others have
+                    sync_files([store.path(ref.id) for ref in staying.values()])
+                sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
+        except AbandonedError as error:
+            figures = _figures(error, error.steps, memory, energy)
+            return Result(refusal=Refusal("abandoned", detail=error.message), figures=figures)
         waiting = {
             key: ref
             for key, ref in request.retained.items()
@@ -167,7 +167,7 @@ class LocalTrainer:
             manifest=sending.manifest,
             samples=outcome.samples,
             metrics=outcome.metrics | self.completed,
-            figures=_figures(outcome, memory, energy),
+            figures=_figures(outcome, None, memory, energy),
             complete=outcome.complete,
             poverty=outcome.poverty,
             poverty_change=outcome.poverty_change,
@@ -285,13 +285,19 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool, alone: bool) -> Data
     )
 
 
-def _figures(outcome: RoundResult, memory: MemoryProbe | NotMeasured, energy: EnergyProbe) -> Figures:
+def _figures(
+    spent: RoundResult | AbandonedError, steps: int | None, memory: MemoryProbe | NotMeasured, energy: EnergyProbe
+) -> Figures:
+    """Figures of a round, or of the ``steps`` of one that was left off."""
+    if steps == 0 and not spent.flops:
+        return dict(NOTHING_TRAINED)
+    until = "" if steps is None else f", {steps} step{'' if steps == 1 else 's'} until the round was left off"
     figures = memory.figures() | {
         "energy_j": energy.figure(),
         "temperature_c": temperature(),
-        "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),
-        "compute_s": Figure(outcome.compute_s, "measured", "monotonic clock around the steps"),
+        "flops": Figure(spent.flops, "counted", f"torch FlopCounterMode{until}"),
+        "compute_s": Figure(spent.compute_s, "measured", f"monotonic clock around the steps{until}"),
     }
-    if outcome.cache_fill_flops:
-        figures["filling_flops"] = Figure(outcome.cache_fill_flops, "counted", "torch FlopCounterMode")
+    if isinstance(spent, RoundResult) and spent.cache_fill_flops:
+        figures["filling_flops"] = Figure(spent.cache_fill_flops, "counted", "torch FlopCounterMode")
     return figures

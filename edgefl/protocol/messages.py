@@ -93,6 +93,14 @@ class Update(_Message, frozen=True, tag="update"):
     base: str = ""  # the digest of what the device retains, which its next round of the period goes on from
 
 
+class Spent(_Message, frozen=True, tag="spent"):
+    """Device → coordinator: figures of an attempt that I have dropped, because its round closed or another came."""
+
+    device: str = ""
+    attempt: Attempt = Attempt()
+    figures: Figures = {}
+
+
 class Need(_Message, frozen=True, tag="need"):
     """Receiver → sender of objects: what I lack, how many chunks may be in flight, and what arrived so far.
 
@@ -240,7 +248,7 @@ class Renewed(_Message, frozen=True, tag="renewed"):
     refusal: str = ""
 
 
-UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence | Renew | LogLines
+UpMessage = Hello | Accept | Decline | Progress | Update | Spent | Need | Heartbeat | Presence | Renew | LogLines
 DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain | Renewed | LogRequest
 M = TypeVar("M", UpMessage, DownMessage)
 

@@ -39,7 +39,7 @@ def attendance(report: RunReport) -> Attendance:
     whys: dict[str, dict[str, None]] = {row.device: {} for row in report.devices}
     for row in report.assignments:
         if (row.stage, row.round) in held and row.device in did:
-            if row.status == "done" or row.measured:
+            if row.status == "done":
                 did[row.device].add((row.stage, row.round))
             else:
                 why = reason(row.refusal) if row.refusal else REASONS.get(row.status, row.status)

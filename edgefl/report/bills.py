@@ -78,7 +78,8 @@ _STEP_NOTE = (
 _SUM_NOTE = (
     "FLOPs count forward and backward as run, 2 per multiply-accumulate, and add up over rounds. Payload is tensors "
     "only, each counted once; on the wire is everything that passed the broker's socket from offer to update, with the "
-    "update's own chunks and those sent once more. Bytes add up over rounds."
+    "update's own chunks and those sent once more. Bytes add up over rounds, also those that came late or "
+    "were lost: of these the coordinator counts the payload, and the device tells the rest."
 )
 _RATIO_NOTE = (
     "× is measured or counted over predicted, of the same rounds: below 1 the device needed less than was planned for, "

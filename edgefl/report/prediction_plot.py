@@ -23,7 +23,8 @@ _COMPARED = {
 def prediction(report: RunReport) -> Chart | None:
     """Measured over predicted of each device and stage, in a panel for each figure."""
     values: Values = []
-    for (device, stage), rows in resources.by_device_and_stage(report).items():
+    for (device, stage), every in resources.by_device_and_stage(report).items():
+        rows = [row for row in every if row.status == "done"]
         for name, title in _COMPARED.items():
             measured, predicted = resources.measured(name, rows), resources.predicted(name, rows)
             if measured.value and predicted.value and not measured.reason:

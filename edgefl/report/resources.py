@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from edgefl.budget.fit import gpu_limit
-from edgefl.records import FIGURES, Figure, has_card
+from edgefl.records import FIGURES, NOT_TRAINED, Figure, has_card
+from edgefl.report.refusals import REASONS
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 #: Figures of which the largest counts; the others add up over rounds.
@@ -39,14 +40,30 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
 
 def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
     """The measured (or counted) figure over the attempts that trained, finished or not."""
-    rows = [row for row in assignments if row.measured]
-    return total(name, [row.measured.get(name, Figure()) for row in rows])
+    figures = [row.measured.get(name) or unknown(row) for row in assignments if row.measured]
+    return total(name, [figure for figure in figures if figure.reason != NOT_TRAINED])
+
+
+def unknown(row: AssignmentRow) -> Figure:
+    """A figure that an attempt does not have: nothing was trained, or its device has told nothing."""
+    flops = row.measured.get("flops")
+    told = flops is not None and flops.reason != NOT_TRAINED
+    if row.status == "done" or told:
+        return Figure(reason="not recorded")
+    moved = any(row.measured.get(name, Figure()).value for name in ("payload_down_bytes", "payload_up_bytes"))
+    if flops is None and (moved or row.status in {"late", "lost"}):
+        return Figure(reason=f"the device has not told: {REASONS.get(row.status, row.status)}")
+    return Figure(reason=NOT_TRAINED)
 
 
 def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
     """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
+
+    def is_compared(row: AssignmentRow) -> bool:
+        return row.status == "done" or row.measured.get(name, Figure()).value is not None
+
     rows = list(assignments)
-    trained = [row for row in rows if row.measured and row.predicted]
+    trained = [row for row in rows if row.measured and row.predicted and is_compared(row)]
     figures = [row.predicted.get(name, _UNKNOWN) for row in trained or rows if row.predicted]
     if not figures:
         refused = bool(rows) and all(row.refusal for row in rows)

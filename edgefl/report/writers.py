@@ -102,8 +102,7 @@ def figure_rows(report: RunReport) -> Iterator[tuple[str | float | None, ...]]:
         where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
         why = ("", None, None) if refusal is None else (refusal.reason, refusal.needed, refusal.allowed)
         for name in [name for name in FIGURES if name in row.predicted or name in row.measured]:
-            unknown = Figure(reason="not trained" if refusal or row.status != "done" else "not recorded")
-            plan, told = row.predicted.get(name, Figure()), row.measured.get(name, unknown)
+            plan, told = row.predicted.get(name, Figure()), row.measured.get(name) or resources.unknown(row)
             origin = (told.kind if told.value is not None else "missing", told.source)
             yield (*where, name, FIGURES[name], plan.value, told.value, *origin, told.reason, *why)
         if refusal is not None and not row.predicted and not row.measured:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.errors import DataError, DivergedError
+from edgefl.errors import DataError, DivergedError, EdgeFLError
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
@@ -60,6 +60,14 @@ class LocalState:
     cache: PrefixCache = field(default_factory=lambda: PrefixCache(Path(tempfile.gettempdir())))
 
 
+class AbandonedError(EdgeFLError):
+    """The round is left off before its end. ``steps``, ``compute_s``, ``flops``: until then."""
+
+    steps = 0
+    compute_s = 0.0
+    flops = 0.0
+
+
 @dataclass(frozen=True)
 class RoundResult:
     """Outcome of one device's round.
@@ -95,16 +103,20 @@ def train_round(
 
     ``parts`` holds every present part as received, and "prototypes" when there are global ones. ``salt`` (device and
     round) makes batches differ between devices and rounds, reproducibly. Raises DataError when the share cannot fill
-    one batch (decision D-L3) and DivergedError when the loss is not finite.
+    one batch (decision D-L3), DivergedError when the loss is not finite, and AbandonedError as ``on_progress`` does.
     """
     local = local or LocalState()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
     with metered(local.counts) as bill:
-        if is_closing(job.stage):
-            result = _closing_round(job, dataset, _load(job, parts, local), rng)
-        else:
-            result = _training_round(job, dataset, parts, local, rng, on_progress)
+        try:
+            if is_closing(job.stage):
+                result = _closing_round(job, dataset, _load(job, parts, local), rng)
+            else:
+                result = _training_round(job, dataset, parts, local, rng, on_progress)
+        except AbandonedError as error:
+            error.flops = bill.flops
+            raise
     return replace(result, flops=bill.flops)
 
 
@@ -135,7 +147,11 @@ def _training_round(
     repair = chosen("repair", job.slots.repair)[0]
     observer: Observer | None = repair.method.observe and repair.bind(repair.method.observe)(job, model)
     training = _Training(job, model, dataset, usable, auxiliary, rng, observer)
-    training.run(on_progress)
+    try:
+        training.run(on_progress)
+    except AbandonedError as error:
+        error.steps, error.compute_s = len(training.loss), training.compute_s
+        raise
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = training.update()
     staying = job.stage.trained if repair.method.personal else kept_parts(job)

@@ -23,7 +23,7 @@ from edgefl.transfer.receiver import (
     StoreChunk,
     VerifyObject,
 )
-from edgefl.transfer.sender import Sender
+from edgefl.transfer.sender import Sender, Sent
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class DiskSender:
     """Sends the objects ``sizes`` (id -> bytes) of ``store`` to those who ask.
 
     ``publish`` takes the device that a message of chunks is for, None for all of them on the shared topic, and the
-    message. ``expected``: devices that will ask. Raises StoreError when an object cannot be read.
+    message. ``expected``: devices that will ask; ``on_sent`` hears which device was sent how many bytes. Raises
+    StoreError when an object cannot be read.
     """
 
     def __init__(
@@ -144,8 +145,10 @@ class DiskSender:
         store: ObjectStore,
         publish: Callable[[str | None, bytes], None],
         expected: Collection[str] = (),
+        on_sent: Callable[[str, Sent], None] = lambda device, sent: None,
     ) -> None:
         self.transfer = transfer
+        self._on_sent = on_sent
         self._sizes = sizes
         self._store = store
         self._publish = publish
@@ -197,6 +200,8 @@ class DiskSender:
         for device, those in chunks.items():
             for message in bundled(map(self._read, those), self._sender.chunk_bytes):
                 self._publish(device, message)
+        for name, sent in self._sender.take_sent().items():
+            self._on_sent(name, sent)
         return [one for one in instructions if isinstance(one, Failed)]
 
     def _read(self, chunk: SendChunk) -> Chunk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
@@ -37,6 +37,13 @@ MAX_PROBE_S = 160.0
 MAX_INCARNATIONS = 64
 
 
+class Sent(NamedTuple):
+    """Bytes of chunks that a device was sent: for the first time, and once more."""
+
+    first: int = 0
+    again: int = 0
+
+
 class Sender:
     """Serves the objects ``sizes`` (id -> bytes) to one or many receivers.
 
@@ -55,6 +62,7 @@ class Sender:
         self._epochs = Epochs()
         self._sent: dict[str, int] = {}  # device -> set of chunks that it was sent in all epochs
         self._again_bytes: Counter[str] = Counter()  # of chunks that a device was sent more than once
+        self._untold: dict[str, Sent] = {}
         self._awaited = set(expected)
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
@@ -71,6 +79,11 @@ class Sender:
     def sent_bytes(self, device: str) -> int:
         """Bytes of the chunks that a device was sent, each once; the last one of an object counts as whole."""
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
+
+    def take_sent(self) -> dict[str, Sent]:
+        """Bytes of chunks sent since this was asked before, by device."""
+        taken, self._untold = self._untold, {}
+        return taken
 
     def on_need(self, device: str, need: Need, now: float) -> list[Instruction]:
         """A Need (or Grant) of ``device`` arrived."""
@@ -231,7 +244,10 @@ class Sender:
 
     def _count(self, device: str, number: int, size: int) -> None:
         before = self._sent.get(device, 0)
-        self._again_bytes[device] += size if before >> number & 1 else 0
+        again = size if before >> number & 1 else 0
+        first, repeated = self._untold.get(device, Sent())
+        self._untold[device] = Sent(first + size - again, repeated + again)
+        self._again_bytes[device] += again
         self._sent[device] = before | 1 << number
 
     def _probe(self, now: float) -> list[Instruction]:

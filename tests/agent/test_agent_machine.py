@@ -14,7 +14,7 @@ from device_agent.core.machine import ANNOUNCE_S, MachineError, initial, step
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Hyper, Job, Stage
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Budget, ObjectRef, Refusal
+from edgefl.records import Attempt, Budget, Figure, ObjectRef, Refusal
 
 ID = "a" * 64
 FACTS = v.DataFacts({"acc": (50, 3)}, {"": 32, "acc": 32}, (20, 12), ("rest", "run"), base_bytes=1000)
@@ -145,7 +145,8 @@ def test_an_abandoned_training_ends_before_the_next_begins():
     state, out = play(state, v.Fetched(offer(number=2).attempt))
     assert kinds(out) == []  # the trainer still works on the first
     state, out = play(state, trained())
-    assert kinds(out) == ["Train"]
+    assert kinds(out) == ["Send", "Train"]
+    assert sent(out, m.Spent) == [m.Spent("d1", offer().attempt)]
     assert state.update is None
     assert state.dropped == {"superseded": 1, "abandoned-result": 1}
 
@@ -159,6 +160,36 @@ def test_an_abort_drops_its_attempt_and_nothing_newer():
     assert "StopFetch" in kinds(out)
     state, _ = play(state, offer(number=2))
     assert state.task is None  # closed: an old offer of it in the broker's queue changes nothing
+
+
+def test_what_a_dropped_attempt_cost_is_told_once_it_is_known():
+    """Before its first step, in the middle of training, and trained: whatever the round's end finds it at."""
+    first = offer().attempt
+    welcomed, _ = play(ready(), m.Welcome("c1", run="r1"))
+    fetching, _ = play(welcomed, offer())
+    _, out = play(fetching, m.Abort(first))
+    assert sent(out, m.Spent) == [m.Spent("d1", first, v.NOTHING_TRAINED)]
+    training, _ = play(fetching, v.Fetched(first))
+    aborted, out = play(training, m.Abort(first))
+    assert sent(out, m.Spent) == []
+    figures = {"flops": Figure(5.0, "counted")}
+    left_off = v.TrainingEnded(first, v.Result(refusal=Refusal("abandoned"), figures=figures))
+    _, out = play(aborted, left_off)
+    assert sent(out, m.Spent) == [m.Spent("d1", first, figures)]
+    superseded, _ = play(training, offer(number=2))
+    _, out = play(superseded, left_off)
+    assert sent(out, m.Spent) == [m.Spent("d1", first, figures)]
+    done, _ = play(training, v.TrainingEnded(first, v.Result({"task": ObjectRef(ID, 1)}, figures=figures)))
+    _, out = play(done, m.Abort(first))
+    assert sent(out, m.Spent) == [m.Spent("d1", first, figures)]
+
+
+def test_an_attempt_that_a_stopped_run_goes_on_with_is_not_told_as_dropped():
+    first = offer().attempt
+    state, _ = play(ready(), m.Welcome("c1", run="r1"), offer(), v.Fetched(first), m.Drain("r1", "stopped"))
+    assert state.abandoned == first
+    _, out = play(state, v.TrainingEnded(first, v.Result(refusal=Refusal("abandoned"))))
+    assert sent(out, m.Spent) == []
 
 
 def test_a_killed_trainer_is_a_decline_with_both_numbers_and_starts_again():

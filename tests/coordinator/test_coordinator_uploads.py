@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from coordinator.core.moves import UpdateStored
 from coordinator.runtime import uploads as uploads_module
 from coordinator.runtime.chunk_size import ChunkSizer
+from coordinator.runtime.traffic import Traffic
 from coordinator.runtime.uploads import MOST_UPLOADS, Uploads
 from coordinator.runtime.validate_update import Rules
 from edgefl.protocol.chunks import Chunk, encode_chunk
@@ -44,10 +45,12 @@ class Devices:
         self.todo: dict[str, list[tuple[str, int]]] = {}
         self.reports: list[Any] = []
         self.sizes: dict[str, set[int]] = {}
+        self.traffic = Traffic()
         self.uploads = Uploads(
             self.store,
             self.sizer,
             Rules(),
+            self.traffic,
             clock=lambda: 0.0,
             grant=self._granted,
             report=self.reports.append,

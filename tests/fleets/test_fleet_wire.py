@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import fleet_fixture
 import pytest
@@ -24,6 +25,8 @@ RUN = (
 )
 #: Of both directions, beside rounds: CONNECT, hellos, acknowledgements and the messages of a round's two ends.
 BESIDE_BYTES = 100_000
+#: Bytes a second: a third of a round's parts within its deadline.
+SLOW = 150_000.0
 
 
 async def run(fleet: Fleet, file: Path) -> list[CountingProxy]:
@@ -63,3 +66,36 @@ def test_beats_have_nothing_sent_twice_and_the_wire_is_what_a_proxy_counts(
             wire, payload = total(report, name, f"wire_{way}_bytes"), total(report, name, f"payload_{way}_bytes")
             assert payload > 1e7
             assert payload < wire < passed < wire + BESIDE_BYTES
+
+
+@pytest.mark.slow  # 40 s
+@pytest.mark.skipif(not mosquitto_wanted(), reason="a broker fast enough for this")
+def test_what_a_link_carries_for_rounds_that_come_late_is_in_the_bill(tmp_path: Path) -> None:
+    """The slow device's link takes longer than the deadline for what a round needs."""
+
+    async def scene(fleet: Fleet) -> tuple[CountingProxy, list[dict[str, Any]]]:
+        async with CountingProxy(SLOW).to(fleet.broker.address.port) as proxy:
+            url = fleet.broker.url.replace(f":{fleet.broker.address.port}", f":{proxy.port}")
+            slow = fleet.agent("slow", share(40, "acc", "gyro", seed=0), broker=url)
+            fast = fleet.agent("fast", share(40, "acc", "gyro", seed=1))
+            settings = {"round.devices": 2, "round.deadline_s": 6, "training.rounds": "[4, 0]"}
+            coordinator = fleet.coordinator("r1", {**settings, "transfer.credit": 4}, tmp_path / "late.yaml")
+            await asyncio.to_thread(finish, coordinator)
+            for agent in (slow, fast):
+                await asyncio.to_thread(agent.stop)
+            return proxy, slow.lines
+
+    (tmp_path / "late.yaml").write_text(RUN)
+    with Fleet(tmp_path, "mosquitto") as fleet:
+        proxy, lines = asyncio.run(scene(fleet))
+        report = fleet.report("r1")
+    rows = [row for row in report.assignments if row.device == "slow"]
+    assert "late" in {row.status for row in rows}
+    names = [f"{kind}_{way}_bytes" for kind in ("payload", "resent") for way in ("up", "down")]
+    billed, passed = sum(total(report, "slow", name) for name in names), proxy.up + proxy.down
+    assert passed > 2e6
+    assert abs(billed - passed) < 0.05 * passed, (billed, proxy.up, proxy.down)
+    trained = {line["attempt"] for line in lines if line.get("event") == "trained"}
+    for row in rows:
+        if f"r1/s{row.stage}/r{row.round}/a{row.attempt}" in trained:
+            assert row.measured["flops"].value, row

@@ -47,6 +47,7 @@ def up() -> Seeds:
         messages.Decline("cam-07", ATTEMPT, Refusal("memory", 2.0, 1.0, "B", "too much"), FIGURES),
         messages.Progress("cam-07", ATTEMPT, 1, 2, 30, 0.5),
         messages.Update("cam-07", ATTEMPT, {"acc/stage1": REF}, {"acc/stage1": 20}, {"loss": 0.5}, FIGURES),
+        messages.Spent("cam-07", ATTEMPT, FIGURES),
         messages.Need("cam-07", "t", 1 << 32 | 1, 1024, 16, 0, {"a" * 64: b"\x1f"}),
         messages.Heartbeat("cam-07", "s1", 7, ATTEMPT, 2**30),
         messages.Presence("cam-07", "s1", online=True),
