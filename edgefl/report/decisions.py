@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -249,7 +250,10 @@ def _then(report: RunReport, row: _Decision) -> Cell:
 
 
 def not_offered(report: RunReport) -> Grid:
-    """One row per device and reason: how many rounds it was not offered, and which of each stage."""
+    """One row per device and reason: how many rounds it was not offered, and which of each stage.
+
+    Devices that were not chosen are one row where they are many: they differ by the draw alone.
+    """
     in_stage = Counter(row.stage for row in report.rounds)
     not_asked = "Rounds of the run that this device was not asked to train in."
     others = "In brackets: rounds of the stage, where it was offered others."
@@ -265,7 +269,22 @@ def not_offered(report: RunReport) -> Grid:
         Column("stages", lambda row: _stages(row.rounds, in_stage), text=True, tip=others),
     ]
     rows = [_Absence(device, why, keys) for device, whys in absences(report).items() for why, keys in whys.items()]
-    return table("Rounds that a device was not offered", columns, rows, empty="Every device was asked in every round.")
+    spared = [row for row in rows if row.why.startswith(NOT_CHOSEN)]
+    if len(spared) > _APART:
+        rows = [row for row in rows if not row.why.startswith(NOT_CHOSEN)]
+    grid = table("Rounds that a device was not offered", columns, rows, empty="Every device was asked in every round.")
+    if len(spared) > _APART:
+        grid = replace(grid, rows=(*grid.rows, *_not_chosen(spared, len(report.rounds))))
+    return grid
+
+
+def _not_chosen(rows: Sequence[_Absence], of: int) -> Iterator[tuple[Cell, ...]]:
+    """One row for each reason of these."""
+    for why in dict.fromkeys(row.why for row in rows):
+        alike = [row for row in rows if row.why == why]
+        counts = sorted({len(row.rounds) for row in alike})
+        up_to = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        yield Cell(f"{len(alike)} devices"), Cell(why), Cell(f"{up_to} / {of}"), Cell()
 
 
 def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:

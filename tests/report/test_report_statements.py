@@ -184,3 +184,14 @@ def test_ages_have_one_unit() -> None:
     ages = [units.ago(seconds) for seconds in (-3, 59, 60, 750, 3600, 47 * 3600, 48 * 3600, 9e6)]
     assert ages[:4] == ["just now", "just now", "1 min ago", "12 min ago"]
     assert ages[4:] == ["1 h ago", "47 h ago", "2 days ago", "104 days ago"]
+
+
+def test_devices_that_a_draw_leaves_out_are_one_row() -> None:
+    """Seven of them, in one to ten rounds; being offline keeps a row of its own."""
+    names = [f"q{n}" for n in range(6)]
+    tell = {(1, 1): [*map(joined, names), joined("p3")], (1, 2): [left("p3")]}
+    report = fleet("p3", *names, tell=tell)
+    part = tuple(AssignmentRow(name, stage, 1, 1, "done") for name in names[:2] for stage in range(1, 6))
+    report = msgspec.structs.replace(report, assignments=(*report.assignments, *part))
+    rows = [[cell.text for cell in row] for row in decisions.not_offered(report).rows]
+    assert rows == [["p3", "offline", "9 / 10", "1 (round 2), 2–5"], ["7 devices", "not chosen", "1 to 10 / 10", ""]]
