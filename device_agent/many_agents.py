@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Result, Train
 from device_agent.runtime.agent import Agent
-from device_agent.runtime.connect import MakeLink, Options, make_agent
+from device_agent.runtime.connect import Options, Simulated, make_agent
 from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.trainer_process import (
     TRAINER_STOP_S,
@@ -131,14 +131,20 @@ class HostedTrainer:
                     await self._worker.process.call("leave", self._settings)
 
 
+def open_more_files() -> None:
+    """As many as the system lets: each device has a log and a lock, and its trainer rows in files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @contextlib.contextmanager
 def logged_agent(
-    options: Options, logs: Path, trainers: HostedTrainers, link: MakeLink | None = None
+    options: Options, logs: Path, trainers: HostedTrainers, simulated: Simulated | None = None
 ) -> Iterator[Agent]:
-    """An agent, not yet running, that writes its lines to ``logs``/<device>.log. ``link``: as of ``make_agent``."""
+    """An agent, not yet running, whose lines go to ``logs``/<device>.log; ``simulated``: in its fleet's process."""
     with (logs / f"{options.device}.log").open("a", encoding="utf-8") as stream:
         recent = RecentLines(stream, shared=not options.no_logs)
-        yield make_agent(options, line_writer("text", recent), trainers.trainer, recent, link)
+        yield make_agent(options, line_writer("text", recent), trainers.trainer, recent, simulated)
 
 
 async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:
@@ -147,8 +153,7 @@ async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> Non
     Each writes its lines to ``logs``/<device>.log. Raises the EdgeFLError of the agent that failed.
     """
     keep_for_chunks()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each device's rows are in open files of its trainer
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    open_more_files()
     shared = HostedTrainers(trainer_workers(trainers, logs))
     with contextlib.ExitStack() as stack:
         agents = [stack.enter_context(logged_agent(options, logs, shared)) for options in every]

@@ -47,6 +47,9 @@ STEP_S = 1.0
 SIGHTINGS_S = 60.0
 #: Events taken in one transaction: many devices' messages that came while the last one was written.
 MOST_AT_ONCE = 256
+#: Seconds for which devices that join are gathered, while no round waits for them: a commit for each of a thousand took
+#: a quarter of the time that they need to join. Far below the time in which a device expects its welcome.
+JOINS_S = 0.05
 _ERRORS: dict[str, type[EdgeFLError]] = {kind.__name__: kind for kind in (RunError, BudgetError, DataError)}
 
 
@@ -197,7 +200,7 @@ class Runner:
         try:
             while self.state.phase not in ENDED:
                 due = [await self._events.get()]
-                await asyncio.sleep(0)  # what has come with it
+                await asyncio.sleep(JOINS_S if self.state.phase is Phase.JOINING else 0)  # what has come with it
                 while len(due) < MOST_AT_ONCE and not self._events.empty():
                     due.append(self._events.get_nowait())
                 self._take(due)

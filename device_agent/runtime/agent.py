@@ -90,6 +90,7 @@ class Agent:
         self._perform = self._performers()
         self._credentials = credentials
         self.recent = RecentLines(shared=False)  # replaced where lines are kept
+        self.tick_s = TICK_S
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
 
     async def run(self) -> None:
@@ -155,7 +156,7 @@ class Agent:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self.tick_s)
             self._events.put_nowait(v.Tick(psutil.virtual_memory().available))
             self._transfers.tick(connected=self.state.connected)
             if self.state.abandoned is not None:

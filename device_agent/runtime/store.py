@@ -48,10 +48,22 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 class AgentStore:
-    """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used."""
+    """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used.
 
-    def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None, *, fingerprint: str = "") -> None:
+    ``durable``: what is saved outlasts a loss of power, once flushed. A simulated device's goes with its machine.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        owner: Owner,
+        limit_bytes: int | None = None,
+        *,
+        fingerprint: str = "",
+        durable: bool = True,
+    ) -> None:
         self.directory = directory
+        self._durable = durable
         self.fingerprint = fingerprint  # of the local data
         self.set_aside: list[Path] = []  # files that could not be understood, under their new names
         self._work = directory / "work.msgpack"
@@ -85,7 +97,7 @@ class AgentStore:
                 remedy="Start it with that --device and --fleet, or give this device a --state of its own.",
             )
         if known is None:
-            _write(self.directory / "identity.json", msgspec.json.encode(owner))
+            self._write(self.directory / "identity.json", msgspec.json.encode(owner))
 
     def close(self) -> None:
         """Let another process use the directory. Raises StoreError when the disk does not take what was saved."""
@@ -128,15 +140,15 @@ class AgentStore:
     @property
     def flushed(self) -> bool:
         """Whether the disk has what was saved."""
-        return self._newest[0] == self._lasting
+        return not self._durable or self._newest[0] == self._lasting
 
     def flush(self) -> None:
         """Have the disk keep what was saved. Callable from any thread. Raises StoreError."""
         with self._flushing:
             number, data = self._newest
-            if number == self._lasting:
+            if self.flushed:
                 return
-            _write(self._copy, data)
+            self._write(self._copy, data)
             sync_files([self._work])
             self._lasting = number
 
@@ -147,7 +159,11 @@ class AgentStore:
 
     def save_facts(self, facts: DataFacts) -> None:
         """Remember what the data is. Raises StoreError."""
-        _write(self.directory / "facts.json", msgspec.json.encode(_Facts(self.fingerprint, facts)))
+        self._write(self.directory / "facts.json", msgspec.json.encode(_Facts(self.fingerprint, facts)))
+
+    def _write(self, file: Path, data: bytes) -> None:
+        with store_errors("write", file, len(data)):
+            write_new(file, data, durable=self._durable)
 
     def _read(self, file: Path, kind: type[T]) -> T | None:
         decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
@@ -181,8 +197,3 @@ def fingerprint(source: str, *more: str) -> str:
     except OSError:
         seen = "absent"
     return hashlib.sha256("\0".join([source, seen, *more]).encode()).hexdigest()
-
-
-def _write(file: Path, data: bytes) -> None:
-    with store_errors("write", file, len(data)):
-        write_new(file, data)

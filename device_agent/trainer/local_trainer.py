@@ -152,7 +152,7 @@ class LocalTrainer:
                 self._hold()  # the model is gone, and what is sent comes into the process
                 staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
                 outcome.kept.clear()
-                if between(job):  # the next round goes on from these, and from nothing that others have
+                if self.alone and between(job):  # the next round goes on from these, and from nothing that others have
                     sync_files([store.path(ref.id) for ref in staying.values()])
                 sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         except AbandonedError as error:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_agent.many_agents import HostedTrainers, check_shared, logged_agent
-from device_agent.runtime.connect import Options
+from coordinator.core.timeouts import Timeouts
+from device_agent.many_agents import HostedTrainers, check_shared, logged_agent, open_more_files
+from device_agent.runtime.connect import Options, Simulated
 from device_agent.trainer.process import Trainers
 from edgefl.config.settings import RunConfig
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.job import RunPlan
 from edgefl.process.inline_worker import InlineWorker
+from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import make_private, store_errors
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 #: The agent's device, and what ended it.
 Lost = Callable[[str, Exception], None]
 OPTION = "--in-process"
+#: No device is lost for its silence, which says how busy this machine is and would change what a run gives; one that
+#: ends says so. So its heartbeats only fill a page's column of who was seen when.
+SIMULATED = Timeouts(heartbeat_s=60.0, silence_s=math.inf)
 
 
 def check_in_process(config: RunConfig, every: Sequence[Options], file: object, others: Sequence[str]) -> None:
@@ -81,21 +87,23 @@ async def run_fleet(
     from coordinator.runtime.environment import Environment
     from coordinator.runtime.runner import run as coordinate
 
+    open_more_files()
     logs, broker, trainers = directory / "logs", MemoryBroker(), Trainers(alone=False)
     with store_errors("create", logs):
         logs.mkdir(parents=True, exist_ok=True)
+    machine = capabilities(logs)
     async with _one_thread() as thread:
         worker = InlineWorker(evaluator.handlers, thread, logs / "evaluator.log")
         hosted = HostedTrainers([InlineWorker(trainers.handlers, thread, logs / "trainers.log", trainers.leave_off)])
         with contextlib.ExitStack() as stack:
             agents = {
                 one.device: stack.enter_context(
-                    logged_agent(one, logs, hosted, partial(MemoryTransport, broker, one.device))
+                    logged_agent(one, logs, hosted, Simulated(partial(MemoryTransport, broker, one.device), machine))
                 )
                 for one in every
             }
             transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
-            environment = Environment(directory, transport, fleet, emit, worker=worker)
+            environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED)
             run = asyncio.create_task(coordinate(plan, environment, resume=resume))
             return await _together(run, agents, lost)
 

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,9 +169,10 @@ class LocalRun:
 
     def _every(self) -> list[Options]:
         """The agents' options, but for the broker."""
-        every = []
+        every: list[Options] = []
+        read = cache(load_device)  # a fleet has many devices of few kinds
         for device in self.config.fleet:
-            profile = load_device(device.profile, budget_overrides(device.budget))
+            profile = read(device.profile, tuple(budget_overrides(device.budget)))
             data, state = self._places(device.name)
             agent = Options(
                 fleet=self.run,

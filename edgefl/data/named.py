@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
@@ -99,9 +100,15 @@ ORIGINS = {
 }
 
 
+@cache
+def _installed() -> tuple[str, ...]:
+    """Data sets of installed packages, of which all are looked through: once, not for each device of a fleet."""
+    return tuple(point.name for point in entry_points(group=GROUP))
+
+
 def names() -> list[str]:
     """Names of the data sets there are: our own, and the entry points ``edgefl.datasets`` of installed packages."""
-    return [*NAMED, *(point.name for point in entry_points(group=GROUP) if point.name not in NAMED)]
+    return [*NAMED, *(name for name in _installed() if name not in NAMED)]
 
 
 def data_home() -> Path:

@@ -326,7 +326,7 @@ class ObjectStore:
                 continue
             if _sha256(entry.path) != entry.name:
                 os.unlink(entry.path)
-        write_new(seen, now.encode())
+        write_new(seen, now.encode(), durable=False)  # after a loss of power it is another boot anyway
 
 
 class _WriteBatch(ObjectStore):

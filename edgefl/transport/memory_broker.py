@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, TypeVar
 
 from paho.mqtt.client import topic_matches_sub
 
@@ -22,16 +23,18 @@ HELD_S = 0.05
 AWAY_S = 0.02
 
 
+S = TypeVar("S")
 _Message = tuple[str, bytes]  # topic, payload
 
 
-@dataclass
+@dataclass(eq=False)
 class _Session:
-    """The broker's session of a client, connected or not."""
+    """The broker's session of a client, connected or not. ``number``: in the order of their first connections."""
 
     client_id: str
+    number: int
     transport: MemoryTransport | None = None
-    patterns: list[str] = field(default_factory=list)
+    patterns: set[str] = field(default_factory=set)
     queue: list[_Message] = field(default_factory=list)
     held: list[_Message] = field(default_factory=list)
 
@@ -41,6 +44,36 @@ class _Session:
             self.queue.append(message)
         else:
             self.transport.arrive(*message)
+
+
+@dataclass
+class Subscriptions(Generic[S]):
+    """Who wants which topics: a tree of the patterns' levels. A topic takes as many steps as it has levels.
+
+    Of thousands of clients that subscribe to topics of their own, looking at each pattern of each would take longer
+    than all the rest of a simulated fleet. ``here``: whose pattern ends at this level.
+    """
+
+    below: dict[str, Subscriptions[S]] = field(default_factory=dict)
+    here: set[S] = field(default_factory=set)
+
+    def add(self, pattern: str, who: S) -> None:
+        """Subscribe to an MQTT pattern: + is one level, # at the end any number of them."""
+        node = self
+        for level in pattern.split("/"):
+            node = node.below.setdefault(level, Subscriptions())
+        node.here.add(who)
+
+    def of(self, topic: str) -> set[S]:
+        """Who wants this topic. No wildcard stands for a first level that begins with $."""
+        found: set[S] = set()
+        nodes = [self]
+        for place, level in enumerate(topic.split("/")):
+            names = [level] if place == 0 and level.startswith("$") else [level, "+", "#"]
+            steps = [(name, node.below[name]) for node in nodes for name in names if name in node.below]
+            found.update(*(node.here for name, node in steps if name == "#"))
+            nodes = [node for name, node in steps if name != "#"]
+        return found.union(*(node.here | node.below.get("#", Subscriptions[S]()).here for node in nodes))
 
 
 class MemoryBroker:
@@ -62,6 +95,7 @@ class MemoryBroker:
         self._random = random.Random(seed)
         self._sessions: dict[str, _Session] = {}
         self._retained: dict[str, bytes] = {}
+        self._subscriptions = Subscriptions[_Session]()
 
     def cut(self, client_id: str, seconds: float = AWAY_S) -> None:
         """End a client's connection without DISCONNECT: its will is published. It comes back after ``seconds``."""
@@ -76,7 +110,7 @@ class MemoryBroker:
 
     def attach(self, client_id: str, transport: MemoryTransport) -> None:
         """Connect a client to its session; an older connection with the same id is cut off, as MQTT demands."""
-        session = self._sessions.setdefault(client_id, _Session(client_id))
+        session = self._sessions.setdefault(client_id, _Session(client_id, len(self._sessions)))
         if session.transport is not None and session.transport is not transport:
             session.transport.lost()
         session.transport = transport
@@ -98,7 +132,8 @@ class MemoryBroker:
         session = self._sessions[client_id]
         for pattern in patterns:
             if pattern not in session.patterns:
-                session.patterns.append(pattern)
+                session.patterns.add(pattern)
+                self._subscriptions.add(pattern, session)
             retained = [message for message in self._retained.items() if topic_matches_sub(pattern, message[0])]
             self._send(session, retained)
 
@@ -108,9 +143,8 @@ class MemoryBroker:
             self._retained[topic] = payload
         elif retain:
             self._retained.pop(topic, None)
-        for session in self._sessions.values():
-            if any(topic_matches_sub(pattern, topic) for pattern in session.patterns):
-                self._disturb(session, (topic, payload))
+        for session in sorted(self._subscriptions.of(topic), key=lambda one: one.number):
+            self._disturb(session, (topic, payload))
 
     def _disturb(self, session: _Session, message: _Message) -> None:
         # Always three draws, so that changing one probability leaves the other faults where they were.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ from coordinator.ledger.ledger import Ledger
 from edgefl.api.local_run import LocalOptions, LocalRun
 from edgefl.errors import ConfigError
 from edgefl.records import Manifest
+from edgefl.report.decisions import not_offered
 from edgefl.run_records import RunReport
 from edgefl.storage.disk import LEDGER
+from edgefl.transport import memory_broker
 
 #: One device with both sensors, one that lacks some of b, one that has a alone.
 FLEET = [{"name": "whole"}, {"name": "patchy"}, {"name": "only-a"}]
@@ -166,3 +169,47 @@ def test_what_takes_processes_is_refused_before_anything_starts(
         LocalRun(asked, lambda _: None)
     assert "--in-process" in caught.value.remedy
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.timeout(60)
+def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_at(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round of three of 30 devices. Only the coordinator has the disk write."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    looked: list[str] = []
+    matches = memory_broker.topic_matches_sub
+    monkeypatch.setattr(
+        memory_broker, "topic_matches_sub", lambda pattern, topic: looked.append(topic) or matches(pattern, topic)
+    )
+    names = [f"device-{n:02}" for n in range(30)]
+    run = edgefl.run(
+        fields(
+            source,
+            name="large",
+            recipe="end_to_end",
+            slots={"select": {"random": {"share": 0.1}}},
+            data={"source": source / "all.npz", "partition": {"iid": {}}},
+            training={"rounds": [0, 1], "batch_size": 2},
+            round={"join_s": 60},
+            fleet=[{"name": name} for name in names],
+        ),
+        directory=source / "large",
+        in_process=True,
+        export=False,
+        page=False,
+    )
+    report = run.report.record
+    assert [len(row.participants) for row in report.rounds] == [3]
+    assert not [event for event in report.events if event.kind == "device_left"]
+    assert synced
+    assert not [path for path in synced if "/devices/" in path]
+    assert len(looked) == 0
+    assert [row[0].text for row in not_offered(report).rows] == ["27 devices"]
