@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
 from device_agent.core import state as v
 from device_agent.core.machine import initial, step
 from device_agent.runtime.effects import Effects, Emit
@@ -28,6 +26,7 @@ from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError,
 from edgefl.findings import remedy
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, LogRequest, Offer, Presence, Renewed, UpMessage, decode_down, encode
+from edgefl.resources import control_group
 from edgefl.transport.interface import Transport, Will
 from edgefl.transport.link import least_wait_s
 
@@ -157,7 +156,7 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.tick_s)
-            self._events.put_nowait(v.Tick(psutil.virtual_memory().available))
+            self._events.put_nowait(v.Tick(control_group.memory().free_bytes))
             self._transfers.tick(connected=self.state.connected)
             if self.state.abandoned is not None:
                 self.trainer.interrupt()  # again: the first may have come before the trainer had read its order

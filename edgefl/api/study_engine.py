@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
-import psutil
 
 from edgefl.errors import MissingDependencyError, RunError
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
+from edgefl.resources import control_group
 
 #: A worker ends a cell's processes in order before it ends itself.
 STOP_S = 5.0
@@ -207,4 +207,4 @@ def local_processes(logs: Path, module: str = "edgefl.api.study_worker") -> Work
 
 def local_room() -> Room:
     """Capacity of this machine, of its memory a share of what is free."""
-    return Room(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * psutil.virtual_memory().available))
+    return Room(len(os.sched_getaffinity(0)), int(MEMORY_SHARE * control_group.memory().free_bytes))

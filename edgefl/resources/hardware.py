@@ -10,9 +10,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 from edgefl.records import Capabilities
+from edgefl.resources import control_group
 
 _SUCCESS = 0
 _NAME_BYTES = 96
@@ -86,19 +85,18 @@ class Nvml:
 def capabilities(disk: Path | None = None) -> Capabilities:
     """The machine as it is now. ``disk``: the directory whose free space counts.
 
-    On a Jetson, ``gpu`` is the board and ``gpu_memory_bytes`` is 0: processor and GPU share one pool. Inside a
-    container its memory limit counts, not the host's memory.
+    On a Jetson, ``gpu`` is the board and ``gpu_memory_bytes`` is 0: processor and GPU share one pool. The memory is
+    what control groups leave of the machine's.
     """
-    memory = psutil.virtual_memory()
-    total, free = within_cgroup(memory.total, memory.available, Path("/sys/fs/cgroup"))
+    memory = control_group.memory()
     gpu, gpu_memory = graphics()
     try:
         runtime = f"torch {metadata.version('torch')}"  # without loading it
     except metadata.PackageNotFoundError:
         runtime = ""
     return Capabilities(
-        memory_total_bytes=total,
-        memory_free_bytes=free,
+        memory_total_bytes=memory.total_bytes,
+        memory_free_bytes=memory.free_bytes,
         cores=len(os.sched_getaffinity(0)),
         gpu=gpu,
         gpu_memory_bytes=gpu_memory,
@@ -106,16 +104,6 @@ def capabilities(disk: Path | None = None) -> Capabilities:
         machine=platform.machine(),
         runtime=runtime,
     )
-
-
-def within_cgroup(total: int, free: int, cgroup: Path) -> tuple[int, int]:
-    """Total and free memory after the limit of a version 2 control group, if it has one."""
-    try:
-        limit = int((cgroup / "memory.max").read_text())  # "max" when there is no limit
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return total, free
-    return min(total, limit), max(0, min(free, limit - used))
 
 
 def graphics(root: Path = Path("/"), nvml: Callable[[], Nvml] = Nvml) -> tuple[str, int]:

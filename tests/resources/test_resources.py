@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tree_fixture import tree
 
 from edgefl.resources import hardware
 from edgefl.resources.hardware import Memory, Nvml, NvmlError
@@ -34,15 +35,6 @@ MIB = 2**20
 
 def no_gpu() -> Nvml:
     raise NvmlError("libnvidia-ml.so.1 is not installed")
-
-
-def tree(root: Path, files: dict[str, object]) -> Path:
-    """A fake sysfs."""
-    for name, content in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{content}\n")
-    return root
 
 
 class Gpu:
@@ -436,16 +428,8 @@ def test_nvml_names_the_call_that_failed():
         Nvml(library=Gpu(without=("nvmlDeviceGetPowerUsage",))).power_w()
 
 
-def test_a_container_counts_its_own_memory(tmp_path):
-    assert hardware.within_cgroup(100, 80, tmp_path) == (100, 80)
-    tree(tmp_path, {"memory.max": 60, "memory.current": 45})
-    assert hardware.within_cgroup(100, 80, tmp_path) == (60, 15)
-    tree(tmp_path, {"memory.max": "max"})
-    assert hardware.within_cgroup(100, 80, tmp_path) == (100, 80)
-
-
 def test_probes_of_the_supervisor_load_neither_numpy_nor_torch():
-    modules = ["hardware", "sensors", "process_memory", "memory_probe", "gpu_memory"]
+    modules = ["hardware", "control_group", "sensors", "process_memory", "memory_probe", "gpu_memory"]
     program = "import sys\n" + "".join(f"import edgefl.resources.{name}\n" for name in modules)
     program += "assert not {'numpy', 'torch'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0
