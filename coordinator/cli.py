@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.console import guarded, show_version
+from edgefl.console import fit_outputs, guarded, show_version, write_data
 from edgefl.errors import EdgeFLError, StoreError, missing_dependency
 from edgefl.log_lines import line_writer
 from edgefl.run_records import EventRow
@@ -258,8 +258,7 @@ def showing(events: bool, *, silent: bool = False) -> Iterator[Callable[[EventRo
         def write(row: EventRow) -> None:
             told.add(row.kind)
             try:
-                sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
-                sys.stdout.flush()
+                write_data(msgspec.json.encode(row).decode() + "\n")
             except BrokenPipeError as error:  # whoever watched is gone: stop, so that the run can be resumed
                 sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it at its end
                 raise KeyboardInterrupt from error
@@ -283,6 +282,7 @@ def showing(events: bool, *, silent: bool = False) -> Iterator[Callable[[EventRo
 
 def main() -> None:
     """The console script."""
+    fit_outputs()
     app()
 
 

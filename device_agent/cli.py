@@ -30,6 +30,7 @@ from device_agent.command import (
     state_of,
     whose,
 )
+from edgefl.console import fit_outputs, write_data
 
 if TYPE_CHECKING:
     from edgefl.findings import Check
@@ -168,7 +169,7 @@ def doctor(given: DoctorOptions) -> None:
         )
     )
     if given.form is Format.json:
-        sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
+        write_data(msgspec.json.encode(checks).decode() + "\n")
     else:
         sys.stdout.write("".join(map(_shown, checks)))
     if any(check.status == "fail" for check in checks):
@@ -236,6 +237,7 @@ command(service.UpgradeOptions)(service.upgrade)
 
 def main() -> None:
     """Entry point of the console script."""
+    fit_outputs()
     app()
 
 

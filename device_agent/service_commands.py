@@ -15,6 +15,7 @@ import typer
 
 from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
+from edgefl.console import write_data
 
 NAME = typer.Option(help="The service's name, where several devices are on this machine.")
 USER = typer.Option("--user", help="A service of your own, without root.")
@@ -173,7 +174,7 @@ def status(given: StatusOptions) -> None:
     now = time.time()
     report = report_of(place, where.fleet, where.device, where.state, now)
     if given.form is Format.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        write_data(msgspec.json.encode(report).decode() + "\n")
     else:
         for subject, text in lines(report, now):
             sys.stdout.write(f"{subject:<13} {text}\n")

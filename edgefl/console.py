@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import platform
 import re
 import sys
@@ -20,6 +22,29 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
     "\ud800-\udfff]"
 )
+#: ASCII for characters that an output's encoding lacks, where their decomposition by Unicode is none.
+_PLAIN = {
+    **dict(zip("‘’‚‛′", "'''''", strict=True)),
+    **dict.fromkeys("“”„″", '"'),
+    **dict.fromkeys("‐‑–—−─━", "-"),
+    **dict(zip("│┃·•×⁄∕", "||-*x//", strict=True)),
+    **dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)),
+    "→": "->",
+    "←": "<-",
+    "≥": ">=",
+    "≤": "<=",
+    "≠": "!=",
+    "≈": "~",
+    "±": "+/-",
+    "÷": "/",
+    "‖": "||",
+    "√": "sqrt ",
+    "²": "^2",
+    "°": "deg ",
+    "∞": "inf",
+}
+_PLAIN_ERRORS = "edgefl.plain"
+_GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
 #: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
 INTERRUPTED = 130
 
@@ -35,6 +60,50 @@ def show_version(program: str) -> Callable[[bool], None]:
             raise SystemExit(0)
 
     return show
+
+
+def fit_outputs() -> None:
+    """Show ASCII for characters that stdout or stderr cannot encode; a program's first call.
+
+    An output whose owner has chosen another way (``PYTHONIOENCODING=ascii:backslashreplace``) keeps it.
+    """
+    codecs.register_error(_PLAIN_ERRORS, _plain)
+    for stream, default in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == default:
+            stream.reconfigure(errors=_PLAIN_ERRORS)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Handler of a codec: ASCII for the characters that it lacks, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
+
+
+def _in_ascii(character: str) -> str:
+    import unicodedata  # not in a supervisor that never needs it
+
+    if character in _PLAIN:
+        return _PLAIN[character]
+    if letter := _GREEK.fullmatch(unicodedata.name(character, "")):
+        return letter[2].lower() if letter[1] == "SMALL" else letter[2].capitalize()
+    if unicodedata.combining(character):
+        return ""
+    decomposed = unicodedata.normalize("NFKD", character)
+    if decomposed == character:
+        return character if character.isascii() else "?"
+    return "".join(map(_in_ascii, decomposed))
+
+
+def write_data(text: str) -> None:
+    """Write what programs read (JSON, CSV, a page) to stdout: in UTF-8, whatever the terminal's encoding."""
+    binary = getattr(sys.stdout, "buffer", None)
+    sys.stdout.flush()
+    if binary is None:  # a notebook's output, or a test's
+        sys.stdout.write(text)
+    else:
+        binary.write(text.encode())
+        binary.flush()
 
 
 def safe_text(text: str) -> str:

@@ -51,7 +51,7 @@ def command(
     if format in ("html", "parquet") and output is None:
         output = directories[0] / f"compare.{format}"
     content = _content(compare([read_run(directory) for directory in directories]), format, to_terminal=output is None)
-    write_out(output or Path("-"), content)
+    write_out(output or Path("-"), content, to_read=format == "terminal")
 
 
 def _content(found: Comparison, form: str, *, to_terminal: bool) -> str | bytes:

@@ -14,7 +14,7 @@ import typer.core
 import typer.main
 
 from edgefl.api.needs import NEEDS
-from edgefl.console import guarded, show_version
+from edgefl.console import fit_outputs, guarded, show_version
 
 #: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
 VERBS: dict[str, tuple[str, str]] = {
@@ -93,6 +93,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the console script. Ends the program with an exit code."""
+    fit_outputs()
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in own

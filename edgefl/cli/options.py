@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from edgefl.api.runs import BUNDLES, find_run, write_file
+from edgefl.console import write_data
 from edgefl.errors import ExportError, RunError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def show(form: str, body: object, *grids: Grid) -> None:
     from rich.console import Console
 
     if form == "json":
-        typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
+        write_data(msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n")
     else:
         from edgefl.report.grid import print_grids
 
@@ -68,10 +69,13 @@ def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:
     return captured.get()
 
 
-def write_out(path: Path, content: str | bytes) -> None:
-    """``write_file``, and say so; to stdout for the path ``-``."""
+def write_out(path: Path, content: str | bytes, *, to_read: bool = False) -> None:
+    """``write_file``, and say so; to stdout for the path ``-``. ``to_read``: text for a person, not for a program."""
     if str(path) == "-":
-        sys.stdout.buffer.write(content) if isinstance(content, bytes) else sys.stdout.write(content)
+        if isinstance(content, bytes):
+            sys.stdout.buffer.write(content)
+        else:
+            sys.stdout.write(content) if to_read else write_data(content)
         return
     write_file(path, content)
     sys.stderr.write(f"wrote {path}\n")

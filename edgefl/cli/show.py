@@ -136,7 +136,7 @@ def report_command(
     elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:
         output /= "report.parquet"
     content = _content(report, format, to_terminal=output is None, static=static)
-    write_out(output or Path("-"), content)
+    write_out(output or Path("-"), content, to_read=format == "terminal")
 
 
 def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool) -> str | bytes:

@@ -62,7 +62,8 @@ def command(
     options = LocalOptions(given.run, (), directory, in_process=in_process)
     with _progress(len({cell.run for cell in cells})) as told:
         found = at_once(cells, options, AtOnce(workers, int(memory_mib * 2**20), export, told, engine))
-    write_out(output or Path("-"), _content(found, format, to_terminal=output is None))
+    content = _content(found, format, to_terminal=output is None)
+    write_out(output or Path("-"), content, to_read=format == "terminal")
     if failed := [cell for cell in found.cells if cell.error]:
         typer.echo(f"{len(failed)} of {len(found.cells)} cells failed; call it again to try them again", err=True)
         raise typer.Exit(17)
