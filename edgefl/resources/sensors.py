@@ -2,7 +2,8 @@
 
 Energy comes from the first of these that there is:
 
-* ina3221: the power monitor on Jetson boards, through hwmon in sysfs. Whole module, power sampled and integrated.
+* ina238 and ina3221: the power monitors of Jetson boards, through sysfs; power is sampled and integrated. The source
+  says what it covers: "module", by a rail that carries all of it, or "sum of rails, may be short".
 * nvml: the GPU's own energy counter (whole card, nothing else of the machine). Only when the training runs on it.
 * rapl: the processor packages' energy counters (not memory, not the board); usually readable by root only.
 """
@@ -21,7 +22,10 @@ from edgefl.resources.hardware import Nvml, NvmlError
 
 #: 100 ms: the INA3221 averages over some ms itself; slower sampling would miss short steps, faster is I2C traffic.
 PERIOD_S = 0.1
-#: Rails that carry the whole module; without one of these, the monitored rails are summed.
+#: The monitor at the input of Thor's board: all that the module takes, and the board with it.
+_INPUT_CHIP = "ina238"
+#: Rails that carry the whole module, of Orin Nano and NX, Xavier NX and Nano. AGX Orin and AGX Xavier have none: their
+#: monitored rails are summed.
 _TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
 #: Zones that are no processor: a Jetson Nano's PMIC-Die always reads 100 °C; radio and battery say nothing of the load.
 _NOT_PROCESSOR = ("pmic", "wifi", "battery", "bat", "nvme", "acpi")
@@ -116,9 +120,9 @@ class EnergyProbe:
         return Figure(value=self._meter.joules, source=self._meter.source)
 
     def _find(self, device: str, sysfs: Path, nvml: Callable[[], Nvml]) -> Meter | None:
-        if (module := _ina3221(sysfs)) is not None:
+        if (module := _module(sysfs)) is not None:
             return module
-        self._looked.append(f"ina3221 in {sysfs / 'class/hwmon'}")
+        self._looked.append(f"ina3221 and ina238 in {sysfs / 'class/hwmon'}")
         if device.startswith("cuda"):
             try:
                 return _nvml_meter(nvml())
@@ -147,27 +151,50 @@ class EnergyProbe:
             self._fault = f"{self._meter.source} stopped answering: {error}"
 
 
-def _ina3221(sysfs: Path) -> Meter | None:
-    """The module's power rails; None when there is no INA3221 with a rail in use."""
-    rails: dict[str, tuple[Path, Path]] = {}
+def _module(sysfs: Path) -> Meter | None:
+    """Power of a Jetson's module: of the rail that carries it all, else of the monitored rails; None without any."""
+    rails = dict(_rails(sysfs))
+    if not rails:
+        return None
+    totals = [rail for rail in rails if rail[0] == _INPUT_CHIP]
+    totals += [rail for name in _TOTAL_RAILS for rail in rails if rail[1] == name]
+    chosen = totals[:1] or sorted(rails)
+    covers = "module" if totals else "sum of rails, may be short"
+    chips = "/".join(sorted({chip for chip, _ in chosen}))
+    return PowerMeter(
+        f"{chips}: {' + '.join(name for _, name in chosen)} ({covers})", lambda: sum(rails[rail]() for rail in chosen)
+    )
+
+
+def _rails(sysfs: Path) -> Iterator[tuple[tuple[str, str], Callable[[], float]]]:
+    """((chip, rail), its watts) of each rail that a power monitor of a Jetson measures."""
     for chip in sorted((sysfs / "class/hwmon").glob("hwmon*")):
-        if _text(chip / "name") != "ina3221":
-            continue
-        for channel in (1, 2, 3):  # higher numbers are shunt voltages and sums of these
+        kind = _text(chip / "name")
+        if kind == _INPUT_CHIP and _text(chip / "power1_input"):  # its one channel
+            yield (
+                (kind, _text(chip / "label") or _text(chip / "in1_label") or "VIN"),
+                partial(_watts, chip / "power1_input", 1e6),
+            )
+        for channel in (1, 2, 3) if kind == "ina3221" else ():  # higher numbers are shunt voltages and sums of these
             label = _text(chip / f"in{channel}_label")
             volts, amperes = chip / f"in{channel}_input", chip / f"curr{channel}_input"
             if label in ("", "NC") or _text(chip / f"in{channel}_enable") == "0":
                 continue
             if _text(volts) and _text(amperes):
-                rails[label] = (volts, amperes)
-    if not rails:
-        return None
-    chosen = [rail for rail in _TOTAL_RAILS if rail in rails][:1] or sorted(rails)
+                yield (kind, label), partial(_product, volts, amperes)
+    for chip in sorted((sysfs / "bus/iio/devices").glob("iio:device*")):  # L4T 32
+        for channel in (0, 1, 2) if _text(chip / "name").startswith("ina3221") else ():
+            power = chip / f"in_power{channel}_input"
+            if (label := _text(chip / f"rail_name_{channel}")) and _text(power):
+                yield ("ina3221", label), partial(_watts, power, 1e3)
 
-    def watts() -> float:
-        return sum(int(rails[r][0].read_text()) * int(rails[r][1].read_text()) for r in chosen) / 1e6  # mV * mA = uW
 
-    return PowerMeter("ina3221: " + " + ".join(chosen), watts)
+def _watts(file: Path, per_watt: float) -> float:
+    return int(file.read_text()) / per_watt
+
+
+def _product(volts: Path, amperes: Path) -> float:
+    return int(volts.read_text()) * int(amperes.read_text()) / 1e6  # mV * mA = uW
 
 
 def _nvml_meter(gpu: Nvml) -> Meter:
