@@ -201,7 +201,7 @@ def failed(error: WorkerFailedError, ceiling: Ceiling, memory_total_bytes: int, 
     else:
         refusal = Refusal("error", peak, allowed, "B", error.message[:500])
     unseen = "" if peak else "the trainer ended before it was looked at"
-    source = f"VmRSS every {PERIOD_S * 1000:.0f} ms until the trainer ended"
+    source = f"VmRSS + VmSwap every {PERIOD_S * 1000:.0f} ms until the trainer ended"
     figures: Figures = {"process_peak_bytes": Figure(peak, source=source, reason=unseen)}
     return Ended(Result(refusal=refusal, figures=figures), alive=False)
 

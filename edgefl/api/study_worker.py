@@ -17,7 +17,7 @@ from edgefl.api.study_engine import Estimate, Work
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Handler, Note, serve
-from edgefl.resources.process_memory import current_rss_bytes, idle_rss_bytes, settle, status_bytes
+from edgefl.resources.process_memory import current_rss_bytes, idle_rss_bytes, peak_bytes, settle
 
 #: What a process keeps once torch has trained in it, beside data and step: 418 MiB after a cell, 334 after pricing it
 #: (torch 2.13, CPU, Linux).
@@ -58,7 +58,7 @@ def _estimate(work: Work) -> Estimate:
         steps[plan.device] = max(steps.get(plan.device, 0), plan.placement.cost.step_peak_bytes)
     # A cell's data are read again in a process that has loaded torch by then, which was not there the first time.
     settled = idle_rss_bytes()
-    process = max(settled, settled + (status_bytes("VmHWM") or settled) - before)
+    process = max(settled, settled + (peak_bytes() or settled) - before)
     if work.in_process:
         return Estimate(process + TRAINED_BYTES, max(steps.values(), default=0))
     others = (len(steps) if not work.trainers else work.trainers) + 1  # trainers, and the evaluator

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
 from edgefl.resources.memory_probe import shares_pool
-from edgefl.resources.process_memory import ceiling_bytes, current_rss_bytes, settle, status_bytes
+from edgefl.resources.process_memory import ceiling_bytes, current_rss_bytes, peak_bytes, settle
 
 #: What torch takes at once for tensors of 1 to 10 MiB (kLargeBuffer in c10/cuda/CUDACachingAllocator): a step that fits
 #: may hold at least as much more than its tensors. How much in truth is to be measured on a card (decision 0018).
@@ -178,7 +178,7 @@ def memory_refusal(error: BaseException, ceiling: CudaCeiling | None, *, card: b
         return ceiling.refusal(detail)
     if card and of_gpu:
         return Refusal("memory", None, None, "B", f"{GPU_MEMORY}: {detail}", GPU)
-    return Refusal("memory", float(status_bytes("VmHWM") or 0), None, "B", detail, HOST if card else "")
+    return Refusal("memory", float(peak_bytes() or 0), None, "B", detail, HOST if card else "")
 
 
 def _by_type(error: BaseException) -> bool:

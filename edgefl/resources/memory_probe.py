@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from edgefl.records import Figure, Figures
-from edgefl.resources.process_memory import current_rss_bytes, settle, status_bytes
+from edgefl.resources.process_memory import current_rss_bytes, peak_bytes, settle, status_bytes
 
 #: Fallback sampling. 5 ms costs about 1 % of a core; a peak shorter than that can be missed, which ``source`` admits.
 SAMPLE_PERIOD_S = 0.005
@@ -22,15 +22,16 @@ class MemoryProbe:
 
     The kernel's own high-water mark (VmHWM) is reset on entering, after unused memory was given back, else what earlier
     work left would hide what this takes. Where the mark cannot be reset, a thread samples the resident size, and
-    ``source`` says so. Python's tracemalloc sees nothing of torch. The step's peak is what comes on top of the size on
-    entering. With ``device`` "cuda…", the tensors on the GPU count: on a card with its own memory the step peak is the
-    card's, on a machine whose processor and GPU share one pool (Jetson) the two peaks are added: never less than what
-    both took at one time.
+    ``source`` says so. What lies in swap counts, since on a Jetson it is memory as well (zram). Python's tracemalloc
+    sees nothing of torch. The step's peak is what comes on top of the size on entering. With ``device`` "cuda…", the
+    tensors on the GPU count: on a card with its own memory the step peak is the card's, on a machine whose processor
+    and GPU share one pool (Jetson) the two peaks are added: never less than what both took at one time.
     """
 
     def __init__(self, device: str = "cpu", *, clear_refs: Path = _CLEAR_REFS) -> None:
         self._clear_refs = clear_refs
         self._base = self._peak = 0
+        self._swapped = False
         self._stop = threading.Event()
         self._sampler: threading.Thread | None = None
         self._gpu = _GpuPeaks(device) if device.startswith("cuda") else None
@@ -43,8 +44,7 @@ class MemoryProbe:
             self._clear_refs.write_text("5")
         except OSError:
             self._sampler = threading.Thread(target=self._sample, name="memory-sampler", daemon=True)
-        size = current_rss_bytes() if self._sampler else status_bytes("VmRSS") or current_rss_bytes()
-        self._base = self._peak = size
+        self._base = self._peak = current_rss_bytes()
         if self._gpu is not None:
             self._gpu.start()
         if self._sampler is not None:
@@ -58,7 +58,8 @@ class MemoryProbe:
             self._stop.set()
             self._sampler.join()
         else:
-            self._peak = max(self._peak, status_bytes("VmHWM") or 0)
+            self._peak = max(self._peak, peak_bytes() or 0)
+            self._swapped = (status_bytes("VmSwap") or 0) > 0
         if self._gpu is not None:
             self._gpu.stop()
 
@@ -73,7 +74,9 @@ class MemoryProbe:
 
         The CUDA context and workspaces lie outside of what torch counts.
         """
-        source = "VmRSS sampled every 5 ms (the mark can not be reset)" if self._sampler else "VmHWM after clear_refs"
+        source = "VmHWM after clear_refs" + (" + VmSwap" if self._swapped else "")
+        if self._sampler:
+            source = "VmRSS + VmSwap sampled every 5 ms (the mark cannot be reset)"
         gpu, process, step = self._gpu, self._peak, self._peak - self._base
         figures = {"process_peak_bytes": Figure(float(process), source=source)}
         if gpu is None:

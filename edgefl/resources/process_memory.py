@@ -7,10 +7,10 @@ pages where the kernel allows it, so that mapping it again costs little. A progr
 round: its buffers are small beside what it may hold, and glibc maps and zeroes them again for every message (decision
 0021: 16,000 page faults for 28 MB received). No torch and no numpy: supervisors import this.
 
-The ceiling is a thread that watches the resident size and kills the process when it is over. It works without cgroups
-and without root, on every Linux, and leaves the supervisor with both numbers. A rise faster than one sampling period is
-seen late, by at most what the process can touch in that time; so that this is not much, the kernel is asked to refuse
-allocations far beyond the ceiling (RLIMIT_DATA), which the process can answer for itself.
+The ceiling is a thread that watches the resident size, with what lies in swap, and kills the process when it is over.
+It works without cgroups and without root, on every Linux, and leaves the supervisor with both numbers. A rise faster
+than one sampling period is seen late, by at most what the process can touch in that time; so that this is not much, the
+kernel is asked to refuse allocations far beyond the ceiling (RLIMIT_DATA), which the process can answer for itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import resource
 import signal
 import sys
@@ -41,12 +42,12 @@ CHUNKS_KEPT_BYTES = 8 * 2**20
 PARTS_KEPT_BYTES = 32 * 2**20
 #: malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: 20 ms: a core touches new memory at about 2 GB/s, so a breach is seen within about 40 MB; costs 0.1 % of one core.
+#: 20 ms: a core touches new memory at about 2 GB/s, so a breach is seen within about 40 MB; costs 0.2 % of one core.
 PERIOD_S = 0.02
 #: Allocations beyond the ceiling that are still granted: a thread's stack (8 MiB) and a heap's reserve are data that is
 #: never touched.
 SLACK_BYTES = 64 * 2**20 + 16 * 2**20 * (os.cpu_count() or 1)
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_HELD = re.compile(rb"^Vm(?:RSS|Swap):\s*(\d+) kB", re.MULTILINE)
 
 
 def status_bytes(field: str, pid: int | str = "self") -> int | None:
@@ -60,9 +61,18 @@ def status_bytes(field: str, pid: int | str = "self") -> int | None:
 
 
 def resident_bytes(pid: int | str = "self") -> int | None:
-    """Resident size; None when the process is gone. Reads statm, which is four times cheaper than status."""
-    fields = _read(pid, "statm").split()
-    return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else None
+    """Resident size with what lies in swap, which on a Jetson is memory, too (zram); None when the process is gone."""
+    sizes = _HELD.findall(_read(pid, "status"))
+    return sum(int(kilobytes) * 1024 for kilobytes in sizes) if sizes else None
+
+
+def peak_bytes(pid: int | str = "self") -> int | None:
+    """Largest resident size since the mark was reset, and what lies in swap now: no less than was held at one time.
+
+    The kernel has no mark of both together. None when the process is gone.
+    """
+    peak = status_bytes("VmHWM", pid)
+    return None if peak is None else peak + (status_bytes("VmSwap", pid) or 0)
 
 
 def started_at(pid: int) -> int | None:
@@ -125,7 +135,7 @@ def settle() -> None:
 
 
 def current_rss_bytes() -> int:
-    """Resident size of this process now."""
+    """Resident size of this process now, with what lies in swap."""
     resident = resident_bytes()
     return int(psutil.Process().memory_info().rss) if resident is None else resident
 
