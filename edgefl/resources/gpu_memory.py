@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
+import psutil
+
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
 from edgefl.resources.memory_probe import shares_pool
 from edgefl.resources.process_memory import ceiling_bytes, current_rss_bytes, peak_bytes, settle
@@ -55,7 +57,15 @@ def gpu_of(cuda: ModuleType, device: str) -> Gpu:
     index = _index_of(cuda, device)
     properties = cuda.get_device_properties(index)
     free, total = cuda.mem_get_info(index)
-    return Gpu(properties.name, total, free + cuda.memory_reserved(index), shares_pool(properties))
+    shared = shares_pool(properties)
+    if shared:  # the driver tells the kernel's MemFree, which leaves out the page cache that the kernel gives back
+        free = max(free, available_bytes())
+    return Gpu(properties.name, total, min(total, free + cuda.memory_reserved(index)), shared)
+
+
+def available_bytes() -> int:
+    """MemAvailable: what processes of this machine could take. Not a control group's: it does not count a GPU's."""
+    return int(psutil.virtual_memory().available)
 
 
 def _index_of(cuda: ModuleType, device: str) -> int:

@@ -77,6 +77,21 @@ class Cuda:
         return round(self.fractions[-1] * self.total)
 
 
+@pytest.fixture(autouse=True)
+def no_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a shared pool, what the stand-in for the driver says is free is all there is."""
+    monkeypatch.setattr("edgefl.resources.gpu_memory.available_bytes", lambda: 0)
+
+
+@pytest.mark.parametrize(("shared", "free"), [(True, 5 * GIB), (False, 2 * GIB)])
+def test_page_cache_is_free_memory_of_a_shared_pool(monkeypatch: pytest.MonkeyPatch, shared: bool, free: int) -> None:
+    """Of 8 GiB: the kernel holds 4 of page cache, 2 are free and 1 of them is this allocator's own."""
+    monkeypatch.setattr("edgefl.resources.gpu_memory.available_bytes", lambda: 4 * GIB)
+    cuda = Cuda(total=8 * GIB, others=6 * GIB, shared=shared)
+    cuda.tensors = GIB
+    assert gpu_of(cuda, "cuda").free_bytes == free
+
+
 def test_free_is_what_this_allocator_could_hold() -> None:
     """Of 24 GiB: 2 are the context's and others', 1 is this allocator's own: it could hold 22."""
     cuda = Cuda(others=2 * GIB)
