@@ -133,6 +133,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     torch_device: str = ""  # where its trainer computes, such as "cpu" or "cuda"
     gpu_free_bytes: int = 0  # of the GPU's own, without the CUDA context and what others used; 0: not measured yet
     gpu_idle_bytes: int = 0  # what the idle trainer's allocator holds of a GPU
+    power_mode: str = ""  # of a Jetson, such as "MODE_30W"; "": not known
 
 
 def kind_of_machine(has: Capabilities) -> str:
@@ -140,7 +141,8 @@ def kind_of_machine(has: Capabilities) -> str:
 
     At most 64 characters, the limit of a text from a device.
     """
-    return f"{has.machine}, {has.cores} cores, {has.gpu or 'no GPU'}"[:64]
+    mode = f"{has.power_mode}, " if has.power_mode else ""  # 7 to 60 W on one board
+    return f"{has.machine}, {has.cores} cores, {mode}{has.gpu or 'no GPU'}"[:64]
 
 
 def has_card(has: Capabilities) -> bool:

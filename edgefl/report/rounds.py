@@ -160,6 +160,7 @@ def devices(report: RunReport) -> Grid:
         name, size = row.capabilities.gpu, row.capabilities.gpu_memory_bytes
         return Cell(name or "none", tone="" if name else "dim", tip=f"{units.mib(size)} of its own" if size else "")
 
+    moded = any(row.capabilities.power_mode for row in report.devices)
     columns: list[Column[DeviceRow]] = [
         Column("device", lambda row: row.device, key=True, text=True),
         Column("profile", lambda row: row.profile, text=True),
@@ -168,6 +169,7 @@ def devices(report: RunReport) -> Grid:
         measure("memory", lambda row: row.capabilities.memory_total_bytes or None, "B", "has"),
         measure("disk free", lambda row: row.capabilities.disk_free_bytes or None, "B", "has"),
         Column("GPU", gpu, "", "has", text=True),
+        *([Column("power mode", lambda row: row.capabilities.power_mode, "", "has", text=True)] * moded),
         limit_column("step memory", lambda row: row.budget.step_memory_bytes, "B", may),
         limit_column("process", lambda row: row.budget.memory_bytes, "B", may),
         limit_column("FLOPs", lambda row: row.budget.flops, "FLOP", may),

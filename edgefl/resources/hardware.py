@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable
 from importlib import metadata
@@ -15,6 +16,8 @@ from edgefl.resources import control_group
 
 _SUCCESS = 0
 _NAME_BYTES = 96
+#: NVIDIA's own names have up to ten letters, such as MAXN_SUPER.
+_MODE_LETTERS = 24
 
 
 class NvmlError(Exception):
@@ -103,7 +106,28 @@ def capabilities(disk: Path | None = None) -> Capabilities:
         disk_free_bytes=shutil.disk_usage(disk or Path.cwd()).free,
         machine=platform.machine(),
         runtime=runtime,
+        power_mode=power_mode(),
     )
+
+
+def power_mode(root: Path = Path("/")) -> str:
+    """Name of a Jetson's power mode, else its number; "" where none is set or it cannot be read.
+
+    By the files of NVIDIA's nvpmodel: the program itself asks for root, and writes.
+    """
+    try:
+        status = (root / "var/lib/nvpmodel/status").read_text(errors="replace")
+    except OSError:
+        return ""
+    if (mode := re.search(r"pmode:\s*(\d+)", status)) is None:
+        return ""
+    number = int(mode[1])
+    try:
+        models = (root / "etc/nvpmodel.conf").read_text(errors="replace")
+    except OSError:
+        models = ""
+    name = re.search(rf"POWER_MODEL\s+ID=0*{number}\s+NAME=([\w.+-]+)", models)
+    return name[1][:_MODE_LETTERS] if name else f"mode {number}"
 
 
 def graphics(root: Path = Path("/"), nvml: Callable[[], Nvml] = Nvml) -> tuple[str, int]:

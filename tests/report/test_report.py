@@ -222,6 +222,15 @@ def test_refusals_carry_both_numbers_and_what_came_of_them(report: RunReport) ->
     assert lost[5:7] == ("", "")
 
 
+def test_a_boards_power_mode_stands_beside_its_gpu(report: RunReport) -> None:
+    assert "power mode" not in [column.name for column in rounds.devices(report).columns]  # no board tells one
+    first, *rest = report.devices
+    capabilities = msgspec.structs.replace(first.capabilities, power_mode="MODE_30W")
+    devices = (msgspec.structs.replace(first, capabilities=capabilities), *rest)
+    cells = column(rounds.devices(msgspec.structs.replace(report, devices=devices)), "power mode", "has")
+    assert [cell.text for cell in cells] == ["MODE_30W", *[""] * len(rest)]
+
+
 def test_a_device_that_waits_for_a_new_plan_is_no_decision_of_the_coordinator() -> None:
     """Its row in the ledger still holds what it declined the offer for; the event says who decided."""
     refusal = Refusal("step_memory", 2e6, 1e6, "bytes")

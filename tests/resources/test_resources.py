@@ -13,11 +13,13 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from board_fixture import BOARDS, ina3221
 from tree_fixture import tree
 
+from edgefl.records import Capabilities, kind_of_machine
 from edgefl.resources import hardware
 from edgefl.resources.hardware import Memory, Nvml, NvmlError
 from edgefl.resources.memory_probe import KEEP_MARK, MemoryProbe
@@ -411,6 +413,31 @@ def test_the_gpu_is_named_by_the_device_tree_or_the_driver(tmp_path):
     model = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
     (tmp_path / "proc/device-tree/model").write_bytes(model.encode() + b"\0")
     assert hardware.graphics(tmp_path, no_gpu) == (model, 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        ({}, ""),
+        ({"var/lib/nvpmodel/status": "pmode:0002"}, "mode 2"),
+        (
+            {
+                "var/lib/nvpmodel/status": "pmode:0002 fmode:quiet",
+                "etc/nvpmodel.conf": "< POWER_MODEL ID=20 NAME=X >\n< POWER_MODEL ID=2 NAME=MODE_30W >\nCPU_ONLINE 1",
+            },
+            "MODE_30W",
+        ),
+        ({"var/lib/nvpmodel/status": "?", "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >"}, ""),
+    ],
+)
+def test_a_jetsons_power_mode_is_read_from_its_files(tmp_path, files, mode):
+    assert hardware.power_mode(tree(tmp_path, files)) == mode
+
+
+def test_machines_in_different_power_modes_are_of_different_kinds():
+    orin = Capabilities(cores=6, gpu="NVIDIA Jetson Orin Nano", machine="aarch64", power_mode="7W")
+    assert kind_of_machine(orin) == "aarch64, 6 cores, 7W, NVIDIA Jetson Orin Nano"
+    assert kind_of_machine(orin) != kind_of_machine(msgspec.structs.replace(orin, power_mode="25W"))
 
 
 def test_nvml_names_the_call_that_failed():
