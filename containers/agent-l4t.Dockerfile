@@ -7,7 +7,7 @@ COPY . /source
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3-venv tini && rm -rf /var/lib/apt/lists/* \
  && python3 -m venv /opt/edgefl \
- && /opt/edgefl/bin/python -m pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
+ && /opt/edgefl/bin/python -m pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" \
     --constraint /source/constraints/jetpack-6.txt torch \
  && /opt/edgefl/bin/python -m pip install --no-cache-dir "edgefl-toolkit[train] @ file:///source" \
  && rm -rf /source \

@@ -163,6 +163,7 @@ def doctor(given: DoctorOptions) -> None:
             broker=given.broker,
             directory=state_of(given.state, given.fleet, given.device),
             torch_device=found.torch_device,
+            unified=found.unified,
             data=given.data,
             files=TlsFiles(given.ca or None, given.cert or None, given.key or None),
             budget_bytes=found.budget.record().memory_bytes,
@@ -225,8 +226,8 @@ def profile(given: ProfileOptions) -> None:
     files = TlsFiles(given.ca or None, given.cert or None, given.key or None)
     link = Link(given.broker, given.fleet, name, files) if given.broker else None
     found = measured_profile(name, given.torch_device, given.state or default_state(), link)
-    out.write_text(yaml_text(found, width=110))
-    sys.stdout.write(f"{out}\n{out.read_text()}")
+    out.write_text(yaml_text(found, width=110), encoding="utf-8")
+    sys.stdout.write(f"{out}\n{out.read_text(encoding='utf-8')}")
 
 
 command(service.InstallOptions)(service.install)

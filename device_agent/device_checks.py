@@ -70,12 +70,14 @@ class Device(NamedTuple):
     """Everything to examine. ``directory``: where the agent keeps its state; an identity in it is checked and used.
 
     ``broker``: an URL to try, else the identity's; ``files``: PEM files for it, else the identity's. ``data``: local
-    data to read; ``budget_bytes``: the memory that the profile allows.
+    data to read; ``budget_bytes``: the memory that the profile allows;
+    ``unified``: whether it is of a Jetson.
     """
 
     broker: str = ""
     directory: Path | None = None
     torch_device: str = "auto"
+    unified: bool = False
     data: str = ""
     files: TlsFiles = NO_FILES
     budget_bytes: int | None = None
@@ -100,7 +102,7 @@ def examine(device: Device) -> list[Check]:
     elif not told:  # else its identity is there and broken
         checks.append(found("identity-none", f"no identity in {(device.directory or Path.cwd()).absolute()}"))
     add("python", library_checks.python)
-    add("torch", lambda: library_checks.torch(device.torch_device))
+    add("torch", lambda: library_checks.torch(device.torch_device, unified=device.unified))
     add("onnxruntime", library_checks.runtimes)
     add("memory", lambda: memory(device.budget_bytes))
     add("ceiling", ceiling)

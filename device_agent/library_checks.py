@@ -6,25 +6,17 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from device_agent.board import Board, board
 from edgefl.errors import MissingDependencyError
 from edgefl.findings import Check, Status, found, of_error, well
-from edgefl.resources.hardware import graphics
 
 #: Importing torch from a cold SD card takes most of a minute; a broken driver hangs for ever.
 _TIMEOUT_S = 180.0
-#: L4T's major number -> (JetPack, NVIDIA's index of wheels for it). JetPack 5 has Python 3.8, so none.
-_JETPACKS = {
-    36: ("6", "https://pypi.jetson-ai-lab.io/jp6/cu126"),
-    38: ("7", "https://pypi.jetson-ai-lab.io/sbsa/cu130"),
-}
 _OLDEST_PYTHON = (3, 10)
-_ANY_TORCH = "https://pytorch.org/get-started/locally"
-_PCI = ("vendor", "class")
 _FOREIGN_LIBRARY = re.compile(r"cannot open shared object|undefined symbol|version `|invalid ELF|wrong ELF")
 _OTHER_GPUS = re.compile(r"no kernel image|not compatible with the current PyTorch|cudaErrorNoKernelImage")
 #: Prints what this build is and whether a training step runs. Where torch crashes, this process goes with it.
@@ -76,28 +68,6 @@ print(json.dumps({"listed": listed, "runs": runs}))
 """
 
 
-class Board(NamedTuple):
-    """The machine's GPU as far as it shows without torch. ``cards``: NVIDIA's on the bus, also without a driver."""
-
-    gpu: str = ""
-    cards: bool = False
-    l4t: int = 0  # major number of a Jetson's release; 0: no Jetson
-
-    @property
-    def any_gpu(self) -> bool:
-        """Whether there is one to compute on."""
-        return bool(self.gpu) or self.cards or self.l4t > 0
-
-    def source(self, package: str) -> str:
-        """Source of a build of ``package`` for this machine."""
-        if not self.l4t:
-            return _ANY_TORCH
-        jetpack, index = _JETPACKS.get(self.l4t, ("", ""))
-        if not index:
-            return f"JetPack 6 or newer first: L4T {self.l4t} has too old a Python"
-        return f"JetPack {jetpack}: pip install {package} --index-url {index}"
-
-
 class TorchFacts(msgspec.Struct, frozen=True):
     """Facts of torch from a process that used it. ``cuda``: the version it is built for, "" for a CPU build."""
 
@@ -128,27 +98,20 @@ class _Said(NamedTuple):
         return (self.errors.strip().splitlines() or [f"ended with status {self.status}"])[-1][:300]
 
 
-def board(root: Path = Path("/")) -> Board:
-    """This machine's GPU. ``root``: of the file system."""
-    gpu, _ = graphics(root)
-    cards = False
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor, kind = ((device / name).read_text().strip() if (device / name).exists() else "" for name in _PCI)
-        cards = cards or (vendor == "0x10de" and kind.startswith("0x03"))
-    release = root / "etc/nv_tegra_release"
-    number = re.match(r"# R(\d+)", release.read_text(errors="replace")) if release.exists() else None
-    return Board(gpu, cards, int(number[1]) if number else 0)
-
-
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """The interpreter."""
     text = ".".join(str(number) for number in version)
     return found("python-old", text) if version < _OLDEST_PYTHON else well("python", text)
 
 
-def torch(wanted: str = "auto", machine: Board | None = None) -> Check:
-    """Whether a training step runs with torch, where the profile wants it."""
+def torch(wanted: str = "auto", machine: Board | None = None, *, unified: bool = False) -> Check:
+    """Whether a training step runs with torch, where the profile wants it.
+
+    ``unified``: the profile is of a Jetson, whose GPU has to train whatever this machine looks like.
+    """
     machine, said = machine or board(), _run(_TORCH, wanted)
+    if unified and not machine.cards and not machine.is_jetson:
+        machine = machine._replace(jetson=True)
     if said.status == 0:
         return judge_torch(msgspec.json.decode(said.out, type=TorchFacts), wanted, machine)
     if said.status is None:
@@ -158,7 +121,7 @@ def torch(wanted: str = "auto", machine: Board | None = None) -> Check:
         missing = of_error(MissingDependencyError("torch", "train"), "torch-missing")
         return (
             msgspec.structs.replace(missing, remedy=f"{missing.remedy[:-1]}; here: {source})")
-            if machine.l4t
+            if machine.is_jetson
             else missing
         )
     if said.status == -signal.SIGKILL:
@@ -171,15 +134,19 @@ def torch(wanted: str = "auto", machine: Board | None = None) -> Check:
 
 
 def judge_torch(facts: TorchFacts, wanted: str, machine: Board) -> Check:
-    """Result for a build that can be imported, on this machine. With ``wanted`` cuda, what misses the GPU fails."""
+    """Result for a build that can be imported, on this machine.
+
+    With ``wanted`` cuda, what misses the GPU fails; on a Jetson a CPU build does, which pip installs so easily.
+    """
     told = f"torch {facts.version}"
     source = machine.source("torch")
     status: Status | None = "fail" if wanted == "cuda" else None
-    gpu = machine.gpu or "an NVIDIA card"
+    gpu = machine.gpu or ("a Jetson's GPU, by its profile or its kernel" if machine.is_jetson else "an NVIDIA card")
     if _OTHER_GPUS.search(" ".join([facts.fault, *facts.warnings])):
         return found("torch-architecture", f"{told} is built for other GPUs than {facts.on or gpu}", source=source)
     if not facts.available and wanted != "cpu":
         if machine.any_gpu and not facts.cuda:
+            status = "fail" if machine.is_jetson else status
             return found("torch-cpu-build", f"{told} is a CPU build, and there is {gpu}", status, source=source)
         if machine.any_gpu:
             why = f": {facts.warnings[0]}" if facts.warnings else ""
@@ -211,7 +178,7 @@ def runtimes(machine: Board | None = None) -> list[Check]:
         return [found("onnxruntime-broken", f"{told}: {said.last}")]
     has = msgspec.json.decode(said.out, type=_Providers)
     listed = ", ".join(has.listed)
-    if machine.l4t and "CUDAExecutionProvider" not in has.runs:
+    if machine.is_jetson and "CUDAExecutionProvider" not in has.runs:
         return [found("onnxruntime-jetson", f"{told} offers {listed}", source=machine.source("onnxruntime-gpu"))]
     if "onnxruntime-gpu" in there and "CUDAExecutionProvider" not in has.listed:
         return [found("onnxruntime-overwritten", f"{told} offers {listed}, and no CUDA")]

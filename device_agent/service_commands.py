@@ -9,13 +9,16 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
 from edgefl.console import write_data
+
+if TYPE_CHECKING:
+    from edgefl.config.settings import DeviceProfile
 
 NAME = typer.Option(help="The service's name, where several devices are on this machine.")
 USER = typer.Option("--user", help="A service of your own, without root.")
@@ -62,8 +65,8 @@ def install(given: InstallOptions) -> None:
         raise typer.BadParameter(remedy, param_hint="--broker")
     check_protected(given.broker or where.broker, insecure=given.insecure)
     version = systemd_version()
-    if profile.torch_device == "cuda":
-        warn_of_torch()
+    if profile.torch_device == "cuda" or (profile.unified and profile.torch_device == "auto"):
+        warn_of_torch(profile)
     broker = parse_url(given.broker).masked_url() if given.broker and given.dry_run else given.broker
     steps = install_steps(place, run_words(given), broker, profile, version)
     if given.dry_run:
@@ -74,13 +77,15 @@ def install(given: InstallOptions) -> None:
     typer.echo(f"{place.name} is installed and runs; see edgefl-agent status, and its log: {log_command(place)}")
 
 
-def warn_of_torch() -> None:
-    """Say what `run` would end with on a profile that asks for cuda."""
+def warn_of_torch(profile: DeviceProfile) -> None:
+    """Say what `run` would end with on a profile that asks for cuda, or that a Jetson's processor would train."""
     from device_agent.library_checks import torch
 
-    check = torch("cuda")
+    check = torch(profile.torch_device, unified=profile.unified)
     if check.status == "fail":
-        say(f"warning: the agent will not train: {check.detail} [{check.id}]\nwhat to do: {check.remedy}")
+        on_cpu = profile.torch_device == "auto" and check.id == "torch-cpu-build"
+        what = "will train on the processor" if on_cpu else "will not train"
+        say(f"warning: the agent {what}: {check.detail} [{check.id}]\nwhat to do: {check.remedy}")
 
 
 def run_words(given: RunOptions) -> list[str]:

@@ -94,9 +94,10 @@ def _check_cuda() -> None:
     if torch.cuda.is_available():
         return
     from device_agent import library_checks
+    from device_agent.board import board
 
     facts = library_checks.TorchFacts(torch.__version__, torch.version.cuda or "")
-    fault = library_checks.judge_torch(facts, "cuda", library_checks.board())
+    fault = library_checks.judge_torch(facts, "cuda", board())
     if fault.id == "torch-no-driver":
         raise WorkerError(fault.detail, remedy=fault.remedy)
     raise ConfigError("the device's profile", [Problem("torch_device", fault.detail)], remedy=fault.remedy)

@@ -43,11 +43,13 @@ stopped.
 
 ## Every fault
 
-`{source}` stands for where a build for this device is: on a Jetson with JetPack 6 that is `pip install torch
---index-url https://pypi.jetson-ai-lab.io/jp6/cu126`, with JetPack 7 `https://pypi.jetson-ai-lab.io/sbsa/cu130`,
-NVIDIA's own builds for these boards. pip's `onnxruntime-gpu` does not fit there: its aarch64 wheels are for servers'
-GPUs and Python 3.11 or newer, and JetPack 6 has Python 3.10. None of this has been tried on a Jetson; the indexes are
-those that their maintainers name.
+`{source}` stands for where a build for this device is: on a Jetson with JetPack 6 that is `pip install
+--force-reinstall --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126 torch`, with JetPack 7
+`https://pypi.jetson-ai-lab.io/sbsa/cu130`; where the JetPack is not known, as in some containers, both are named.
+They are NVIDIA's own builds for these boards. pip's `onnxruntime-gpu` does not fit there: its aarch64 wheels are
+for servers' GPUs and Python 3.11 or newer, and JetPack 6 has Python 3.10. None of this has been tried on a Jetson;
+the indexes are those that their maintainers name. A torch for processors fails on a Jetson, and with a Jetson's
+profile.
 """
 
 

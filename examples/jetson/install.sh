@@ -24,7 +24,7 @@ step() {
 }
 
 step python3 -m venv /opt/edgefl
-step /opt/edgefl/bin/pip install -c "$constraints" --extra-index-url https://pypi.jetson-ai-lab.io/jp6/cu126 torch
+step /opt/edgefl/bin/pip install -c "$constraints" --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126 torch
 step /opt/edgefl/bin/pip install --find-links "$wheels" 'edgefl-toolkit[train]'
 step /opt/edgefl/bin/edgefl-agent doctor --profile "$here/my-jetson.yaml" --broker "$broker" --data "$data"
 step /opt/edgefl/bin/edgefl-agent install --profile "$here/my-jetson.yaml" --broker "$broker" --data "$data"

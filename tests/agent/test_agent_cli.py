@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_agent.library_checks import board
+from device_agent.board import board
 from device_agent.runtime.connect import Options, check_fit, take_options
 from edgefl.errors import (
     BrokerError,

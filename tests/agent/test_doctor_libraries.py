@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from device_agent import library_checks as doctor
-from device_agent.library_checks import Board
+from device_agent.board import Board, board
 from edgefl.export import session
 from edgefl.resources.hardware import NvmlError, graphics
 
@@ -92,7 +92,7 @@ UNSUPPORTED = 'warnings.warn("with CUDA capability sm_87 is not compatible with 
         ("raise ImportError('half installed')", "auto", NONE, ("torch-broken", "fail"), "half installed"),
         (a_torch(), "auto", CARD, ("torch-cpu-build", "warn"), "a CPU build, and there is NVIDIA RTX A2000"),
         (a_torch(), "cuda", CARD, ("torch-cpu-build", "fail"), "torch_device: cpu"),
-        (a_torch(), "auto", JETSON, ("torch-cpu-build", "warn"), "--index-url https://pypi.jetson-ai-lab.io/jp6/cu126"),
+        (a_torch(), "auto", JETSON, ("torch-cpu-build", "fail"), "--index-url https://pypi.jetson-ai-lab.io/jp6/cu126"),
         (a_torch("12.8", warning=OLD_DRIVER), "auto", Board(cards=True), ("torch-no-driver", "warn"), "is too old"),
         (a_torch("12.8"), "cuda", Board(cards=True), ("torch-no-driver", "fail"), "does not reach an NVIDIA card"),
         (a_torch("12.8"), "cuda", NONE, ("torch-no-gpu", "fail"), "no GPU is here"),
@@ -186,8 +186,8 @@ def test_a_runtime_that_can_not_be_imported_is_told(library, monkeypatch: pytest
 
 @pytest.mark.skipif("onnxruntime-gpu" not in session.installed(), reason="onnxruntime-gpu is not installed")
 def test_the_installed_runtime_lists_cuda_and_is_tried_not_believed() -> None:
-    (check,) = doctor.runtimes(CARD if doctor.board() == NONE else NONE)
-    if doctor.board() == NONE:  # here no CUDA library is, so the real provider says which it misses
+    (check,) = doctor.runtimes(CARD if board() == NONE else NONE)
+    if board() == NONE:  # here no CUDA library is, so the real provider says which it misses
         assert check.id == "onnxruntime-cuda"
         assert re.search(r"no model runs on it: lib\w+\.so\.\d+: cannot open", check.detail)
 
@@ -199,7 +199,7 @@ def test_on_a_jetson_the_wheels_source_is_named_and_why_pips_does_not_fit() -> N
             "onnxruntime-jetson", "", source=Board("NVIDIA Jetson", l4t=l4t).source("onnxruntime-gpu")
         )
         remedies[l4t] = finding.remedy
-    assert "pip install onnxruntime-gpu --index-url https://pypi.jetson-ai-lab.io/jp6/cu126" in remedies[36]
+    assert "--no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126 onnxruntime-gpu" in remedies[36]
     assert "https://pypi.jetson-ai-lab.io/sbsa/cu130" in remedies[38]
     assert "JetPack 6 or newer first" in remedies[35]
     assert all("pip's own onnxruntime-gpu does not fit" in remedy for remedy in remedies.values())
@@ -213,15 +213,15 @@ def no_driver() -> None:
 
 
 def test_the_board_is_read_from_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "graphics", partial(graphics, nvml=no_driver))
-    assert doctor.board(tmp_path) == NONE
+    monkeypatch.setattr("device_agent.board.graphics", partial(graphics, nvml=no_driver))
+    assert board(tmp_path) == NONE
     device = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x030200\n")
-    assert doctor.board(tmp_path) == Board(cards=True)
+    assert board(tmp_path) == Board(cards=True)
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, GCID: 1\n")
     (tmp_path / "proc/device-tree").mkdir(parents=True)
     (tmp_path / "proc/device-tree/model").write_bytes(b"NVIDIA Jetson Orin Nano\0")
-    assert doctor.board(tmp_path) == Board("NVIDIA Jetson Orin Nano", cards=True, l4t=36)
+    assert board(tmp_path) == Board("NVIDIA Jetson Orin Nano", cards=True, l4t=36)

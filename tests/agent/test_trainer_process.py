@@ -16,9 +16,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from device_agent import library_checks
+from device_agent.board import Board
 from device_agent.core.state import Train
-from device_agent.library_checks import Board
 from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings, WarmRequest
 from device_agent.trainer.local_trainer import LocalTrainer
 from device_agent.trainer.process import Trainers, _check_cuda
@@ -183,7 +182,7 @@ def test_the_room_for_reading_files_again_belongs_to_the_base(tmp_path):
 def test_cuda_that_is_asked_for_and_not_there_is_told_in_doctors_words(place, monkeypatch, machine, kind, words):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(library_checks, "board", lambda: machine)
+    monkeypatch.setattr("device_agent.board.board", lambda: machine)
     asked = WarmRequest(settings(place, torch_device="cuda"))
     with pytest.raises(kind, match=words) as raised:
         Trainers().warm(msgspec.to_builtins(asked), lambda body: None)

@@ -45,7 +45,7 @@ def test_its_versions_and_files_are_there(tmp_path: Path) -> None:
     _, torch, *_ = printed("mqtts://broker.example", str(tmp_path))
     assert Path(torch[torch.index("-c") + 1]).samefile(ROOT / "constraints" / "jetpack-6.txt")
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    assert torch[torch.index("--extra-index-url") + 1] in page, "docs/install.md names another index"
+    assert torch[torch.index("--index-url") + 1] in page, "docs/install.md names another index"
 
 
 @pytest.mark.parametrize("step", [3, 4, 5])
