@@ -44,7 +44,7 @@ def run(given: RunOptions) -> None:
 
     Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity.
     """
-    from device_agent.device_checks import before_run
+    from device_agent.device_checks import before_run, profile
     from device_agent.runtime.connect import Options, become
     from edgefl.config.profiles import load_device
     from edgefl.log_lines import line_writer
@@ -54,7 +54,7 @@ def run(given: RunOptions) -> None:
         raise typer.BadParameter("is needed by a device that is not enrolled", param_hint="--broker")
     found = load_device(given.profile, given.overrides or [])
     tell = line_writer(given.form.value, program="agent", fleet=where.fleet, device=where.device)
-    for fault in before_run(where.state):
+    for fault in [*profile(found.plan_only), *before_run(where.state)]:
         tell("warning", finding=fault.id, text=fault.detail, remedy=fault.remedy)
     become(
         Options(
@@ -164,6 +164,7 @@ def doctor(given: DoctorOptions) -> None:
             directory=state_of(given.state, given.fleet, given.device),
             torch_device=found.torch_device,
             unified=found.unified,
+            plan_only=found.plan_only,
             data=given.data,
             files=TlsFiles(given.ca or None, given.cert or None, given.key or None),
             budget_bytes=found.budget.record().memory_bytes,

@@ -31,7 +31,7 @@ VERSION = typer.Option("--version", callback=show_version("edgefl-agent"), is_ea
 BROKER = typer.Option(
     help="mqtt://host[:port], mqtt://user:password@host, or mqtts:// for TLS.", envvar="EDGEFL_BROKER"
 )
-PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
+PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-orin-nano-8gb, or a YAML file.")
 SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
 STATE = typer.Option(
     readable=False,  # whose directory it is, and what to do about it, typer does not say

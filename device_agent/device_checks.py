@@ -71,13 +71,14 @@ class Device(NamedTuple):
 
     ``broker``: an URL to try, else the identity's; ``files``: PEM files for it, else the identity's. ``data``: local
     data to read; ``budget_bytes``: the memory that the profile allows;
-    ``unified``: whether it is of a Jetson.
+    ``unified``: whether it is of a Jetson, ``plan_only``: why no agent runs on one.
     """
 
     broker: str = ""
     directory: Path | None = None
     torch_device: str = "auto"
     unified: bool = False
+    plan_only: str = ""
     data: str = ""
     files: TlsFiles = NO_FILES
     budget_bytes: int | None = None
@@ -101,6 +102,7 @@ def examine(device: Device) -> list[Check]:
         add("broker", lambda: dial(device, own))
     elif not told:  # else its identity is there and broken
         checks.append(found("identity-none", f"no identity in {(device.directory or Path.cwd()).absolute()}"))
+    checks += profile(device.plan_only)
     add("python", library_checks.python)
     add("torch", lambda: library_checks.torch(device.torch_device, unified=device.unified))
     add("onnxruntime", library_checks.runtimes)
@@ -124,6 +126,11 @@ def before_run(directory: Path) -> list[Check]:
     begins = own.valid()[0] if own is not None else None
     told = [*(checks if own is not None else ()), clock(time.time(), begins), room]
     return [check for check in told if check.status == "fail"]
+
+
+def profile(plan_only: str) -> list[Check]:
+    """Whether the profile is of a device on which no agent runs, and why."""
+    return [found("profile-plan-only", plan_only)] if plan_only else []
 
 
 def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:

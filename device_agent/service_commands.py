@@ -47,6 +47,7 @@ def install(given: InstallOptions) -> None:
     Enrol the device first: sudo edgefl-agent enroll - --state /var/lib/edgefl-agent (with --user: as for run). It
     needs root, unless with --user; the agent itself runs under the account edgefl.
     """
+    from device_agent.device_checks import profile as profile_faults
     from device_agent.service_install import install_steps, systemd_version
     from edgefl.config.profiles import load_device
     from edgefl.data.sources import check_source
@@ -64,6 +65,8 @@ def install(given: InstallOptions) -> None:
         remedy = f"is needed by a device that is not enrolled; to enrol it: edgefl-agent enroll -{more}"
         raise typer.BadParameter(remedy, param_hint="--broker")
     check_protected(given.broker or where.broker, insecure=given.insecure)
+    for fault in profile_faults(profile.plan_only):
+        say(f"warning: {profile.name}: {fault.detail} [{fault.id}]\nwhat to do: {fault.remedy}")
     version = systemd_version()
     if profile.torch_device == "cuda" or (profile.unified and profile.torch_device == "auto"):
         warn_of_torch(profile)

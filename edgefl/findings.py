@@ -140,6 +140,11 @@ FINDINGS: dict[str, Finding] = {
         f"{_RAISE}, or run with --set transfer.chunk_bytes={{fits}}; runs find it by themselves, a little later.",
     ),
     "broker-messages": Finding("fail", "the broker takes no messages of a useful size", f"{_RAISE}."),
+    "profile-plan-only": Finding(
+        "warn",
+        "no agent runs on a device of this profile: it is to plan with",
+        "Take the profile of the device that is here, or measure one: edgefl-agent profile.",
+    ),
     "torch-missing": Finding("fail", "torch is not installed", "{install}"),
     "torch-library": Finding("fail", "a library that torch needs is missing, or another one", f"{_BUILD}."),
     "torch-processor": Finding("fail", "torch is built for another processor", f"{_BUILD}."),

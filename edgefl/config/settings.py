@@ -87,6 +87,9 @@ class DeviceProfile(Values):
     )
     gpu_memory_bytes: Bytes | None = Field(None, description="memory of the GPU that trains, where it has its own")
     unified: bool = Field(False, description="processor and GPU share memory_bytes (Jetson): one budget for both")
+    plan_only: str = Field(
+        "", description="why no agent runs on such a device: the profile is to plan with; `run` warns"
+    )
     sensors: dict[str, str] = Field({}, description="what measures energy and temperature; for the record")
     notes: list[str] = Field([], description="what the figures do not say; for the record")
 

@@ -61,7 +61,7 @@ wait "$enrollments" 2> /dev/null || true
 # On the devices: the agents, which wait for work.
 background=
 for name in left right; do
-    on_device edgefl-agent run --data "$work/shares/$name.npz" --state "$work/$name" --profile jetson-nano \
+    on_device edgefl-agent run --data "$work/shares/$name.npz" --state "$work/$name" --profile jetson-orin-nano-8gb \
         > "$work/$name.log" 2>&1 &
     background="$background $!"
 done

@@ -9,9 +9,11 @@ import pytest
 from tree_fixture import tree
 from typer.testing import CliRunner
 
+from device_agent import service_commands
 from device_agent.board import Board, board
 from device_agent.cli import app
 from device_agent.library_checks import TorchFacts, judge_torch
+from edgefl.config.profiles import load_device
 from edgefl.resources.hardware import NvmlError, graphics
 
 MODEL = b"NVIDIA Jetson AGX Orin Developer Kit\0"
@@ -99,3 +101,23 @@ def test_doctor_fails_a_jetsons_profile_with_a_build_for_processors(
     assert code == 1
     assert "[torch-cpu-build]" in text
     assert "--force-reinstall --no-deps" in text
+    assert "[profile-plan-only]" not in text
+
+
+@pytest.mark.parametrize("name", ["jetson-nano", "jetson-xavier-nx"])
+def test_a_board_without_a_supported_jetpack_is_to_plan_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    found = load_device(name)
+    assert "to plan with; no supported JetPack" in found.description
+    words = ["run", "--profile", name, "--broker", "mqtt://127.0.0.1:1", "--data", "x", "--state", str(tmp_path)]
+    monkeypatch.setattr("device_agent.runtime.connect.become", lambda options: None)
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 0, ran.output
+    assert "profile-plan-only" in ran.output
+    assert "no supported JetPack" in ran.output
+    monkeypatch.setattr(service_commands, "warn_of_torch", lambda profile: None)
+    monkeypatch.setattr("edgefl.data.sources.check_source", lambda source: None)
+    words = ["install", "--dry-run", "--profile", name, "--broker", "mqtt://127.0.0.1:1", "--data"]
+    installed = CliRunner().invoke(app, [*words, "x"])
+    assert "no supported JetPack" in installed.output, installed.output
