@@ -26,7 +26,7 @@ RUN = (
 #: Of both directions, beside rounds: CONNECT, hellos, acknowledgements and the messages of a round's two ends.
 BESIDE_BYTES = 100_000
 #: Bytes a second: a third of a round's parts within its deadline.
-SLOW = 150_000.0
+SLOW = 120_000.0
 
 
 async def run(fleet: Fleet, file: Path) -> list[CountingProxy]:
@@ -78,7 +78,7 @@ def test_what_a_link_carries_for_rounds_that_come_late_is_in_the_bill(tmp_path: 
             url = fleet.broker.url.replace(f":{fleet.broker.address.port}", f":{proxy.port}")
             slow = fleet.agent("slow", share(40, "acc", "gyro", seed=0), broker=url)
             fast = fleet.agent("fast", share(40, "acc", "gyro", seed=1))
-            settings = {"round.devices": 2, "round.deadline_s": 6, "training.rounds": "[4, 0]"}
+            settings = {"round.devices": 2, "round.deadline_s": 10, "training.rounds": "[3, 0]"}
             coordinator = fleet.coordinator("r1", {**settings, "transfer.credit": 4}, tmp_path / "late.yaml")
             await asyncio.to_thread(finish, coordinator)
             for agent in (slow, fast):
