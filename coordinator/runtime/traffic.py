@@ -37,7 +37,7 @@ class Traffic:
             del names[next(iter(names))]
 
     def received(self, device: str, transfer: str, first: int, again: int) -> None:
-        """Chunks of the device came; those of a transfer that nobody asked for count nowhere."""
+        """Chunks of the device came; those of an unknown transfer count nowhere."""
         if (attempt := self._uploads.get(device, {}).get(transfer)) is not None:
             moved = self._moved[device][attempt]
             moved[2] += first

@@ -387,7 +387,7 @@ def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | 
 
 
 def _spent(state: State, attempt: Attempt, figures: Figures) -> list[Instruction]:
-    """What was spent on a dropped attempt. Nothing of one that is not over: a run that was stopped resumes it."""
+    """The message with the cost of a dropped attempt; none while it is not over: a stopped run resumes it."""
     newer = state.task is not None and state.task.attempt.same_run(attempt) and attempt < state.task.attempt
     over = newer or is_over(state.closed, attempt)
     return [v.Send(m.Spent(state.device, attempt, figures))] if over and attempt.same_run(state.current) else []

@@ -45,7 +45,7 @@ def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
 
 
 def unknown(row: AssignmentRow) -> Figure:
-    """A figure that an attempt does not have: nothing was trained, or its device has told nothing."""
+    """A figure that an attempt does not have: nothing was trained, or its device has not reported it."""
     flops = row.measured.get("flops")
     told = flops is not None and flops.reason != NOT_TRAINED
     if row.status == "done" or told:
