@@ -196,7 +196,7 @@ def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_a
             name="large",
             recipe="end_to_end",
             slots={"select": {"random": {"share": 0.1}}},
-            data={"source": source / "all.npz", "partition": {"iid": {}}},
+            data={"source": source / "all.npz", "partition": {"uniform": {}}},
             training={"rounds": [0, 1], "batch_size": 2},
             round={"join_s": 60},
             fleet=[{"name": name} for name in names],
