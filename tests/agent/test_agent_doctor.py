@@ -179,7 +179,7 @@ def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(monkeypatch
 
     for name in ("memory", "ceiling", "sensors"):
         monkeypatch.setattr(doctor, name, broken)
-    monkeypatch.setattr(doctor.library_checks, "torch", lambda _: doctor.well("torch", ""))
+    monkeypatch.setattr(doctor.library_checks, "torch", lambda *_, **__: doctor.well("torch", ""))
     monkeypatch.setattr(doctor.library_checks, "runtimes", list)
     checks = doctor.examine(Device())
     failed = [check.detail for check in checks if check.id == "doctor-failed"]
@@ -202,7 +202,11 @@ def test_each_line_fits_the_terminal_and_has_the_id_and_the_way_out(monkeypatch:
 
 
 def test_every_finding_is_made_by_a_test() -> None:
-    files = [*HERE.glob("test_*doctor*.py"), ROOT / "tests/transport/test_transport_failures.py"]
+    files = [
+        *HERE.glob("test_*doctor*.py"),
+        HERE / "test_board.py",
+        ROOT / "tests/transport/test_transport_failures.py",
+    ]
     texts = "".join(path.read_text() for path in files)
     assert [name for name in FINDINGS if f'"{name}"' not in texts] == []
 

@@ -37,7 +37,7 @@ from typer.testing import CliRunner
 from device_agent import device_checks
 from device_agent.cli import app
 from edgefl.findings import well
-device_checks.library_checks.torch = lambda _: well("torch", "")
+device_checks.library_checks.torch = lambda *_, **__: well("torch", "")
 device_checks.library_checks.runtimes = list
 device_checks.ceiling = lambda: well("ceiling", "")
 CliRunner().invoke(app, ["run"])
