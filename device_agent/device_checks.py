@@ -159,7 +159,7 @@ def clock(now: float, begins: float | None = None) -> Check:
     text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     if begins is not None and now < begins:
         return found("clock-behind", f"{text} is before this device's certificate begins, {_date(begins)}")
-    return found("clock-behind", f"{text} can not be right") if now < _WRITTEN else well("clock", text)
+    return found("clock-behind", f"{text} cannot be right") if now < _WRITTEN else well("clock", text)
 
 
 def memory(budget_bytes: int | None = None) -> Check:

@@ -186,7 +186,7 @@ FINDINGS: dict[str, Finding] = {
         "pip uninstall -y onnxruntime onnxruntime-gpu, then {source}. pip's own onnxruntime-gpu does not fit: its "
         "aarch64 wheels are for servers' GPUs and Python 3.11 or newer, not for the GPU in a Jetson.",
     ),
-    "onnxruntime-broken": Finding("fail", "onnxruntime can not be imported", "Install it again; check the GPU driver."),
+    "onnxruntime-broken": Finding("fail", "onnxruntime cannot be imported", "Install it again; check the GPU driver."),
     "memory-little": Finding(
         "warn", "less than 1 GiB of memory is free", "Close other programs, or set budget.memory_bytes in the profile."
     ),
@@ -224,11 +224,11 @@ FINDINGS: dict[str, Finding] = {
     "disk-little": Finding(
         "warn", "less than 1 GiB of disk is free", "Free space, or set budget.disk_bytes in the profile."
     ),
-    "data-unusable": Finding("fail", "the local data can not be read", "As the error says."),
+    "data-unusable": Finding("fail", "the local data cannot be read", "As the error says."),
     "data-unlabelled": Finding(
         "warn",
         "no sample has a label",
-        "Recipes that learn from labels can not use them; `edgefl recipes` lists those that need none.",
+        "Recipes that learn from labels cannot use them; `edgefl recipes` lists those that need none.",
     ),
     "energy-none": Finding("warn", "no energy sensor", _NO_FIGURE),
     "temperature-none": Finding(

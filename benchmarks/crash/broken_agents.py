@@ -1,4 +1,4 @@
-"""Agents some of whose updates can not be used, each round in another way; for ``benchmarks.crash.broken_devices``.
+"""Agents some of whose updates cannot be used, each round in another way; for ``benchmarks.crash.broken_devices``.
 
     python -m benchmarks.crash.broken_agents OPTIONS.json BROKEN …
 
@@ -30,7 +30,7 @@ from edgefl.storage.objects import ObjectStore
 Tensors = dict[str, np.ndarray[Any, Any]]
 Samples = dict[str, int]
 Update = tuple[Manifest, Samples]
-#: (manifest, samples, store) of a good update -> those of one that can not be used.
+#: (manifest, samples, store) of a good update -> those of one that cannot be used.
 Way = Callable[[Manifest, Samples, ObjectStore], Update]
 
 

@@ -1,7 +1,7 @@
 """Two devices of eight break in every way in turn: what they are refused with, and what that costs the others.
 
 Real processes but for the training, which echoes (``benchmarks.network.echo``). In every other round two devices send
-what can not be used; a round is from its start to its close, evaluation apart. At the end both go on with it, and come
+what cannot be used; a round is from its start to its close, evaluation apart. At the end both go on with it, and come
 into quarantine.
 
     python -m benchmarks.crash.broken_devices

@@ -26,7 +26,7 @@ _CHILDREN_S = 15.0
 
 
 def unavailable(points: list[Point]) -> str:
-    """Why these can not be tried here; "" when they can."""
+    """Why these cannot be tried here; "" when they can."""
     mounted = [at for at in points if at.what in {FULL, READ_ONLY}]
     if mounted and os.geteuid() != 0:
         return (
@@ -37,7 +37,7 @@ def unavailable(points: list[Point]) -> str:
 
 @contextlib.contextmanager
 def own_disk(directory: Path, at: Point) -> Iterator[None]:
-    """A file system for ``directory`` where the point needs one. Raises RuntimeError when it can not be mounted."""
+    """A file system for ``directory`` where the point needs one. Raises RuntimeError when it cannot be mounted."""
     if at.what not in {FULL, READ_ONLY}:
         yield
         return

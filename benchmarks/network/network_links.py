@@ -64,7 +64,7 @@ class Counters(NamedTuple):
 
 
 def unavailable() -> str:
-    """Why links can not be made here; "" when they can."""
+    """Why links cannot be made here; "" when they can."""
     if shutil.which("ip") is None:
         return "`ip` is not installed (apt install iproute2)"
     try:

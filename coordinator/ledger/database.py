@@ -97,7 +97,7 @@ def _parsed(url: str) -> URL:
         raise StoreError(f"{url!r} is not a database URL", remedy=_KINDS + ".") from error
     kind = parsed.get_backend_name()
     if kind not in {"sqlite", "postgresql"}:
-        raise StoreError(f"a ledger can not be kept in {kind}", remedy=_KINDS + ".")
+        raise StoreError(f"a ledger cannot be kept in {kind}", remedy=_KINDS + ".")
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
@@ -127,9 +127,9 @@ def named_errors(name: str) -> Iterator[None]:
         cause = _reason(error)
         known = (remedy for words, remedy in _REMEDIES if any(word in cause for word in words))
         elsewhere = _GONE if _is_gone(error) and not name.startswith("sqlite") else None
-        raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=next(known, elsewhere)) from error
+        raise StoreError(f"the ledger {name} cannot be used: {cause}", remedy=next(known, elsewhere)) from error
     except OSError as error:
-        raise StoreError(f"the ledger {name} can not be used: {error}") from error
+        raise StoreError(f"the ledger {name} cannot be used: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"the ledger {name} holds what makes no sense: {error}", remedy=_DAMAGED) from error
 

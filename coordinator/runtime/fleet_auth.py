@@ -79,7 +79,7 @@ class Guard:
             revoked = self.fleet.revoked()
         except EdgeFLError as error:
             self._seen = stamp
-            self._say(f"who is revoked can not be read, so nobody more is: {error.message}")
+            self._say(f"who is revoked cannot be read, so nobody more is: {error.message}")
             return []
         fresh = sorted(revoked - self._revoked)
         self._revoked, self._seen = revoked, stamp
@@ -197,7 +197,7 @@ class Newcomers:
                 await transport.close()
                 if error.message != told:
                     told = error.message
-                    self._say(f"devices can not enrol now: {told}")
+                    self._say(f"devices cannot enrol now: {told}")
                 await asyncio.sleep(DIAL_S)
                 continue
             except asyncio.CancelledError:

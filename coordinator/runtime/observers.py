@@ -90,7 +90,7 @@ class Tracker:
             with self._log.open("ab") as out:
                 self._process = subprocess.Popen(leashed(command), stdin=subprocess.PIPE, stdout=out, stderr=out)
         except OSError as error:
-            raise StoreError(f"the writer for {kind} can not be started: {error}") from error
+            raise StoreError(f"the writer for {kind} cannot be started: {error}") from error
         self._thread = threading.Thread(target=self._feed, name=f"edgefl-{kind}", daemon=True)
         self._thread.start()
 

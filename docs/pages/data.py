@@ -52,7 +52,7 @@ counted. What a value may be:
 
 {values}
 
-A string is a path relative to the folder, which it can not leave; for text it is the text itself unless it is one word
+A string is a path relative to the folder, which it cannot leave; for text it is the text itself unless it is one word
 that ends in .txt or .npy. Files are read as their encoder takes them: texts by its vocabulary or its checkpoint's
 tokenizer, pictures at `image_size` (or the size that a named encoder was made for; grey ones among coloured ones become
 coloured). Without one, all pictures have to be of one size. With `window`, a line whose recordings are cut gives

@@ -20,7 +20,7 @@ It needs the base install alone, changes nothing, and goes on when a check fails
 `warn` or `fail`, with the id of the fault and, below it, the way out:
 
 ```
-fail  broker       can not reach the broker mqtts://broker.example:8883:
+fail  broker       cannot reach the broker mqtts://broker.example:8883:
                    broker.example:8883 speaks plain MQTT, and mqtts:// asks for
                    TLS [broker-plain]
                    -> Write mqtt://, or the port of the TLS listener.
@@ -32,7 +32,7 @@ fail  broker       can not reach the broker mqtts://broker.example:8883:
 all is well). An id is stable: it is never used for another fault. A check without fault has the id `<name>-ok`.
 
 `edgefl-agent run` has the same words. It ends before it connects when torch or the data is missing, or the state
-directory can not be written (exit codes 19, 11, 15), and with 10 as soon as torch is loaded and lacks the CUDA that
+directory cannot be written (exit codes 19, 11, 15), and with 10 as soon as torch is loaded and lacks the CUDA that
 the profile asks for. It says so and goes on where time may mend it: a clock that is
 behind, a certificate that has expired, a full disk. What the broker answers is in its `unreachable` lines; their
 field `finding` has the id. `edgefl doctor` makes the same checks of a server.

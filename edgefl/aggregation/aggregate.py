@@ -257,7 +257,7 @@ class _Round:
             check_finite(tensors)
         except MisfitError as error:
             refused |= dict.fromkeys(taken, (error.reason, f"of the new part {error.message}"))
-            return Outcome(refused=refused, kept="its new values can not be calculated with")
+            return Outcome(refused=refused, kept="its new values cannot be calculated with")
         if state is not None:
             self.state[kept] = self.store.put(encode_part(state))
         return Outcome(tensors, told, refused)

@@ -92,7 +92,7 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
     shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())
     notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples."]
     if not prepared.label_names:
-        notes.append("No sample has a label: recipes that learn from labels can not train on them.")
+        notes.append("No sample has a label: recipes that learn from labels cannot train on them.")
     if prepared.skipped:
         notes.append(f"Left out, in {len(prepared.skipped)} places; the first: {prepared.skipped[0]}.")
     return table(f"Shares of {name}", columns, prepared.shares, notes)

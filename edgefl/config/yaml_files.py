@@ -70,13 +70,13 @@ def parse_bytes(value: T) -> T | int:
 def named(value: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value) is None:
         rule = "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 64"
-        raise ValueError(f"{value!r} can not be a name; use {rule}")
+        raise ValueError(f"{value!r} cannot be a name; use {rule}")
     return value
 
 
 def modality_name(value: str) -> str:
     if not is_modality(value):
-        raise ValueError(f"{value!r} can not be a modality's name; use {MODALITY_RULE}")
+        raise ValueError(f"{value!r} cannot be a modality's name; use {MODALITY_RULE}")
     return value
 
 

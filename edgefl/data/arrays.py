@@ -167,7 +167,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        text = f"{path}: can not be written: {error.strerror or error}"
+        text = f"{path}: cannot be written: {error.strerror or error}"
         raise StoreError(text, remedy=way_out(path, error)) from error
     finally:
         if temporary is not None:

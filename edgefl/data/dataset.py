@@ -291,7 +291,7 @@ def _check(data: Dataset) -> None:
         raise DataError(f"modalities {sorted(data.modalities)} and presence flags {sorted(data.present)} differ")
     for name, values in data.modalities.items():
         if not is_modality(name):
-            raise DataError(f"{name!r} can not name a modality", remedy=f"Use {MODALITY_RULE}.")
+            raise DataError(f"{name!r} cannot name a modality", remedy=f"Use {MODALITY_RULE}.")
         if values.dtype not in (np.float32, np.int64):
             raise DataError(f"array {name!r} has type {values.dtype}, not float32 or int64")
     if data.labels is not None and count:

@@ -229,7 +229,7 @@ def _target(folder: _Folder, key: str, value: object, given: Mapping[str, object
             raise SampleError(f"not a modality of this model; did you mean {near[0]!r}?")
         return None
     if not is_modality(key):
-        raise SampleError(f"{key!r} can not name a modality")
+        raise SampleError(f"{key!r} cannot name a modality")
     return guess(value)
 
 

@@ -138,7 +138,7 @@ def _within(samples: Samples, devices: Sequence[str], options: Options, rng: Gen
     owners = np.unique(samples.groups)
     if len(devices) % len(owners):
         raise DataError(
-            f"{len(devices)} devices can not be shared evenly by {len(owners)} groups",
+            f"{len(devices)} devices cannot be shared evenly by {len(owners)} groups",
             remedy=f"Use a multiple of {len(owners)} devices.",
         )
     each = len(devices) // len(owners)

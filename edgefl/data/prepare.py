@@ -144,4 +144,4 @@ def _check_devices(devices: Sequence[str]) -> None:
         raise DataError(f"device named twice: {', '.join(twice)}", remedy="Give each device a name of its own.")
     for name in devices:
         if name == TEST or not name or name.startswith(".") or "/" in name or "\0" in name:
-            raise DataError(f"{name!r} can not name a device's file", remedy="Use letters, digits, '.', '_' and '-'.")
+            raise DataError(f"{name!r} cannot name a device's file", remedy="Use letters, digits, '.', '_' and '-'.")

@@ -116,7 +116,7 @@ def _kinds(path: Path) -> tuple[str, ...]:
     kinds = SAMPLES.get(path.suffix.lower())
     if kinds is None:
         raise DataError(
-            f"{path}: can not be read", remedy=f"Give .npz, a folder with manifest.jsonl, or {', '.join(SAMPLES)}."
+            f"{path}: cannot be read", remedy=f"Give .npz, a folder with manifest.jsonl, or {', '.join(SAMPLES)}."
         )
     if "text" in kinds and any(c.isspace() for c in path.name):
         raise DataError(f"{path}: the name has a blank, and would be read as a text itself", remedy="Rename the file.")

@@ -23,7 +23,7 @@ def regular_file(path: Path, limit: int, name: str = "") -> Path:
     except FileNotFoundError:
         raise DataError(f"{name}: there is no such file", remedy="Check the path.") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{name[:200]}: can not be opened: {error}") from None
+        raise DataError(f"{name[:200]}: cannot be opened: {error}") from None
     if not stat.S_ISREG(info.st_mode):
         raise DataError(f"{name}: is not a file, but {_kind(info.st_mode)}", remedy=_REMEDY)
     if info.st_size > limit:
@@ -37,7 +37,7 @@ def regular_file_inside(root: Path, name: str, limit: int) -> Path:
         path = (root / name).resolve()
         outside = not path.is_relative_to(root.resolve())
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name[:200]}: can not be opened: {error}") from None
+        raise DataError(f"{name[:200]}: cannot be opened: {error}") from None
     if outside:
         raise DataError(f"{name}: leads out of the data set's folder", remedy=_REMEDY)
     return regular_file(path, limit, name)

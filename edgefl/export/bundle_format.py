@@ -35,7 +35,7 @@ MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "index.json"
 TABLES_FILE = "tables.json"
 BATCH = "batch"
-#: Texts are exported for this length and more: `torch.export` can not treat one and two tokens like the rest, because
+#: Texts are exported for this length and more: `torch.export` cannot treat one and two tokens like the rest, because
 #: tensors of one element broadcast. Serving pads shorter texts with 0, which changes nothing.
 MIN_LENGTH = 3
 #: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
@@ -244,7 +244,7 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = msgspec.json.decode(read_at_most(path, MAX_MANIFEST_BYTES), type=Manifest)
     except OSError as error:
         raise ExportError(
-            f"{directory} holds no bundle: {MANIFEST_FILE} can not be read ({error.strerror or error})",
+            f"{directory} holds no bundle: {MANIFEST_FILE} cannot be read ({error.strerror or error})",
             remedy="Give the folder of a bundle, or the folder `edgefl export` wrote.",
         ) from error
     except (ValueError, RecursionError) as error:
@@ -264,14 +264,14 @@ def read_manifest(directory: Path) -> Manifest:
 
 def read_model(directory: Path, manifest: Manifest) -> bytes:
     """The bytes of the model file, which are those the manifest names. Raises ExportError."""
-    path = directory / Path(manifest.file).name  # a manifest can not point out of its folder
+    path = directory / Path(manifest.file).name  # a manifest cannot point out of its folder
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size == manifest.size_bytes else b""
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or str(error)
         raise ExportError(
-            f"{directory}: the model file {manifest.file!r:.80} can not be read: {reason}", remedy=DAMAGED
+            f"{directory}: the model file {manifest.file!r:.80} cannot be read: {reason}", remedy=DAMAGED
         ) from error
     if size != manifest.size_bytes:
         raise ExportError(f"{path} has {size} bytes, its manifest says {manifest.size_bytes}", remedy=DAMAGED)

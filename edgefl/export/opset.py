@@ -29,7 +29,7 @@ def lower(proto: ModelProto, opset: int) -> None:
         odd = [node.op_type for node in proto.graph.node if not writer.same(node)]
         if opset != LEAST - 1 or odd:
             raise ExportError(
-                f"the operators {', '.join(sorted(set(odd)))} can not be written in operator set {opset}",
+                f"the operators {', '.join(sorted(set(odd)))} cannot be written in operator set {opset}",
                 remedy=f"Export with --opset {own.version}.",
             )
         own.version = opset

@@ -69,13 +69,13 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Sessi
         if (asked := _memory_asked(error)) is not None:
             raise asked from error
         raise ExportError(
-            f"onnxruntime {onnxruntime.__version__} can not load the model: {str(error).splitlines()[0]}",
+            f"onnxruntime {onnxruntime.__version__} cannot load the model: {str(error).splitlines()[0]}",
             remedy="Install the onnxruntime version the manifest names, or a newer one.",
         ) from error
     # Only the session knows: get_available_providers() lists CUDA on machines without a GPU as well.
     if device != "auto" and _PROVIDERS[device][0] not in session.get_providers():
         raise ExportError(
-            f"onnxruntime can not use {device} here: the session runs on {', '.join(session.get_providers())}",
+            f"onnxruntime cannot use {device} here: the session runs on {', '.join(session.get_providers())}",
             remedy=_remedy(device),
         )
     return session
@@ -164,7 +164,7 @@ def run(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
             raise asked from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ExportError(
-            f"onnxruntime can not compute the model: {reason:.300}",
+            f"onnxruntime cannot compute the model: {reason:.300}",
             remedy="Give samples that fit the model, or export it again.",
         ) from error
 

@@ -117,7 +117,7 @@ def read_tables(directory: Path, manifest: Manifest) -> dict[str, np.ndarray]:
         data = read_at_most(path, MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ExportError(f"{path}: the prototype tables can not be read: {reason}", remedy=DAMAGED) from error
+        raise ExportError(f"{path}: the prototype tables cannot be read: {reason}", remedy=DAMAGED) from error
     found = hashlib.sha256(data).hexdigest()
     if found != manifest.table_sha256:
         raise ExportError(

@@ -132,7 +132,7 @@ def to_onnx(draft: Draft, form: Form, trace: Trace | None = None) -> bytes:
     except Exception as error:  # torch, onnxscript and protobuf each raise kinds of their own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ExportError(
-            f"the graph of {' + '.join(manifest.modalities)} can not be exported to ONNX: {reason}",
+            f"the graph of {' + '.join(manifest.modalities)} cannot be exported to ONNX: {reason}",
             remedy="Run it again with --debug to see the exporter's own words; `edgefl doctor` lists tested versions.",
         ) from error
     return data

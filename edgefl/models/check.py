@@ -76,7 +76,7 @@ def _problems(spec: ModelSpec) -> list[Problem]:
     for modality, encoder in spec.encoders.items():
         path = f"encoders.{modality}"
         if not is_modality(modality):
-            found.append(Problem(path, f"can not be a modality's name; use {MODALITY_RULE}"))
+            found.append(Problem(path, f"cannot be a modality's name; use {MODALITY_RULE}"))
         if head.kind == "none" and encoder.width != head.out:
             message = f"is {encoder.width}; without a head every encoder is as wide as the fusion takes, {head.out}"
             found.append(Problem(f"{path}.width", message))

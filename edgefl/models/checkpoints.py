@@ -136,7 +136,7 @@ class _Source:
         encoder, architecture = self.encoder, self.architecture
         if architecture is None:
             raise ModelError(
-                f"the {self.label} can not be used: a {encoder.kind} encoder has no public checkpoints",
+                f"the {self.label} cannot be used: a {encoder.kind} encoder has no public checkpoints",
                 remedy="Leave `pretrained` empty for this modality, or name an own file (.safetensors).",
             )
         if find_spec("transformers") is None:
@@ -196,7 +196,7 @@ class _Source:
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(
-                f"the {self.label} can not be read: {reason}",
+                f"the {self.label} cannot be read: {reason}",
                 remedy="Give a hub name or, without network, a local folder with config.json and model.safetensors.",
             ) from error
 

@@ -100,7 +100,7 @@ class JointInput(nn.Module):
         first = torch.arange(length, device=tokens.device) == 0
         alone = torch.cat((one, torch.zeros_like(tokens[:, 1:])), dim=1)
         row = has.unsqueeze(1)
-        # Not torch.where, which onnxruntime can not do on flags.
+        # Not torch.where, which onnxruntime cannot do on flags.
         mask = row | first if mask is None else (row & mask) | (~row & first)
         return Sequence(torch.where(row.unsqueeze(2), tokens, alone), mask, has)
 

@@ -89,13 +89,13 @@ class _File:
         path = Path(located(self.encoder.pretrained))
         if not path.is_file():
             raise ModelError(
-                f"the {self.label} can not be read: there is no such file",
+                f"the {self.label} cannot be read: there is no such file",
                 remedy="Check the path; python -m benchmarks.accuracy.pretrain writes such files.",
             )
         try:
             return safe_open(path, framework="numpy")
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"the {self.label} can not be read: {error}", remedy="Write the file anew.") from error
+            raise ModelError(f"the {self.label} cannot be read: {error}", remedy="Write the file anew.") from error
 
     def check(self) -> dict[str, _Wanted]:
         """{name in the file: what the model wants of it}. Raises ModelError naming the first difference."""
@@ -131,7 +131,7 @@ class _File:
                 raise ValueError("no encoders")
         except (ValueError, msgspec.DecodeError) as error:
             raise ModelError(
-                f"the {self.label} can not be used: it does not say that it is of the form {_FORMAT}",
+                f"the {self.label} cannot be used: it does not say that it is of the form {_FORMAT}",
                 remedy="Own files are written by edgefl.models.own_checkpoint.save_encoders; else name a folder.",
             ) from error
         if metadata.get("sharing") != self.spec.encoder_sharing:

@@ -73,7 +73,7 @@ class Layout:
             which = (unknown or twice or ["id"])[0]
             fault = "is unknown" if unknown else "is there twice" if twice else "is missing"
             raise DataError(
-                f"the path template {template!r} can not be used: {{{which}}} {fault}",
+                f"the path template {template!r} cannot be used: {{{which}}} {fault}",
                 remedy="Write the path without its suffix from {id} (once), {label}, {group}, {modality} and {_}, such "
                 "as {group}/{label}/{id}.",
             )

@@ -58,7 +58,7 @@ def read_arrays(path: Path) -> Arrays:
         elif array.ndim < 2 or len(array) != count or array.dtype.kind not in "fiub":
             unused[name] = f"has shape {list(array.shape)}, type {array.dtype}; modalities are numbers [{count}, …]"
         elif not is_modality(name):
-            unused[name] = "can not name a modality"
+            unused[name] = "cannot name a modality"
         else:
             kept[name] = array
     return Arrays(*_cut(kept, split), {old: new for old, new in renamed.items() if old != new}, unused)

@@ -62,7 +62,7 @@ def encode_part(tensors: Mapping[str, Array], encoding: str = "f32") -> bytes:
         elif any(tensor.dtype == _DTYPES[code] for code in _WHOLE):
             packed[name] = tensor
         else:
-            raise ProtocolError(f"tensor {name!r} has dtype {tensor.dtype}, which a part can not hold")
+            raise ProtocolError(f"tensor {name!r} has dtype {tensor.dtype}, which a part cannot hold")
     return cast("bytes", safetensors.numpy.save(packed, metadata={"encoding": encoding}))
 
 

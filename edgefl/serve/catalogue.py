@@ -120,7 +120,7 @@ def load_catalogue(path: Path, *, name: str = "", device: Device = "auto", threa
     name = name or _name_of(path, manifests)
     if not _NAME.fullmatch(name):
         raise ExportError(
-            f"{name!r:.150} can not name a model",
+            f"{name!r:.150} cannot name a model",
             remedy="Give --name NAME: letters, digits and . _ -, beginning with a letter or digit, at most 64.",
         )
     bundles = {one: load_bundle(one, device=device, threads=threads) for one in manifests}

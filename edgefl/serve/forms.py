@@ -39,7 +39,7 @@ async def read_form(headers: Headers, body: bytes) -> Form:
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
-        raise bad(f"the form can not be read: {getattr(error, 'message', error)}", _HOW) from None
+        raise bad(f"the form cannot be read: {getattr(error, 'message', error)}", _HOW) from None
     try:
         for name, value in form.multi_items():
             _check(name)
@@ -67,7 +67,7 @@ def file_end(name: str, file: str) -> str:
 
 def _check(name: str) -> None:
     if not is_modality(name):
-        raise bad(f"{name!r:.60} can not name a modality", _HOW)
+        raise bad(f"{name!r:.60} cannot name a modality", _HOW)
 
 
 @contextmanager

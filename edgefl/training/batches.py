@@ -32,7 +32,7 @@ from edgefl.plan.training_samples import (
 from edgefl.records import Refusal
 from edgefl.registry import chosen
 
-#: Batch norm in the heads can not train on one row.
+#: Batch norm in the heads cannot train on one row.
 LEAST_ROWS = 2
 
 

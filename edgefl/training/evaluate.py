@@ -82,7 +82,7 @@ class Criteria:
             raise ModelError(f"unknown task {', '.join(sorted(unknown))}", remedy=f"Choose from: {choices}.")
         if "classification" in self.tasks and not model.classes:
             raise ModelError(
-                "a model without classes can not be judged by classification", remedy="Judge it by retrieval."
+                "a model without classes cannot be judged by classification", remedy="Judge it by retrieval."
             )
         return self.tasks
 

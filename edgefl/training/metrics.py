@@ -119,7 +119,7 @@ def pairs(modalities: Sequence[str]) -> list[tuple[str, str]]:
 
 def _check(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> None:
     if one.shape != other.shape:
-        raise DataError(f"{list(one.shape)} answers can not be judged by {list(other.shape)} true ones")
+        raise DataError(f"{list(one.shape)} answers cannot be judged by {list(other.shape)} true ones")
     if not len(one):
         raise DataError("there is no sample to judge the model by", remedy="Give it labelled or paired test samples.")
 

@@ -191,7 +191,7 @@ def factor_shapes(parameter: Tensor) -> list[tuple[int, ...]]:
 def gradient_of(parameter: torch.nn.Parameter) -> Tensor:
     """The gradient, of a parameter that has one."""
     if parameter.grad is None:
-        raise ValueError("a parameter without a gradient can not be updated")
+        raise ValueError("a parameter without a gradient cannot be updated")
     return parameter.grad
 
 

@@ -67,7 +67,7 @@ def parse_url(url: str) -> Address:
     try:
         parts.hostname.encode("idna")
     except UnicodeError:
-        raise _malformed(f"{parts.hostname!r} can not be a host name") from None
+        raise _malformed(f"{parts.hostname!r} cannot be a host name") from None
     version = parse_qs(parts.query).get("version", ["5"])[-1]
     if version not in {"3", "3.1.1", "5"}:
         raise BrokerError(

@@ -103,7 +103,7 @@ class Broker:
                 )
         except OSError as error:
             raise _refusing_disk(error, self.directory) or BrokerError(
-                f"can not start {self.kind}: {error.strerror}: {error.filename}"
+                f"cannot start {self.kind}: {error.strerror}: {error.filename}"
             ) from error
         try:
             await asyncio.wait_for(self._until_it_answers(), START_TIMEOUT_S)
@@ -211,7 +211,7 @@ def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", p
             command = [program, "-m", "edgefl.transport.amqtt_process", str(files)]
     except OSError as error:
         raise _refusing_disk(error, directory) or BrokerError(
-            f"can not use {directory} for the broker: {error.strerror}",
+            f"cannot use {directory} for the broker: {error.strerror}",
             remedy="Choose a directory that can be written.",
         ) from error
     address = Address(dialled(host), who.port, False, who.username, who.password, legacy=chosen == "amqtt")
@@ -305,7 +305,7 @@ def _port_fault(host: str, port: int) -> BrokerError | None:
                 remedy="Stop the program that uses it, or choose another port (of a fleet with an identity: "
                 "`edgefl-coordinator init --port … --enroll-port … --directory …`), or give its URL if it is a broker.",
             )
-        return BrokerError(f"can not listen on {where}: {error.strerror}", remedy="Choose another host or port.")
+        return BrokerError(f"cannot listen on {where}: {error.strerror}", remedy="Choose another host or port.")
     return None
 
 
@@ -314,7 +314,7 @@ def free_port(host: str) -> int:
     try:
         return _bound(host, 0)
     except OSError as error:
-        raise BrokerError(f"can not listen on {host}: {error.strerror}", remedy="Choose another host.") from error
+        raise BrokerError(f"cannot listen on {host}: {error.strerror}", remedy="Choose another host.") from error
 
 
 def _bound(host: str, port: int) -> int:

@@ -56,7 +56,7 @@ def unreachable(
     reason = error.strerror or str(error) or type(error).__name__
     finding = "broker-away"
     if isinstance(error, socket.gaierror):
-        finding, reason = "broker-name", f"the host name {address.host!r} can not be resolved"
+        finding, reason = "broker-name", f"the host name {address.host!r} cannot be resolved"
     elif isinstance(error, ConnectionRefusedError):
         finding, reason = "broker-absent", f"nothing listens on {where}"
     elif isinstance(error, ssl.SSLCertVerificationError):
@@ -69,15 +69,15 @@ def unreachable(
         reason = f"{where} does not answer"
     elif isinstance(error, ssl.SSLError) or (address.tls and isinstance(error, ConnectionResetError)):
         finding, reason = "broker-handshake", f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
-    text = f"can not reach the broker {address}: {reason}"
+    text = f"cannot reach the broker {address}: {reason}"
     return BrokerUnreachableError(text, remedy=remedy(finding), finding=finding)
 
 
 def silent(address: Address, spoken: Callable[[Address], str] = lambda _: "") -> BrokerUnreachableError:
     """For a peer that accepts the connection but never answers the greeting. ``spoken``: as in ``unreachable``."""
-    text, finding = f"can not reach the broker {address}: it does not answer as an MQTT broker", "broker-silent"
+    text, finding = f"cannot reach the broker {address}: it does not answer as an MQTT broker", "broker-silent"
     if not address.tls and spoken(address):
-        text, finding = f"can not reach the broker {address}: the port speaks TLS, and mqtt:// does not", "broker-tls"
+        text, finding = f"cannot reach the broker {address}: the port speaks TLS, and mqtt:// does not", "broker-tls"
     hint = "Check that an MQTT broker listens there" + (
         ", and that it knows this device's certificate: one that was revoked, has expired or is of another fleet can "
         "be turned away without a word."
@@ -124,4 +124,4 @@ def unreadable(what: str, error: OSError) -> BrokerError:
     reason = error.strerror or str(error)
     if isinstance(error, ssl.SSLError):
         reason = f"not a valid PEM file ({error.reason or reason})"
-    return BrokerError(f"can not load {what}: {reason}", remedy=remedy("broker-files"), finding="broker-files")
+    return BrokerError(f"cannot load {what}: {reason}", remedy=remedy("broker-files"), finding="broker-files")

@@ -462,7 +462,7 @@ def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_
     async def scene():
         running = Running(MemoryBroker(), tmp_path / "a")
         failures = [
-            BrokerUnreachableError("can not reach the broker mqtt://x:1: nothing listens on x:1"),
+            BrokerUnreachableError("cannot reach the broker mqtt://x:1: nothing listens on x:1"),
             BrokerUnreachableError("this device's certificate was revoked", finding="identity-revoked"),
             BrokerError("the broker mqtt://x:1 refuses the connection: it does not admit anonymous clients"),
         ]

@@ -80,7 +80,7 @@ def test_a_wrong_port_a_wrong_name_and_a_bad_url_differ() -> None:
     (port,) = free_ports(1)
     urls = {
         f"mqtt://{HOST}:{port}": ("broker-absent", f"nothing listens on {HOST}:{port}"),
-        "mqtt://no-such-host.invalid": ("broker-name", "'no-such-host.invalid' can not be resolved"),
+        "mqtt://no-such-host.invalid": ("broker-name", "'no-such-host.invalid' cannot be resolved"),
         "http://127.0.0.1": ("broker-url", "not 'http'"),
     }
     for url, (finding, words) in urls.items():

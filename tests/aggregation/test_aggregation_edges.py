@@ -278,7 +278,7 @@ def test_a_step_that_overflows_refuses_those_that_led_to_it(store, previous, mon
     monkeypatch.setattr(aggregate.history, "server_step", lambda *_: step)
     state, record = aggregate_round([update(store, "a", 5, task=tensors(2.0))], store, previous)
     assert state["task"] == previous["task"]
-    assert record["kept"] == {"task": "its new values can not be calculated with"}
+    assert record["kept"] == {"task": "its new values cannot be calculated with"}
     (refused,) = record["refused"]
     assert (refused["device"], refused["part"], refused["reason"]) == ("a", "task", "range")
     assert refused["detail"].startswith("of the new part tensor '")

@@ -117,7 +117,7 @@ def test_a_late_update_that_does_not_fit_is_left_out_and_named(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("spoiled", "reason"),
     [
-        ({"w": [1.0, 2.0, 3.0]}, "shape"),  # an array of another length can not be moved either
+        ({"w": [1.0, 2.0, 3.0]}, "shape"),  # an array of another length cannot be moved either
         ({"w": [[1.0], [2.0]]}, "shape"),
         ({"w": [1.0, 2.0], "b": [1.0]}, "names"),
         ({"b": [1.0]}, "names"),

@@ -364,7 +364,7 @@ def test_who_overhears_an_enrolment_can_not_enrol(fleet: Fleet) -> None:
 
 
 def test_a_forged_answer_is_not_believed(world: World, tmp_path: Path) -> None:
-    """Whoever can write the answer's topic, but does not know the token, can not hand out an identity."""
+    """Whoever can write the answer's topic, but does not know the token, cannot hand out an identity."""
     text = issue_token(world.fleet, "tricked", time.time())
     given = t.decode_token(text)
     client = t.client_id(given.secret)

@@ -1,4 +1,4 @@
-"""Devices that say what can not be, or say it without end: marked, told once, and bounded."""
+"""Devices that say what cannot be, or say it without end: marked, told once, and bounded."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_directory_that_was_open_is_closed_and_its_parents_are_left(tmp_path: 
 def test_a_file_system_without_permissions_is_told_of_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FAT and exFAT refuse what they can not keep, also to the owner."""
+    """FAT and exFAT refuse what they cannot keep, also to the owner."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")

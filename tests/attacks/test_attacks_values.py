@@ -63,7 +63,7 @@ def every(value: float) -> Breaking:
 
 
 class Diverging(FakeWorker):
-    """Its loss is not a number for a state that arithmetic in f32 can not hold."""
+    """Its loss is not a number for a state that arithmetic in f32 cannot hold."""
 
     def evaluate(self, request: Request) -> list[EvaluationRow]:
         rows = super().evaluate(request)
@@ -193,7 +193,7 @@ def test_a_new_part_that_can_not_be_calculated_with_leaves_the_part_as_it_was(tm
     recipe = {"optimise": {"momentum": {"lr": 10.0, "beta": 0.0}}}
     state, record = aggregate_round([update], store, previous, recipe)
     assert state["task"] == previous["task"]
-    assert record["kept"] == {"task": "its new values can not be calculated with"}
+    assert record["kept"] == {"task": "its new values cannot be calculated with"}
     assert [(r["device"], r["part"], r["reason"]) for r in record["refused"]] == [("a", "task", "range")]
     assert decode_part(store.read(state["fusion"].id))["w"].tolist() == [10.0, 10.0]
 

@@ -1,4 +1,4 @@
-"""Devices whose updates can not be used, in every way: refused by name, counted, quarantined; the others go on."""
+"""Devices whose updates cannot be used, in every way: refused by name, counted, quarantined; the others go on."""
 
 from __future__ import annotations
 

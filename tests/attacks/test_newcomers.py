@@ -297,7 +297,7 @@ def test_a_broker_of_newcomers_that_is_down_stops_nothing(fleet: Fleet) -> None:
         newcomers.start(fleet.local_url)
         await until(lambda: told)
         await newcomers.close()
-        assert "devices can not enrol now" in told[0]
+        assert "devices cannot enrol now" in told[0]
         assert str(fleet.record.enroll_port) in told[0]
 
     run(scene())

@@ -307,7 +307,7 @@ def test_tuning_of_which_no_trial_ended_well_stops_the_study(monkeypatch, tmp_pa
     def carry_out(jobs, results, limits, what):
         for job in jobs:
             about = {**job.trial.cell._asdict(), "settings": job.trial.settings, "short": job.trial.short}
-            results.add(Outcome(**about, file=digest(job.values), error="15 devices can not be shared evenly"))
+            results.add(Outcome(**about, file=digest(job.values), error="15 devices cannot be shared evenly"))
         return True
 
     monkeypatch.setattr(tuning, "carry_out", carry_out)

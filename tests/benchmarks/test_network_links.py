@@ -79,7 +79,7 @@ def test_tcp_gets_everything_through_and_the_link_did_what_it_says(
     got = near.tcp()["InSegs"] - before
     delivered = way.offered_packets - way.lost_packets
     assert got > delivered if conditions.duplicate else got <= delivered
-    assert seconds >= conditions.delay_s  # its bytes can not be here sooner
+    assert seconds >= conditions.delay_s  # its bytes cannot be here sooner
     if conditions.rate:
         assert seconds >= 0.9 * 8 * len(data) / conditions.rate - 64 * 1024 * 8 / conditions.rate
     if conditions.loss or conditions.reorder:

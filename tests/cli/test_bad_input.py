@@ -151,7 +151,7 @@ def test_an_override_is_checked_like_the_file(told: Callable[..., str], option: 
 
 
 def test_a_checkpoint_that_can_not_be_is_told_by_the_plan(told: Callable[..., str]) -> None:
-    words = "checkpoint 'some/name' for modality 'acc' can not be used: a sensor encoder has no public checkpoints"
+    words = "checkpoint 'some/name' for modality 'acc' cannot be used: a sensor encoder has no public checkpoints"
     assert words in told(ModelError, "plan", "run.yaml", "--set", "model.encoders.acc.pretrained=some/name")
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_npz_is_to_be_written_anew(told: Callable[..., str], workplace
     assert "Write the file anew" in told(DataError, "data", "run.yaml", "--set", "data.source=bad.npz")
 
 
-# Places that can not be written
+# Places that cannot be written
 
 
 def test_a_file_where_a_directory_is_wanted_is_named(told: Callable[..., str], workplace: Path) -> None:
@@ -380,7 +380,7 @@ def test_an_agent_that_ends_at_once_says_only_why(workplace: Path) -> None:
     )
     assert done.returncode == 14
     assert done.stderr.splitlines()[-2:] == [
-        "error: can not load the authority's certificate no.pem: No such file or directory",
+        "error: cannot load the authority's certificate no.pem: No such file or directory",
         "what to do: Give the path of a readable PEM file.",
     ]
 

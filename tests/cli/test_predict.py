@@ -176,7 +176,7 @@ def test_bad_input_is_named(tmp_path: Path, npz: Path, capsys: pytest.CaptureFix
         (tmp_path / "odd.npy", "acc: has shape [7, 7], the encoder takes [12, 3]"),
         (tmp_path / "wide.npz", "samples of 'acc' have shape [12, 4], the encoder takes [12, 3]"),
         (tmp_path / "other.npz", "no modality called acc or gyro"),
-        (tmp_path / "a.mp4", "can not be read"),
+        (tmp_path / "a.mp4", "cannot be read"),
         (tmp_path / "nothing.npz", "there is no such file"),
         (tmp_path / "nothing", "does not exist"),
     ):

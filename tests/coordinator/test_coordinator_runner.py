@@ -312,7 +312,7 @@ def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path, mon
             await task
         with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
             assert ledger.report().status == "running"
-        with monkeypatch.context() as patch:  # one that can not even begin changes nothing of it
+        with monkeypatch.context() as patch:  # one that cannot even begin changes nothing of it
             patch.setattr("coordinator.runtime.runner.load_memory", damaged)
             with pytest.raises(StoreError, match="not whole"):
                 await scene.coordinator(a_plan(), resume=True)
@@ -505,7 +505,7 @@ def test_what_is_not_committed_is_not_announced(tmp_path: Path, monkeypatch: pyt
 
     def failing(ledger: Ledger, run: str, saves: list[Any], events: list[EventRow], at: float, *more: Any) -> None:
         if any(isinstance(save, AssignmentRow) and save.status == "done" for save in saves):
-            raise StoreError("the ledger can not be used: database or disk is full")
+            raise StoreError("the ledger cannot be used: database or disk is full")
         commit(ledger, run, saves, events, at, *more)
 
     async def script(scene: Scene) -> None:

@@ -157,7 +157,7 @@ def test_a_run_finds_its_ledger_where_it_was_started(tmp_path: Path) -> None:
     ("url", "text"),
     [
         ("://", "is not a database URL"),
-        ("mysql://user:secret@host/db", "can not be kept in mysql"),
+        ("mysql://user:secret@host/db", "cannot be kept in mysql"),
         ("postgresql+nope://host/db", "no driver"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_file_that_is_no_ledger_is_refused(file: Path) -> None:
     with pytest.raises(StoreError, match="there is no ledger in"):
         Ledger(file.with_name("empty.sqlite"), create=False)
     file.write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreError, match="can not be used: file is not a database"):
+    with pytest.raises(StoreError, match="cannot be used: file is not a database"):
         Ledger(file)
 
 
@@ -306,7 +306,7 @@ def test_a_server_that_stays_away_is_an_error_with_the_way_on(
     monkeypatch.setattr(database, "LEDGER_AWAY_S", 0.5)
     with begun(path) as ledger:
         server.stop()
-        with pytest.raises(StoreError, match="can not be used") as caught:
+        with pytest.raises(StoreError, match="cannot be used") as caught:
             ledger.commit("r1", [saved_round(FIRST)], told(1), 1.0)
         assert "--resume" in caught.value.remedy
         server.start()
@@ -402,7 +402,7 @@ def test_a_run_that_lost_its_server_ends_with_the_reason_and_can_be_resumed(
         if events[-1].kind == "round_closed":
             server.stop()
 
-    with pytest.raises(StoreError, match="can not be used"):
+    with pytest.raises(StoreError, match="cannot be used"):
         played(tmp_path, path, disturb)
     server.start()
     report, _ = played(tmp_path, path, lambda events: None)

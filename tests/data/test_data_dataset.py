@@ -125,7 +125,7 @@ def test_relabelled_follows_the_names():
         ({"acc": np.ones((1, 3)), "label": np.array([2**40])}, "out of range"),
         ({"acc": np.ones((1, 3)), "label": np.ones(1)}, "not integers"),
         ({"acc": np.array([["1"]])}, "not numbers"),
-        ({"fusion": np.ones((2, 3))}, "can not name a modality"),
+        ({"fusion": np.ones((2, 3))}, "cannot name a modality"),
     ],
 )
 def test_inconsistent_npz_is_named(tmp_path, arrays, message):

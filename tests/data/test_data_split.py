@@ -110,7 +110,7 @@ def test_hold_out_by_groups_or_by_samples():
 
 @pytest.mark.parametrize(
     ("devices", "message"),
-    [([], "no device"), (["a", "a"], "named twice: a"), (["test"], "'test' can not"), (["../a"], "can not name")],
+    [([], "no device"), (["a", "a"], "named twice: a"), (["test"], "'test' cannot"), (["../a"], "cannot name")],
 )
 def test_device_names(tmp_path, devices, message):
     with pytest.raises(DataError, match=message):

@@ -55,7 +55,7 @@ def test_a_file_is_known_by_what_can_be_read_from_it(tmp_path: Path):
         ({"text": "  "}, "the text is empty"),
         ({"image": Path("x.csv")}, "is vision, and .csv files hold sensor"),
         ({"image": Path("none.png")}, "there is no such file"),
-        ({"image": Path("x.mp4")}, "can not be read"),
+        ({"image": Path("x.mp4")}, "cannot be read"),
     ],
 )
 def test_what_is_no_sample_is_refused_with_the_reason(files: dict[str, Path | str], said: str, tmp_path: Path):

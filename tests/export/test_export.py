@@ -184,7 +184,7 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path):
     with pytest.raises(ExportError, match="bytes, its manifest says"):
         load_bundle(folder)
     (folder / MODEL_FILE).unlink()
-    with pytest.raises(ExportError, match="can not be read"):
+    with pytest.raises(ExportError, match="cannot be read"):
         load_bundle(folder)
 
 
@@ -202,7 +202,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str, said: str
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path):
     with pytest.raises(ExportError, match="the model holds bytes that are no protobuf"):
         session.open_session(b"not a model")
-    with pytest.raises(ExportError, match="can not load the model"):
+    with pytest.raises(ExportError, match="cannot load the model"):
         session.open_session(b"\x08\x09")  # a version, and no graph
 
 
@@ -225,7 +225,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
     monkeypatch.setattr("onnxruntime.InferenceSession", FellBack)
-    with pytest.raises(ExportError, match="can not use cuda here: the session runs on CPUExecutionProvider"):
+    with pytest.raises(ExportError, match="cannot use cuda here: the session runs on CPUExecutionProvider"):
         session.open_session(b"", "cuda")
 
 
@@ -297,7 +297,7 @@ def test_what_can_not_be_exported_is_refused_at_once(tmp_path: Path, changes: di
 def test_a_graph_torch_can_not_export_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = exported()  # kept for every test: made before the exporter is replaced
     monkeypatch.setattr("edgefl.export.tracing._export", lambda *_args: 1 / 0)
-    with pytest.raises(ExportError, match="the graph of acc can not be exported to ONNX: division by zero"):
+    with pytest.raises(ExportError, match="the graph of acc cannot be exported to ONNX: division by zero"):
         export_bundles(TrainedState(made.spec, stage_of(made.spec), made.parts), tmp_path / "bundles")
     assert list(tmp_path.iterdir()) == []
 

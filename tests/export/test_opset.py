@@ -54,7 +54,7 @@ def test_what_17_can_say_means_the_same(kind: str):
 )
 def test_what_17_can_not_say_is_refused(node: onnx.NodeProto, constants: dict[str, list[int]]):
     with pytest.raises(
-        ExportError, match=f"the operators {node.op_type} can not be written in operator set 17"
+        ExportError, match=f"the operators {node.op_type} cannot be written in operator set 17"
     ) as found:
         lower(model(node, ["a"], **constants), 17)
     assert "--opset 18" in str(found.value.remedy)

@@ -53,7 +53,7 @@ def test_damaged_tables_are_refused(tmp_path: Path, damage: str):
         file.write_bytes(data)
         named = msgspec.structs.replace(manifest, table_sha256=__import__("hashlib").sha256(data).hexdigest())
         (folder / MANIFEST_FILE).write_bytes(encode_json(named))
-    said = {"gone": "can not be read", "other": "is damaged: sha256", "shape": "does not hold the tables"}
+    said = {"gone": "cannot be read", "other": "is damaged: sha256", "shape": "does not hold the tables"}
     with pytest.raises(ExportError, match=said[damage]):
         load_bundle(folder)
 

@@ -1,4 +1,4 @@
-"""Completion: what the nearest complete sample lends, what can not be made, and the pretrained generators."""
+"""Completion: what the nearest complete sample lends, what cannot be made, and the pretrained generators."""
 
 from __future__ import annotations
 

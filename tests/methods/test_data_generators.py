@@ -228,7 +228,7 @@ def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-NO_DIFFUSERS = "diffusers is not installed (extra: completion), so that text to image can not be tried"
+NO_DIFFUSERS = "diffusers is not installed (extra: completion), so that text to image cannot be tried"
 needs_diffusers = pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason=NO_DIFFUSERS)
 
 

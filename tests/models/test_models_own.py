@@ -201,9 +201,9 @@ def test_files_that_are_no_own_checkpoints(content: str, tmp_path: Path):
         tensors = load_file(path)
         save_file({n: v.astype(np.float16) for n, v in tensors.items()}, path, metadata=about)
     words = {
-        "absent": "can not be read: there is no such file",
-        "folder": "can not be read: there is no such file",
-        "damaged": "can not be read",
+        "absent": "cannot be read: there is no such file",
+        "folder": "cannot be read: there is no such file",
+        "damaged": "cannot be read",
         "empty": "does not say that it is of the form edgefl-encoders/1",
         "foreign": "does not say that it is of the form edgefl-encoders/1",
         "half": r"the tensor '.*' is F16, not F32",

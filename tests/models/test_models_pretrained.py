@@ -265,7 +265,7 @@ def test_a_missing_tensor_is_not_filled_with_random_numbers(checkpoints: dict[st
 
 
 def test_no_checkpoint_there(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"checkpoint '.*' for modality 'm' can not be read") as caught:
+    with pytest.raises(ModelError, match=r"checkpoint '.*' for modality 'm' cannot be read") as caught:
         list(initial_parts(spec_for("text", tmp_path)))
     assert "config.json" in caught.value.remedy
 
@@ -273,7 +273,7 @@ def test_no_checkpoint_there(tmp_path: Path):
 def test_damaged_weights_are_reported(checkpoints: dict[str, Path], tmp_path: Path):
     (tmp_path / "config.json").write_bytes((checkpoints["text"] / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00not a header")
-    with pytest.raises(ModelError, match="can not be read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         list(initial_parts(spec_for("text", tmp_path)))
 
 

@@ -42,8 +42,8 @@ def four_kinds(**changes: object) -> ModelSpec:
         ({"encoders": {"w": tiny("text", vocabulary=0)}}, "encoders.w.vocabulary", "number of token ids"),
         ({"encoders": {"w": tiny("text", positions=5)}}, "encoders.w.positions", "5 rows for texts of 10"),
         ({"encoders": {"s": tiny("audio", patch=21)}}, "encoders.s.patch", "larger than a spectrogram"),
-        ({"encoders": {"head": tiny("sensor")}}, "encoders.head", "can not be a modality's name"),
-        ({"encoders": {"a/b": tiny("sensor")}}, "encoders.a/b", "can not be a modality's name"),
+        ({"encoders": {"head": tiny("sensor")}}, "encoders.head", "cannot be a modality's name"),
+        ({"encoders": {"a/b": tiny("sensor")}}, "encoders.a/b", "cannot be a modality's name"),
         ({"label_names": ("yes", "no")}, "label_names", "2 names for 5 classes"),
     ],
 )

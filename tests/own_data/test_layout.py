@@ -66,7 +66,7 @@ def test_an_underscore_stands_for_a_hyphen_and_a_blank():
     [("{label}", "{id} is missing"), ("{id}/{id}", "{id} is there twice"), ("{id}_{person}", "{person} is unknown")],
 )
 def test_a_template_that_is_none_is_refused(template: str, fault: str):
-    with pytest.raises(DataError, match="can not be used") as refused:
+    with pytest.raises(DataError, match="cannot be used") as refused:
         Layout(template)
     assert fault in refused.value.message
     assert "{group}/{label}/{id}" in refused.value.remedy

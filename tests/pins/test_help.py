@@ -51,7 +51,7 @@ def test_a_broker_s_user_and_password_are_in_the_printed_help(
 def test_nothing_of_the_agents_help_is_cut_off_on_a_narrow_terminal(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """An example that ends in … can not be typed."""
+    """An example that ends in … cannot be typed."""
     assert "\u2026" not in printed(command, "80", monkeypatch, capsys)
 
 

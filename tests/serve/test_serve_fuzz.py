@@ -44,7 +44,7 @@ def truncated(rng: random.Random) -> Request:
 def bytes_changed(rng: random.Random) -> Request:
     body = bytearray(json.dumps(valid()).encode())
     for _ in range(rng.randrange(1, 20)):
-        body[rng.randrange(len(body))] = rng.randrange(128, 256)  # no ASCII: it can not be meant
+        body[rng.randrange(len(body))] = rng.randrange(128, 256)  # no ASCII: it cannot be meant
     return "/v2/models/demo/infer", bytes(body), {}
 
 

@@ -158,7 +158,7 @@ def test_a_raw_file(server: Server, devices: Any):
         ("demo/infer", b"x" * (2**20 + 1), "1048576 at most"),
         ("demo/infer/a/b/c", b"{}", "a request's topic is"),
         ("demo/predict/acc.exe", b"x", ".csv"),
-        ("demo/predict/..%2F.csv", b"x", "can not name a modality"),
+        ("demo/predict/..%2F.csv", b"x", "cannot name a modality"),
         ("demo-acc/infer", request()[:-1] + b"x", "no inference request"),
     ],
 )

@@ -72,7 +72,7 @@ def test_an_error_keeps_its_kind_and_remedy_and_the_child_lives(tmp_path):
         with pytest.raises(WorkerFailedError, match="no_such_method"):
             await worker.call("no_such_method", None)
         with pytest.raises(WorkerFailedError, match="object"):
-            await worker.call("odd", None)  # a reply that can not be sent
+            await worker.call("odd", None)  # a reply that cannot be sent
         assert worker.pid == pid
 
     scene(tmp_path, play)

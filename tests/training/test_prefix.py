@@ -102,7 +102,7 @@ def test_the_same_prefix_is_computed_once_and_the_next_stage_goes_on(tmp_path: P
     further = fill(three)
     assert 0 < further < first + further == whole
     assert fill(three, {"b/stage2": "another"}) == whole / 2  # of b anew
-    assert fill(two) == first  # an earlier stage can not be had from a later one
+    assert fill(two) == first  # an earlier stage cannot be had from a later one
     cache.keep_only([])
     assert fill(two) == first
 

@@ -1,4 +1,4 @@
-"""Brokers of our own: they start, end, come back under the same URL, and say plainly why they can not."""
+"""Brokers of our own: they start, end, come back under the same URL, and say plainly why they cannot."""
 
 from __future__ import annotations
 

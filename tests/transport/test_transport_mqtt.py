@@ -109,7 +109,7 @@ def test_nobody_listens() -> None:
 
 
 def test_the_host_is_unknown() -> None:
-    assert "'no-such-host.invalid' can not be resolved" in _refusal("mqtt://me:s3cret@no-such-host.invalid").message
+    assert "'no-such-host.invalid' cannot be resolved" in _refusal("mqtt://me:s3cret@no-such-host.invalid").message
 
 
 @pytest.mark.parametrize("who", ["edgefl:s3cret@", "stranger:s3cret@", ""])
@@ -167,7 +167,7 @@ def test_tls_is_checked_and_carries(broker: Broker) -> None:
 def test_tls_against_a_plain_port_is_explained(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgefl.transport.link.CONNECT_TIMEOUT_S", 0.3)  # amqtt waits for more
     error = _refusal(f"mqtts://me:s3cret@127.0.0.1:{broker.address.port}")
-    assert "can not reach the broker mqtts://" in error.message
+    assert "cannot reach the broker mqtts://" in error.message
     assert "mqtt://" in error.remedy
 
 

@@ -43,7 +43,7 @@ Tuning gives every method the same number of settings, by successive halving: al
 two for all rounds, by the measure of the claim, on training samples that are held out: a whole speaker or person where
 the data have them, even where the test has the same ones. The test set is not seen. Accuracies are means over the
 evaluations in the last third of the rounds. A variant has the settings of the method that it varies. Step memory is
-predicted, tensors of a step (one process can not measure a device's). Encoders are small (three blocks, 32 wide), so
+predicted, tensors of a step (one process cannot measure a device's). Encoders are small (three blocks, 32 wide), so
 that all of it can be run again on a small machine: accuracies are not those of the papers.
 """
 

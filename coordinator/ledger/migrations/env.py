@@ -9,7 +9,7 @@ from coordinator.ledger.tables import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    render_as_batch=True,  # SQLite can not alter a column in place
+    render_as_batch=True,  # SQLite cannot alter a column in place
     transactional_ddl=True,
 )
 with context.begin_transaction():
