@@ -5,7 +5,7 @@ VENVFLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-TORCH := 'torch>=2.6,<2.14'
+TORCH := 'torch>=2.8,<2.14'
 
 LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_coordinator_runner.py cli/test_cli_read.py \
   coordinator/test_backup.py cli/test_prune.py \

@@ -13,7 +13,7 @@ COPY --from=wheel /wheels /wheels
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* \
  && wheel="$(echo /wheels/*.whl)" \
- && python -m pip install --no-cache-dir --index-url "$TORCH_INDEX" 'torch>=2.6,<2.14' \
+ && python -m pip install --no-cache-dir --index-url "$TORCH_INDEX" 'torch>=2.8,<2.14' \
  && python -m pip install --no-cache-dir "edgefl-toolkit[train] @ file://$wheel" \
  && useradd --uid 10001 --user-group --no-create-home --home-dir /state edgefl \
  && install -d -o edgefl -g edgefl -m 0700 /state

@@ -107,7 +107,7 @@ def _read_array(file: IO[bytes], size: int) -> Array:
     dtype, shape, fortran = _parse_header(file.read(length).strip())
     count = math.prod(shape)
     rows = max([count, *shape[:1]])  # of nothing, or of texts without a letter, a file of no size could hold any number
-    if count * dtype.itemsize > size or rows > max(size, MAX_HEADER_BYTES):
+    if dtype.itemsize < 0 or count * dtype.itemsize > size or rows > max(size, MAX_HEADER_BYTES):
         raise ValueError(f"its header promises shape {shape}, more than the file holds")
     array = np.empty(count, dtype)
     rest = memoryview(array.view(np.uint8).data) if array.nbytes else memoryview(b"")
