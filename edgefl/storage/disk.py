@@ -296,12 +296,13 @@ def begin_run(runs: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def gone_if_empty(directory: Path) -> Iterator[None]:
-    """Remove the directory again where the block fails before anything is in it."""
+    """Remove the directory again, and an empty one around it, where the block fails before anything is in it."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
             directory.rmdir()
+            directory.parent.rmdir()
         raise
 
 

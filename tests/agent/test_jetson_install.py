@@ -113,7 +113,7 @@ def commands(text: str) -> list[str]:
 
 def documented() -> dict[str, list[str]]:
     page = (ROOT / "docs/install.md").read_text().partition("\n## A Jetson\n")[2].partition("\n## ")[0]
-    container = (ROOT / "containers/agent-l4t.Dockerfile").read_text().replace("/source/", f"{ROOT}/")
+    container = (ROOT / "containers/agent-l4t.Dockerfile").read_text().replace("/source/", "")  # run from there
     script = (ROOT / "examples/jetson/install.sh").read_text().replace("$constraints", "constraints/jetpack-6.txt")
     constraint = (ROOT / "constraints/jetpack-6.txt").read_text().replace("#   pip", "bin/pip")
     return {

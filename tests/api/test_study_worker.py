@@ -27,7 +27,7 @@ def test_a_cell_s_data_are_read_in_a_process_that_has_torch(monkeypatch, before,
     monkeypatch.setattr(study_worker, "price_of", lambda *_: SimpleNamespace(devices=[]))
     monkeypatch.setattr(study_worker, "current_rss_bytes", lambda: before * MIB)
     monkeypatch.setattr(study_worker, "idle_rss_bytes", lambda: settled * MIB)
-    monkeypatch.setattr(study_worker, "status_bytes", lambda _: None if most is None else most * MIB)
+    monkeypatch.setattr(study_worker, "peak_bytes", lambda: None if most is None else most * MIB)
     body = msgspec.to_builtins([Work("demo", {}, "one", "runs", in_process=True)])
     (made,) = study_worker.estimate(body, lambda _: None)
     assert made.process == expected * MIB + study_worker.TRAINED_BYTES
