@@ -137,6 +137,7 @@ def test_a_figure_may_move_by_a_twentieth_or_two_and_a_zero_not_at_all() -> None
     assert not near(0.0, "1")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_this_tree(this_tree: structure.Tree) -> None:
     told, figures = of_the_page(), {one.name: one.figure(this_tree) for one in structure.MEASURES}
     off = {name: figure for name, figure in figures.items() if not near(told[name], figure)}

@@ -176,6 +176,7 @@ def test_a_model_without_heads_has_no_schedule_of_heads(tmp_path: Path) -> None:
     assert {s.schedule for s in price.schedules} == {"end_to_end", "freeze", "progressive", "layerwise"}
 
 
+@pytest.mark.slow
 def test_the_step_of_a_card_is_planned_in_the_card_s_memory(tmp_path: Path) -> None:
     price = priced(tmp_path, profiles=("h100", "jetson-orin-nano-8gb"))
     assert {device.profile: device.card for device in price.devices} == {"h100": True, "jetson-orin-nano-8gb": False}

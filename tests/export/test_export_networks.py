@@ -121,6 +121,7 @@ def test_the_manifest_says_what_matches():
     assert ports == ["acc", "prototypes.gyro", "prototypes.gyro.valid"]
 
 
+@pytest.mark.slow
 def test_prototypes_of_what_is_at_hand_are_not_looked_at():
     bundle, x = load_bundle(pmcmfl() / "acc"), {"acc": windows(small(), 3)["acc"]}
     tables = some_tables(small(), seed=9)

@@ -81,6 +81,7 @@ def test_a_bundle_of_one_modality_reconstructs_the_other():
         load_bundle(rebuilt().directory / "acc").predict({"acc": np.zeros((1, 12, 3))}, mask="zero")
 
 
+@pytest.mark.slow
 def test_a_bundle_answers_as_often_right_as_the_evaluation_says():
     data, made = labelled(20), rebuilt()
     rows = evaluate(made.spec, stage_of(made.spec, 1), made.parts, data, Criteria())

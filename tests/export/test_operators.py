@@ -20,6 +20,7 @@ from edgefl.export.operators import attention, gelu, translations
 ATTENTION, GELU = torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.gelu.default
 
 
+@pytest.mark.slow
 def test_onnxruntime_computes_gelu_as_one_and_transposes_keys_once(tmp_path: Path):
     path = exported().directory / "acc" / MODEL_FILE
     nodes = onnx.load(str(path)).graph.node

@@ -200,6 +200,7 @@ def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet:
     assert of(report, "tight")[0].measured["process_peak_bytes"].value > of(report, "tight")[0].refusal.allowed
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_by_its_ceiling_finishes_with_a_new_plan(fleet: Fleet) -> None:
     # The whole batch of 192 is predicted to need 41.5 MiB and takes 16 more: its trainer dies, its half is offered.
     tight = fleet.agent("tight", share(200, *BOTH, seed=2), overrun=f"{2**24}@whole", step_memory_bytes="41.6 MiB")
@@ -329,6 +330,7 @@ def test_local_mode_trains_and_reports(
     assert not [text for text in (done.stdout.decode(), done.stderr.decode(), page, *logs.values()) if secret in text]
 
 
+@pytest.mark.slow
 def test_local_mode_tells_of_a_coordinator_that_was_killed_and_how_to_go_on(tmp_path: Path) -> None:
     with subprocess.Popen(local(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: any((tmp_path / "runs").glob("*/events.jsonl")))

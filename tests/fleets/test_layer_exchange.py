@@ -121,6 +121,7 @@ def test_bytes_of_layers_have_a_line_of_their_own_and_are_predicted(layers):
             assert row.measured["payload_up_bytes"].value == pytest.approx(predicted, rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_is_lent_acts_and_the_same_run_is_the_same_again(tmp_path: Path, layers):
     directory, _ = layers
     run(tmp_path / "again", "mmic-layer")

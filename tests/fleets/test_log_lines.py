@@ -79,6 +79,7 @@ def test_a_warning_that_has_become_an_event_is_one_line() -> None:
     assert [row.kind for row in seen] == ["warning", "progress", "update"]
 
 
+@pytest.mark.slow
 def test_every_line_of_a_run_is_an_object_with_its_place(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         agent = fleet.agent("whole", share(24, "acc", "gyro", seed=1))

@@ -196,8 +196,18 @@ CLOSE, CLOSE_UNSTABLE = 0.02, 0.25
 OF_BITS = ("record", "metrics", "evaluations")
 
 
-#: With every change the recipes as they are shipped, and of the others these; all of them nightly.
-OFTEN = {*shipped("recipes"), "mix: coalitions of one cluster", "packed: layerwise"}
+#: With every change the five systems' recipes, a baseline and packed parts; all of them nightly.
+OFTEN = {
+    "lw-fedmml",
+    "prog-fedmml",
+    "pmcmfl",
+    "apromfl",
+    "fedmvp",
+    "mmic",
+    "mmic-layer",
+    "fedavg-ignore",
+    "packed: layerwise",
+}
 
 
 @pytest.mark.parametrize(
