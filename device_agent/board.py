@@ -33,7 +33,7 @@ class Board(NamedTuple):
 
     @property
     def is_jetson(self) -> bool:
-        """Whether processor and GPU are a Jetson's, whatever its release."""
+        """Whether this machine is a Jetson."""
         return self.jetson or self.l4t > 0
 
     @property

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -117,15 +118,21 @@ class Fleet:
 
     def stop(self) -> None:
         """End what still runs, the agents in order."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_all(self._processes.values())
+
+
+def end_all(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    """End processes by SIGTERM, stopped ones too, and by SIGKILL after 20 s."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def disturbed(at: Point | None) -> str:

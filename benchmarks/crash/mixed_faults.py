@@ -33,6 +33,7 @@ import yaml
 from benchmarks.common import sections
 from benchmarks.crash.crash_child import BALLAST
 from benchmarks.crash.crash_faults import SIZE_MIB
+from benchmarks.crash.crash_fleet import end_all
 from coordinator.ledger.ledger import Ledger
 from edgefl.data.dataset import Dataset
 from edgefl.records import Manifest
@@ -320,16 +321,7 @@ class Fleet:
 
     def end(self) -> None:
         """End what still runs."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_all(self._processes.values())
 
 
 @contextlib.contextmanager

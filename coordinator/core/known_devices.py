@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from coordinator.core.moves import Fail, Plan, Planned, SendDrain, SendWelcome, Steps
-from coordinator.core.state import REVOKED, Assignment, Device, Phase, State
+from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.preparation import preparation_of
@@ -15,6 +15,7 @@ from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.releases import mismatch
 from edgefl.records import Refusal
+from edgefl.report.refusals import REVOKED
 from edgefl.report.units import quantity
 from edgefl.run_records import DeviceRow
 

@@ -1,4 +1,4 @@
-"""Late devices: seconds that a round takes over a measured link, and a warning where that is never enough. Pure."""
+"""Late devices: time needed at the measured link rate, and a warning about slow links. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ FEWEST_BITS = "delta+int4"
 
 
 def late(steps: Steps, device: str, part: Assignment) -> Refusal | None:
-    """Seconds that a device would have needed beside those allowed; None where its round did not end by the deadline.
+    """Seconds that a late device needed and was allowed; None without a deadline.
 
-    Needed is None where training, of which nothing is known, may have taken the time. A device whose link is too slow
-    twice in a row is warned of, once in a run.
+    ``needed`` is None where its link explains no delay: training time is unknown to the coordinator. A link that is too
+    slow in two rounds in a row is warned of, once in a run.
     """
     opened, allowed = steps.opened, steps.state.policy.deadline_s
     if part.attempt is not None or steps.at < opened.deadline_at:
         return None
-    row = steps.state.devices[device].late_rounds + 1
-    steps.set_device(device, late_rounds=row)
+    late_rounds = steps.state.devices[device].late_rounds + 1
+    steps.set_device(device, late_rounds=late_rounds)
     link, up = steps.state.links.get(device), _update_bytes(steps, device, part)
     slow = link is not None and link.asked + up > MOST_SHARE * allowed * link.rate
     if link is None or not (slow or part.status == "updated"):
         return Refusal("late", None, allowed, "s")
     rest = link.lacks + max(0.0, up - link.received)
     needed = _about(steps.at - opened.opened_at + rest / link.rate)
-    if slow and row >= IN_A_ROW:
+    if slow and late_rounds >= IN_A_ROW:
         _warn(steps, device, link, needed)
     return Refusal("late", needed, allowed, "s")
 

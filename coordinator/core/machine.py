@@ -46,11 +46,12 @@ from coordinator.core.round_rules import (
     summary,
 )
 from coordinator.core.standardize import standardize
-from coordinator.core.state import ENDED, REVOKED, Phase, State
+from coordinator.core.state import ENDED, Phase, State
 from coordinator.core.step_back import can_step_back, step_back, undo_of
 from edgefl.plan.periods import period_length
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
+from edgefl.report.refusals import REVOKED
 from edgefl.run_records import EventRow
 
 replace = msgspec.structs.replace
@@ -456,7 +457,7 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.Accepted: (replies.of_attempt(replies.accepted), {}),
     m.Declined: (replies.of_attempt(replies.declined), {}),
     m.Progressed: (replies.of_attempt(replies.progressed), {}),
-    m.Told: (replies.told, {}),
+    m.Spent: (replies.spent, {}),
     m.Announced: (replies.of_attempt(replies.announced), {}),
     m.UpdateStored: (replies.of_fetched(replies.update_stored), {}),
     m.UpdateInvalid: (replies.of_fetched(replies.reject), {}),

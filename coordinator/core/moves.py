@@ -119,8 +119,8 @@ class Progressed(_OfAttempt, frozen=True):
     data: Mapping[str, object] = {}
 
 
-class Told(_OfAttempt, frozen=True):
-    """A device's figures of an attempt that it has dropped."""
+class Spent(_OfAttempt, frozen=True):
+    """A device's cost of an attempt that it has dropped."""
 
     figures: Figures = {}
 
@@ -213,7 +213,7 @@ class TakeInAsked(_Request, frozen=True):
     device: str
 
 
-FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced | Told
+FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced | Spent
 Request = PauseAsked | ResumeAsked | StopAsked | LeaveOutAsked | TakeInAsked
 Event = Begin | FromDevice | Revoked | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
 

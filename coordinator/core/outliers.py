@@ -53,7 +53,7 @@ class Others(NamedTuple):
 
     @property
     def comparable(self) -> bool:
-        """Whether three or more devices trained the part, and the others changed it."""
+        """Whether the part has three or more updates and a median above 0."""
         return self.number + 1 >= OF and self.median > 0
 
 

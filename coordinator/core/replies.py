@@ -14,7 +14,7 @@ from coordinator.core.moves import Steps
 from coordinator.core.plausibility import bounded, learned, likely, miscounted, plausible, unfit
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
-from coordinator.core.unfinished import end_without_update, own_figures, tell
+from coordinator.core.unfinished import end_without_update, own_figures, record_spent
 from edgefl.budget.fit import decline_of
 from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.job import WHOLE_ROUND
@@ -93,8 +93,7 @@ def of_attempt(rule: Callable[[Steps, M, Assignment], object]) -> Callable[[Step
             steps.drop("stale")
             included = is_aggregated(state, device, attempt)
             if isinstance(event, m.Announced):
-                tell(steps, device, attempt, event.update.figures)
-            if isinstance(event, m.Announced):
+                record_spent(steps, device, attempt, event.update.figures)
                 steps.do(m.SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
             elif not isinstance(event, m.Declined) and not included:
                 steps.do(m.SendAbort(device, attempt, "this attempt is closed"))
@@ -117,10 +116,10 @@ def of_fetched(rule: Callable[[Steps, F, Assignment], object]) -> Callable[[Step
     return checked
 
 
-def told(steps: Steps, event: m.Told) -> None:
-    """The device has dropped an attempt, and says what it has spent on it."""
+def spent(steps: Steps, event: m.Spent) -> None:
+    """The device reports the cost of an attempt that it has dropped."""
     if event.device in steps.state.devices:
-        tell(steps, event.device, event.attempt, event.figures)
+        record_spent(steps, event.device, event.attempt, event.figures)
 
 
 def accepted(steps: Steps, event: m.Accepted, assignment: Assignment) -> None:
@@ -190,11 +189,11 @@ def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
         steps.do(m.SendAck(update.device, update.attempt))
     elif assignment.status not in OPEN:
         steps.drop("late")
-        tell(steps, update.device, update.attempt, update.figures)
+        record_spent(steps, update.device, update.attempt, update.figures)
         steps.do(m.SendAck(update.device, update.attempt, False, Refusal(reason="late")))
     elif (refusal := unfit(state, assignment, update)) is not None:
         reject(steps, m.UpdateInvalid(event.at, update.device, update.attempt, refusal), assignment)
-        tell(steps, update.device, update.attempt, update.figures)
+        record_spent(steps, update.device, update.attempt, update.figures)
     else:
         update = bounded(update, state.devices[update.device].claim)
         if assignment.status == "updated":

@@ -17,7 +17,7 @@ def wanted(state: State) -> int:
 
 
 def expects_back(steps: Steps) -> bool:
-    """Whether the next round waits: for who was here before a restart, or has left and is needed."""
+    """Whether the grace period of a disconnected device is still running."""
     return any(steps.at < until for until in steps.state.returning.values())
 
 
@@ -34,7 +34,7 @@ def forget(steps: Steps, name: str) -> None:
 
 
 def is_first_back(state: State, name: str) -> bool:
-    """Whether this device ends an outage of every device that can train, between rounds.
+    """Whether this is the first device to reconnect after all were offline, between rounds.
 
     Once for each round that is waited for: who comes and goes does not put it off for ever.
     """

@@ -50,8 +50,6 @@ Status = (
     Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
     | Literal["declined", "refused", "rejected", "quarantined", "left_out"]
 )
-#: ``Device.left_out`` of a device that its fleet has revoked.
-REVOKED = "revoked"
 #: Statuses that still can become "done".
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
 #: Statuses of a device that was asked, and whose update does not count.
@@ -89,7 +87,7 @@ _DEVICE_KEYS = {
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """An attempt that ended without a device's update, of which the device may tell what it has spent on it."""
+    """An attempt without the device's update, whose cost it may still report."""
 
     attempt: Attempt
     predicted: Figures = {}
@@ -115,8 +113,8 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
     late_rounds: int = 0  # rounds in a row that it was late in
-    left_out: str = ""  # who left it out of the run, or REVOKED; "": it is not
-    unfinished: tuple[Unfinished, ...] = ()  # the newest of which it has told nothing yet
+    left_out: str = ""  # who left it out of the run, or ``refusals.REVOKED``; "": it is not
+    unfinished: tuple[Unfinished, ...] = ()  # the newest whose cost it has not reported
 
     @property
     def claim(self) -> Claim:

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from coordinator.core.moves import LeaveOutAsked, PauseAsked, Request, ResumeAsked, StopAsked, TakeInAsked
-from coordinator.core.state import ENDED, REVOKED, Phase, State
+from coordinator.core.state import ENDED, Phase, State
 from coordinator.runtime.device_logs import DeviceLogs
 from edgefl.errors import ControlError
 from edgefl.protocol.messages import LogLines
+from edgefl.report.refusals import REVOKED
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):

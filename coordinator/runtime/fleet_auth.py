@@ -79,7 +79,7 @@ class Guard:
             revoked = self.fleet.revoked()
         except EdgeFLError as error:
             self._seen = stamp
-            self._say(f"who is revoked cannot be read, so nobody more is: {error.message}")
+            self._say(f"the list of revoked devices cannot be read, so the last one read stays: {error.message}")
             return []
         fresh = sorted(revoked - self._revoked)
         self._revoked, self._seen = revoked, stamp

@@ -18,7 +18,7 @@ from coordinator.core.moves import (
     HeartbeatSeen,
     Joined,
     Progressed,
-    Told,
+    Spent,
 )
 from edgefl.console import safe_text
 from edgefl.errors import ProtocolError
@@ -171,7 +171,7 @@ def _event(message: messages.UpMessage, now: float) -> FromDevice | None:
         data = {"epoch": message.epoch, "step": message.step, "steps": message.steps, "loss": loss}
         return Progressed(now, device, message.attempt, data)
     if isinstance(message, messages.Spent):
-        return Told(now, device, message.attempt, _limited(message.figures))
+        return Spent(now, device, message.attempt, _limited(message.figures))
     if isinstance(message, messages.Update):
         metrics = _limited({name: value for name, value in message.metrics.items() if math.isfinite(value)})
         return Announced(now, msgspec.structs.replace(message, metrics=metrics, figures=_limited(message.figures)))

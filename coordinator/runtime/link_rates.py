@@ -52,7 +52,7 @@ class LinkRates:
             self._ways[device] = (down.noted(now, one.sent), up.noted(now, one.received))
 
     def links(self) -> dict[str, Link]:
-        """Each device's link over the time in which its chunks moved; devices of which too little has are left out."""
+        """Each device's link rate while chunks moved; none without two observations."""
         found = {}
         for device, ways in self._ways.items():
             seconds = sum(way.last_at - way.first_at for way in ways)

@@ -50,7 +50,7 @@ class Traffic:
             del own[key]
 
     def take(self) -> list[Spending]:
-        """What moved since this was called before, to be added to what is on record."""
+        """Bytes since the last call, to be added to the ledger's."""
         every = [(device, one) for device, own in self._moved.items() for one in own.items()]
         self._moved.clear()
         return [Spending(device, attempt, _figures(counts)) for device, (attempt, counts) in every]

@@ -65,11 +65,11 @@ def test_a_late_device_tells_its_figures_afterwards_and_once() -> None:
     play = Play()
     assert row(late(play, announced=False)).measured == {}
     attempt = play.opened[-1]
-    (told,) = of(do.Spending, play.send(e.Told(play.now, "b", attempt, FIGURES)))
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", attempt, FIGURES)))
     assert (told.device, told.attempt, told.adds) == ("b", attempt, False)
     check_own(told.figures)
-    assert not of(do.Spending, play.send(e.Told(play.now, "b", attempt, FIGURES)))
-    assert not of(do.Spending, play.send(e.Told(play.now, "a", attempt, FIGURES))), "of an update that counts"
+    assert not of(do.Spending, play.send(e.Spent(play.now, "b", attempt, FIGURES)))
+    assert not of(do.Spending, play.send(e.Spent(play.now, "a", attempt, FIGURES))), "of an update that counts"
 
 
 def test_an_update_that_is_announced_too_late_tells_them_as_well() -> None:
@@ -87,11 +87,11 @@ def test_a_part_of_a_round_may_be_less_than_predicted_and_not_much_more() -> Non
     play = Play()
     late(play, announced=False)
     odd = {"step_peak_bytes": Figure(1e9), "flops": Figure(-1.0)}
-    (told,) = of(do.Spending, play.send(e.Told(play.now, "b", play.opened[-1], odd)))
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", play.opened[-1], odd)))
     assert [one.value for one in told.figures.values()] == [None, None]
     play = Play()
     late(play, announced=False)
-    (told,) = of(do.Spending, play.send(e.Told(play.now, "b", play.opened[-1], {"step_peak_bytes": Figure(0.5)})))
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", play.opened[-1], {"step_peak_bytes": Figure(0.5)})))
     assert told.figures["step_peak_bytes"] == Figure(0.5)
 
 
