@@ -87,6 +87,15 @@ class Scene:
             await asyncio.sleep(0.005)
         raise AssertionError(f"it did not come to that; events: {self.kinds()}")
 
+    async def received(self, stage: int) -> None:
+        """Wait until every device holds an offer of this stage with all of its parts."""
+
+        def whole(device: FakeDevice) -> bool:
+            offer, receiver = device.offer, device.receiver
+            return bool(offer and receiver and offer.attempt.stage == stage and receiver.finished)
+
+        await self.until(lambda: all(whole(device) for device in self.devices.values()))
+
     async def close(self) -> None:
         for device in self.devices.values():
             await device.stop()
@@ -299,12 +308,12 @@ def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path, mon
 
     async def script(scene: Scene) -> None:
         nonlocal report
-        devices = [await scene.device(name) for name in ("a", "b")]
+        devices = [await scene.device(name, hold=True) for name in ("a", "b")]
         task = asyncio.ensure_future(scene.coordinator(a_plan()))
-        await scene.until(lambda: "round_closed" in scene.kinds())
+        await scene.received(stage=1)
         for device in devices:
-            device.hold = True
-        await scene.until(lambda: all(d.offer and d.offer.attempt.stage == 2 and d.receiver.finished for d in devices))
+            device.train()
+        await scene.received(stage=2)
         devices[0].train()
         await scene.until(lambda: len(devices[0].acks) == 2)
         task.cancel()

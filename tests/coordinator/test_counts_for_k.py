@@ -73,13 +73,14 @@ def test_a_coordinator_that_begins_again_goes_on_with_the_same_k(tmp_path: Path)
 
     async def script(scene: Scene) -> None:
         nonlocal report
-        devices = [await scene.device(name, samples=20, metrics=counts(5, 1, 3)) for name in ("a", "b")]
+        devices = [await scene.device(name, samples=20, hold=True) for name in ("a", "b")]
         task = asyncio.ensure_future(scene.coordinator(plan()))
-        await scene.until(lambda: "k_chosen" in scene.kinds())
+        await scene.received(stage=1)
         for device in devices:
-            device.hold, device.metrics = True, counts(5, 4, 3)
-        devices[1].metrics = counts(5, 1, 5)
-        await scene.until(lambda: all(d.offer and d.offer.attempt.stage == 2 and d.receiver.finished for d in devices))
+            device.metrics = counts(5, 1, 3)
+            device.train()
+        await scene.received(stage=2)
+        devices[0].metrics, devices[1].metrics = counts(5, 4, 3), counts(5, 1, 5)
         devices[0].train()
         await scene.until(lambda: len(devices[0].acks) == 2)
         task.cancel()
