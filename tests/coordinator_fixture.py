@@ -173,7 +173,8 @@ class FakeDevice:
         self.transport.on_message = self._on_message
         self.transport.on_connection = self._on_connection
         await self.transport.connect()
-        await self.transport.subscribe(topics.device_subscriptions(FLEET, self.name))
+        shared = topics.build("shared-object", FLEET, transfer="+")
+        await self.transport.subscribe([*topics.device_subscriptions(FLEET, self.name), shared])
 
     async def stop(self) -> None:
         for task in self._tasks:

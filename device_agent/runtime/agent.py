@@ -129,6 +129,8 @@ class Agent:
             await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, DIAL_LAST_S)
         await self.transport.subscribe(topics.device_subscriptions(self.state.fleet, self.state.device))
+        # Of a session that an earlier release began: it listened to the chunks of all transfers.
+        self.transport.unsubscribe([topics.build("shared-object", self.state.fleet, transfer="+")])
         self._listening = True
         self._spawn(self._publish())
         self._spawn(self._tick())

@@ -72,6 +72,7 @@ class Transfers:
         self._transport = transport
         self._unacknowledged = unacknowledged
         self._fetch: _Fetch | None = None
+        self._listened = ""  # transfer whose shared chunks the broker passes on to this device
         self._served: tuple[Update, DiskSender] | None = None
         self._cost: _Cost | None = None
 
@@ -88,11 +89,13 @@ class Transfers:
         refs = wanted(offer, self._objects)
         receiver = DiskReceiver(offer.transfer, self._device, refs, self._objects, self._effects.send)
         self._fetch = _Fetch(offer, receiver, self._cost, now)
+        self._listen(offer.transfer)
         self._start(self._fetch)
 
     def stop_fetch(self) -> None:
         """Stop fetching; what has arrived stays on disk."""
         self._fetch = None
+        self._listen("")
 
     def chunk(self, transfer: str, payload: bytes) -> None:
         """A message of chunks arrived. Raises ProtocolError when it is malformed."""
@@ -171,6 +174,16 @@ class Transfers:
             "wire_up_bytes": Figure(float(up), "counted", f"{source} + the upload's chunks with their framing"),
         }
 
+    def _listen(self, transfer: str) -> None:
+        """Subscribe to the shared chunks of this transfer alone, "" for none: others are for other devices."""
+        if transfer == self._listened:
+            return
+        transport, before, self._listened = self._transport(), self._listened, transfer
+        if before:
+            transport.unsubscribe([topics.build("shared-object", self._fleet, transfer=before)])
+        if transfer:  # sent before what is asked for, on the same connection: no chunk is missed
+            self._effects.spawn(transport.subscribe([topics.build("shared-object", self._fleet, transfer=transfer)]))
+
     def _start(self, fetch: _Fetch) -> None:
         chunk_bytes, credit = fetch.offer.chunk_bytes or DEFAULT_CHUNK_BYTES, fetch.offer.credit or DEFAULT_CREDIT
         try:
@@ -188,12 +201,13 @@ class Transfers:
         elif isinstance(end, Failed):
             self._failed(fetch, "transfer", f"object {end.object_id[:12]}: {end.reason}")
         else:
+            self._listen("")
             fetch.cost.fetched_bytes += fetch.receiver.received_bytes
             self._effects.spawn(self._store(fetch))
 
     def _failed(self, fetch: _Fetch, reason: str, detail: str) -> None:
         if self._fetch is fetch:
-            self._fetch = None
+            self.stop_fetch()
         self._effects.post(v.Fetched(fetch.offer.attempt, Refusal(reason, detail=detail)))
 
     async def _store(self, fetch: _Fetch) -> None:

@@ -68,9 +68,8 @@ def call(fleet: str) -> str:
 
 
 def device_subscriptions(fleet: str, device: str) -> list[str]:
-    """Topics a device subscribes to: its own branch and the fleet's shared objects."""
-    own = [build("down", fleet, device), build("down-object", fleet, device, "+")]
-    return [*own, build("shared-object", fleet, transfer="+")]
+    """Topics a device always subscribes to: its own branch and the call. Shared objects: while it fetches them."""
+    return [build("down", fleet, device), build("down-object", fleet, device, "+"), call(fleet)]
 
 
 def coordinator_subscriptions(fleet: str) -> list[str]:

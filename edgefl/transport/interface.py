@@ -91,6 +91,10 @@ class Transport(Protocol):
         """Listen to topic patterns, now and after every reconnection. Raises BrokerError when the broker denies one."""
         ...
 
+    def unsubscribe(self, patterns: list[str]) -> None:
+        """Listen to these no longer: the broker is told at once, or at the next connection."""
+        ...
+
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Return once the broker has the message; waits for the connection. Raises BrokerError if it is refused."""
         ...

@@ -64,6 +64,18 @@ class Subscriptions(Generic[S]):
             node = node.below.setdefault(level, Subscriptions())
         node.here.add(who)
 
+    def remove(self, pattern: str, who: S) -> None:
+        """End a subscription, and forget levels that hold no other."""
+        level, _, rest = pattern.partition("/")
+        if (node := self.below.get(level)) is None:
+            return
+        if rest:
+            node.remove(rest, who)
+        else:
+            node.here.discard(who)
+        if not node.below and not node.here:
+            del self.below[level]
+
     def of(self, topic: str) -> set[S]:
         """Who wants this topic. No wildcard stands for a first level that begins with $."""
         found: set[S] = set()
@@ -137,6 +149,13 @@ class MemoryBroker:
             retained = [message for message in self._retained.items() if topic_matches_sub(pattern, message[0])]
             self._send(session, retained)
 
+    def unsubscribe(self, client_id: str, patterns: list[str]) -> None:
+        """Take patterns from a session."""
+        session = self._sessions[client_id]
+        for pattern in session.patterns.intersection(patterns):
+            session.patterns.remove(pattern)
+            self._subscriptions.remove(pattern, session)
+
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         """Pass a message on to every session that wants it, through the faults."""
         if retain and payload:
@@ -199,6 +218,12 @@ class MemoryTransport:
         if self._state != "new":
             await self._connected()
             self._broker.subscribe(self._client_id, patterns)
+
+    def unsubscribe(self, patterns: list[str]) -> None:
+        """See ``Transport.unsubscribe``."""
+        self._patterns = [pattern for pattern in self._patterns if pattern not in patterns]
+        if self._state != "new":
+            self._broker.unsubscribe(self._client_id, patterns)
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See ``Transport.publish``."""

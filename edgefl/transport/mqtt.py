@@ -114,6 +114,7 @@ class MqttTransport:
         self._settings = Settings(self.address, client_id, will, clean_session=clean_session)
         self._meter = Meter()
         self._patterns: list[str] = []
+        self._unwanted: list[str] = []  # of which the broker has not been told yet
         self._pending: dict[int, asyncio.Future[str | None]] = {}
         self._answers: dict[int, asyncio.Future[_Refusals]] = {}
         self._renewal: tuple[int, list[str]] | None = None
@@ -161,6 +162,7 @@ class MqttTransport:
         """See ``Transport.subscribe``; before ``connect`` it only remembers."""
         new = [pattern for pattern in dict.fromkeys(patterns) if pattern not in self._patterns]
         self._patterns.extend(new)
+        self._unwanted = [pattern for pattern in self._unwanted if pattern not in new]
         if self._link is None or not new:
             return
         while True:
@@ -180,6 +182,19 @@ class MqttTransport:
             except BrokerError:
                 self._patterns = [pattern for pattern in self._patterns if pattern not in new]
                 raise
+
+    def unsubscribe(self, patterns: list[str]) -> None:
+        """See ``Transport.unsubscribe``."""
+        self._patterns = [pattern for pattern in self._patterns if pattern not in patterns]
+        self._unwanted.extend(patterns)
+        if self._up.is_set():
+            self._drop_unwanted()
+
+    def _drop_unwanted(self) -> None:
+        if self._unwanted and self._client is not None:
+            code, _ = self._client.unsubscribe(self._unwanted)
+            if code == MQTTErrorCode.MQTT_ERR_SUCCESS:  # else at the next connection
+                self._unwanted = []
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, correlation: bytes = b"") -> None:
         """See ``Transport.publish``. ``correlation``: of the MQTT 5 request that this answers."""
@@ -267,6 +282,7 @@ class MqttTransport:
 
     def _ready(self) -> None:
         self._complaint = ""
+        self._drop_unwanted()
         self._up.set()
         self.on_connection(True)
         if not self._first.done():

@@ -75,6 +75,33 @@ def test_a_device_that_is_called_says_again_who_it_is_and_what_it_is_at(tmp_path
     play(scene())
 
 
+def test_chunks_that_others_share_do_not_come_to_a_device_that_does_not_fetch_them(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+
+            async def received_of(transfer):
+                before = running.agent.transport.bytes_received
+                topic = topics.build("shared-object", FLEET, transfer=transfer)
+                await coordinator.transport.publish(topic, b"c" * 5000)
+                await asyncio.sleep(0.02)
+                return running.agent.transport.bytes_received - before
+
+            await coordinator.expect(m.Hello)
+            assert await received_of("of-others") < 5000
+            coordinator.chunk_limit = 1  # the download stays open
+            offer = coordinator.offer()
+            await coordinator.expect(m.Need)
+            assert await received_of(offer.transfer) > 5000
+            assert await received_of("of-others") < 5000
+            coordinator.chunk_limit = None
+            coordinator.offer(number=2)
+            await coordinator.take_update()
+            assert await received_of(offer.transfer) < 5000
+
+    play(scene())
+
+
 def test_the_second_round_fetches_only_what_changed(tmp_path):
     async def scene():
         broker = MemoryBroker()

@@ -32,6 +32,8 @@ from edgefl.transport.mosquitto import FLEET_PACKET_BYTES
 from edgefl.transport.mqtt import MqttTransport
 
 pytestmark = pytest.mark.skipif(not mosquitto_wanted(), reason="the fleet's broker is mosquitto; it is not installed")
+#: Chunks of a transfer, which a device that fetches it subscribes to.
+SHARED = topics.build("shared-object", FLEET, transfer="d-1")
 
 
 class World(NamedTuple):
@@ -190,7 +192,7 @@ def test_a_device_can_not_speak_as_the_coordinator(world: World) -> None:
 
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
-            _, heard = await at.device(world.cam, *topics.device_subscriptions(FLEET, "cam"))
+            _, heard = await at.device(world.cam, *topics.device_subscriptions(FLEET, "cam"), SHARED)
             thief, _ = await at.device(world.thief)
             coordinator, _ = await at.coordinator()
             for topic in its:
@@ -287,7 +289,7 @@ def test_a_stranger_who_scans_every_topic_reads_nothing_and_is_not_heard(world: 
         async with Attackers(world.fleet) as at:
             coordinator, heard = await at.coordinator(*topics.coordinator_subscriptions(FLEET))
             greeter, _ = await at.greeter()
-            _, cams = await at.device(world.cam, *topics.device_subscriptions(FLEET, "cam"))
+            _, cams = await at.device(world.cam, *topics.device_subscriptions(FLEET, "cam"), SHARED)
             known = "enroll-12345"
             for client_id in ("#", "+", "a/b", known):
                 patterns = ["#", "$SYS/#", f"edgefl/1/{FLEET}/#", f"edgefl/1/{FLEET}/enroll/+/down"]

@@ -180,7 +180,7 @@ def matches(pattern: str, topic: str) -> bool:
 def test_each_side_listens_to_what_the_other_says_and_a_device_to_no_other_device():
     own = topics.device_subscriptions("f", "a")
     server = topics.coordinator_subscriptions("f")
-    to_device = [topics.build(channel, "f", "a", "t") for channel in ("down", "down-object", "shared-object")]
+    to_device = [*(topics.build(channel, "f", "a", "t") for channel in ("down", "down-object")), topics.call("f")]
     to_server = [topics.build(channel, "f", "a", "t") for channel in ("up", "presence", "up-object")]
     for patterns, heard, others in ((own, to_device, to_server), (server, to_server, to_device)):
         assert all(any(matches(pattern, topic) for pattern in patterns) for topic in heard)

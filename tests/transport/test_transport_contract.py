@@ -63,6 +63,30 @@ def test_what_was_published_while_a_client_was_away_waits_for_it(world: World) -
     run(scenario())
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_a_topic_that_is_unsubscribed_comes_no_longer_and_can_be_taken_up_again(world: World, away: bool) -> None:
+    async def scenario() -> None:
+        receiver, received = await world.connected("receiver", "x", "y")
+        sender, _ = await world.connected("sender")
+        if away:
+            world.cut(receiver)
+            await until(lambda: False in received.connections)
+        receiver.unsubscribe([world.topic("x")])
+        await until(lambda: received.connections[-1])
+        await receiver.publish(world.topic("z"), b"")  # the broker has heard what was sent before
+        for topic in ("x", "y"):
+            await sender.publish(world.topic(topic), b"1")
+        await received.arrived(1)
+        await receiver.subscribe([world.topic("x")])
+        for topic in ("x", "y"):
+            await sender.publish(world.topic(topic), b"2")
+        await received.arrived(3)
+        assert received.messages == [(world.topic(name), text) for name, text in (("y", b"1"), ("x", b"2"), ("y", b"2"))]
+        await world.close()
+
+    run(scenario())
+
+
 def test_lost_contact_sends_the_will_and_heals_itself(world: World) -> None:
     async def scenario() -> None:
         will = Will(world.topic("presence"), b"offline", retain=True)
