@@ -76,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Behaviour]]:
         monkeypatch.delenv(name, raising=False)
     how = Behaviour()
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"how": how})) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}/file", how
         running.shutdown()
 

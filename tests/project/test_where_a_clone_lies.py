@@ -18,7 +18,6 @@ MADE = {"build", "dist", "runs"}
 #: Tests of what a path goes into: shells, units, installed programs, processes of their own.
 OF_PATHS = (
     "tests/agent/test_service_install.py",
-    "tests/agent/test_agent_doctor.py",
     "tests/examples/test_jetson_example.py",
     "tests/process",
     "tests/project/test_packaging.py",
