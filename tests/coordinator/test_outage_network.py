@@ -1,4 +1,4 @@
-"""An outage of every device's network, in namespaces: who is back first does not train alone."""
+"""Bad links in namespaces: an outage of every device, and bytes of a device that is late, lost and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.network.network_fleet import DEVICES, Fleet, Network, fleet_over
 from benchmarks.network.network_links import Conditions, unavailable
-from edgefl.run_records import EventRow
+from edgefl.run_records import AssignmentRow, EventRow
 from edgefl.transport.broker import broker_program
 
 REASON = unavailable()
@@ -84,3 +84,47 @@ def test_after_an_outage_of_the_network_the_next_round_has_whoever_is_back_withi
     back = [row.at for row in events if row.kind == "device_joined" and row.device == right]
     assert 15.0 - 3.0 <= begun[2].at - back[1] <= 20.0
     assert 19.0 <= begun[4].at - back[2] <= 23.0, "grace, and no longer"
+
+
+#: Of IP and TCP with time stamps, a packet; what else is not payload (MQTT, heartbeats, figures) counts against us.
+HEADERS = 52
+
+
+def test_what_a_link_carries_for_late_lost_and_done_rounds_is_in_the_bill(tmp_path: Path) -> None:
+    far = DEVICES[0]
+    fast, slow = Conditions(delay_s=0.02, rate=4_000_000), Conditions(delay_s=0.02, rate=300_000, queue_s=600.0)
+
+    async def play() -> tuple[list[AssignmentRow], float]:
+        with Network() as network:
+            link = network.links[far]
+            network.set(fast)
+            link.conditions = slow
+            async with fleet_over(network, tmp_path / "fleet", 6, quorum=0.5, deadline_s=15.0) as fleet:
+
+                async def begun(number: int) -> None:
+                    while sum(one.kind == "round_started" for one in fleet.events) < number:
+                        await asyncio.sleep(0.05)
+
+                async def troubles() -> None:
+                    await begun(3)
+                    await asyncio.sleep(4)
+                    fleet.agents[far].send_signal(signal.SIGKILL)
+                    fleet.agents[far].wait()
+                    await begun(4)
+                    link.conditions = fast
+                    fleet.start_agent(network, far)
+
+                working = asyncio.create_task(troubles())
+                try:
+                    assert await fleet.finish() == ""
+                finally:
+                    working.cancel()
+                passed = (link.to_near, link.to_far)
+                payload = sum(way.offered_bytes - way.offered_packets * HEADERS for way in passed)
+                return [row for row in fleet.result()[0].assignments if row.device == far], payload
+
+    rows, passed = asyncio.run(play())
+    assert {"late", "lost", "done"} <= {row.status for row in rows}
+    names = [f"{kind}_{way}_bytes" for kind in ("payload", "resent") for way in ("up", "down")]
+    billed = sum(row.measured[name].value or 0.0 for row in rows for name in names if name in row.measured)
+    assert abs(billed - passed) < 0.05 * passed, (billed, passed)
