@@ -81,7 +81,7 @@ def test_a_topic_that_is_unsubscribed_comes_no_longer_and_can_be_taken_up_again(
         for topic in ("x", "y"):
             await sender.publish(world.topic(topic), b"2")
         await received.arrived(3)
-        assert received.messages == [(world.topic(name), text) for name, text in (("y", b"1"), ("x", b"2"), ("y", b"2"))]
+        assert received.messages == [(world.topic(at), text) for at, text in (("y", b"1"), ("x", b"2"), ("y", b"2"))]
         await world.close()
 
     run(scenario())
