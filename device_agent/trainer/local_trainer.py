@@ -288,7 +288,10 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool, alone: bool) -> Data
 def _figures(
     spent: RoundResult | AbandonedError, steps: int | None, memory: MemoryProbe | NotMeasured, energy: EnergyProbe
 ) -> Figures:
-    """Figures of a round, or of the ``steps`` of an abandoned one: before the first it may have filled the cache."""
+    """Figures of a round, or of the ``steps`` of an abandoned one.
+
+    Without a step it may have filled the cache of frozen prefixes.
+    """
     if steps == 0 and not spent.flops:
         return dict(NOTHING_TRAINED)
     until = "" if steps is None else f", {steps} step{'' if steps == 1 else 's'} until the round was left off"

@@ -61,7 +61,7 @@ def status_bytes(field: str, pid: int | str = "self") -> int | None:
 
 
 def resident_bytes(pid: int | str = "self") -> int | None:
-    """Resident size and what lies in swap; None when the process is gone.
+    """Resident size with swap; None when the process is gone.
 
     On a Jetson swap is memory, too (zram).
     """

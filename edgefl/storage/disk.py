@@ -280,17 +280,21 @@ def note_ledger(directory: Path, url: str) -> None:
 
 
 def make_directories(directory: Path) -> list[Path]:
-    """Make a directory and its parents; return those made, innermost first. Raises OSError."""
+    """Make a directory and its parents; return those made, innermost first.
+
+    Raises OSError.
+    """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def begin_run(runs: Path, name: str) -> tuple[str, list[Path]]:
-    """Make the directory of a new run: ``name``, the date and time; a number behind it when that is taken.
+    """Make the directory of a new run.
 
-    It is made, not looked for: of several runs that begin in one second each has its own. Returns the run and the
-    directories made for it, innermost first. Raises StoreError.
+    Its name: ``name``, the date and time; a number behind it when that is taken. It is made, not looked for: of several
+    runs that begin in one second each has its own. Returns the run and the directories made for it, innermost first.
+    Raises StoreError.
     """
     stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
     with store_errors("create", runs / stamp):
@@ -304,7 +308,10 @@ def begin_run(runs: Path, name: str) -> tuple[str, list[Path]]:
 
 @contextlib.contextmanager
 def gone_if_empty(made: Iterable[Path]) -> Iterator[None]:
-    """Remove directories just made, innermost first, where the block fails with nothing in them."""
+    """Remove directories just made, as far as empty, when the block fails.
+
+    ``made``: innermost first.
+    """
     try:
         yield
     except BaseException:
