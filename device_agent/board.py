@@ -1,4 +1,4 @@
-"""This machine's GPU as far as it shows without torch, a Jetson's release, and NVIDIA's index of wheels for it."""
+"""GPU of this machine, by other means than torch; NVIDIA's wheels for Jetsons."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Board(NamedTuple):
 
 
 def from_index(package: str, index: str) -> str:
-    """The command that installs a Jetson's build of ``package``, also over another one of the same version.
+    """Command to install a Jetson's build of ``package``, also over another build.
 
     No other index is asked: many a pip takes PyPI's build for any aarch64 before a Jetson's of the same version. What
     the package needs comes along with EdgeFL's extra.

@@ -70,8 +70,8 @@ class Device(NamedTuple):
     """Everything to examine. ``directory``: where the agent keeps its state; an identity in it is checked and used.
 
     ``broker``: an URL to try, else the identity's; ``files``: PEM files for it, else the identity's. ``data``: local
-    data to read; ``budget_bytes``: the memory that the profile allows;
-    ``unified``: whether it is of a Jetson, ``plan_only``: why no agent runs on one.
+    data to read; ``budget_bytes``: the memory that the profile allows; ``unified``: whether it is of a Jetson,
+    ``plan_only``: why no agent runs on one.
     """
 
     broker: str = ""
@@ -129,7 +129,7 @@ def before_run(directory: Path) -> list[Check]:
 
 
 def profile(plan_only: str) -> list[Check]:
-    """Whether the profile is of a device on which no agent runs, and why."""
+    """Fault of a profile for planning alone."""
     return [found("profile-plan-only", plan_only)] if plan_only else []
 
 

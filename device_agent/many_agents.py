@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from device_agent.core.state import DataFacts, Result, Train
+from device_agent.core.state import NOTHING_TRAINED, DataFacts, Progressed, Result, Train
 from device_agent.runtime.agent import Agent
 from device_agent.runtime.connect import Options, Simulated, make_agent
 from device_agent.runtime.recent_lines import RecentLines
@@ -38,7 +38,7 @@ from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.log_lines import line_writer
 from edgefl.plan.job import Preparation
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
-from edgefl.records import Budget, Figure
+from edgefl.records import Budget, Figure, Refusal
 from edgefl.resources.process_memory import keep_for_chunks
 
 
@@ -91,6 +91,7 @@ class HostedTrainer:
     def __init__(self, settings: TrainerSettings, worker: _SharedWorker) -> None:
         self._settings = settings
         self._worker = worker
+        self._interrupted = False  # since ``train`` was called last
 
     async def warm(self, preparation: Preparation) -> DataFacts:
         """See ``Trainer.warm``."""
@@ -102,12 +103,22 @@ class HostedTrainer:
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
         self._worker.needed.add(self._settings)
+        self._interrupted = False
+
+        def progress(made: Progressed) -> None:
+            if self._interrupted:  # the process may have had another's request before this one
+                self._worker.process.interrupt()
+            on_progress(made)
+
         async with self._worker.turn:
             try:
                 # Only a warm process may be interrupted: the signal would kill a cold one.
                 await self._worker.process.call("warm", WarmRequest(self._settings))
+                if self._interrupted:
+                    refusal = Refusal("abandoned", detail="left off before its turn")
+                    return Ended(Result(refusal=refusal, figures=NOTHING_TRAINED), alive=True)
                 self._worker.active = self._settings
-                result = await train_in(self._worker.process, self._settings, work, on_progress)
+                result = await train_in(self._worker.process, self._settings, work, progress)
             except WorkerFailedError as error:
                 return Ended(Result(refusal=raised(error)), alive=error.status is None)
             finally:
@@ -116,7 +127,8 @@ class HostedTrainer:
         return Ended(replace(result, figures={**result.figures, "process_peak_bytes": shared}), alive=True)
 
     def interrupt(self) -> None:
-        """See ``Trainer.interrupt``. Nothing while it is another's turn: the agent asks again."""
+        """See ``Trainer.interrupt``. Before its turn the training does not begin."""
+        self._interrupted = True
         if self._worker.active == self._settings:
             self._worker.process.interrupt()
 

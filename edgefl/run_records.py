@@ -56,6 +56,10 @@ class RoundRow(msgspec.Struct, frozen=True):
     record: dict[str, Any] = {}
 
 
+#: Statuses of an assignment that can still become "done".
+OPEN = frozenset({"offered", "accepted", "replanning", "updated"})
+
+
 class AssignmentRow(msgspec.Struct, frozen=True):
     """One device in one attempt of one round: its status, and its predicted and measured figures."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.core.known_devices import arrival_of
 from coordinator.core.moves import SendOffer, Steps
-from coordinator.core.state import OPEN, Assignment, Phase, State
+from coordinator.core.state import Assignment, Phase, State
 from edgefl.aggregation.history import Memory
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.aggregation.weights import signed, wanted
@@ -20,7 +20,7 @@ from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Offer
 from edgefl.records import Attempt, Figures, Manifest
 from edgefl.registry import choose
-from edgefl.run_records import AssignmentRow
+from edgefl.run_records import OPEN, AssignmentRow
 
 replace = msgspec.structs.replace
 

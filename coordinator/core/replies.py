@@ -13,12 +13,13 @@ from coordinator.core.known_devices import ask, count_rejected, figures_of, how_
 from coordinator.core.moves import Steps
 from coordinator.core.plausibility import bounded, learned, likely, miscounted, plausible, unfit
 from coordinator.core.round_rules import check_close, staleness
-from coordinator.core.state import OPEN, Assignment, Phase, State
+from coordinator.core.state import Assignment, Phase, State
 from coordinator.core.unfinished import end_without_update, own_figures, record_spent
 from edgefl.budget.fit import decline_of
 from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.job import WHOLE_ROUND
 from edgefl.records import METHOD, OUT_OF_STEP, Attempt, Figure, Figures, Refusal
+from edgefl.run_records import OPEN
 
 replace = msgspec.structs.replace
 

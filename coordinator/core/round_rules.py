@@ -17,7 +17,7 @@ from coordinator.core.lateness import late
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
 from coordinator.core.outliers import clipped, outliers
 from coordinator.core.periods import continuing, missing, period_rounds
-from coordinator.core.state import OPEN, Assignment, Phase, Round, State
+from coordinator.core.state import Assignment, Phase, Round, State
 from coordinator.core.step_back import broken, can_step_back, step_back
 from coordinator.core.unfinished import end_without_update
 from edgefl.models.spec import modality_of
@@ -26,6 +26,7 @@ from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Refusal
 from edgefl.registry import choose
+from edgefl.run_records import OPEN
 
 replace = msgspec.structs.replace
 

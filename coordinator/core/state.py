@@ -50,8 +50,6 @@ Status = (
     Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
     | Literal["declined", "refused", "rejected", "quarantined", "left_out"]
 )
-#: Statuses that still can become "done".
-OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
 #: Statuses of a device that was asked, and whose update does not count.
 WITHOUT_UPDATE: frozenset[Status] = frozenset({"lost", "late", "declined", "rejected", "left_out"})
 

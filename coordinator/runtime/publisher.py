@@ -20,7 +20,7 @@ from coordinator.core.assignments import (
     visible_parts,
 )
 from coordinator.core.moves import Event, UpdateInvalid, UpdateStored
-from coordinator.core.state import OPEN, Link, Phase, State
+from coordinator.core.state import Link, Phase, State
 from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.link_rates import LinkRates, Moved
@@ -38,7 +38,7 @@ from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.records import Attempt, Figures, Manifest
 from edgefl.registry import choose
-from edgefl.run_records import EventRow
+from edgefl.run_records import OPEN, EventRow
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskSender
 from edgefl.transfer.sender import Sent

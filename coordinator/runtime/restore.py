@@ -22,9 +22,11 @@ from edgefl.errors import EdgeFLError, StoreError
 from edgefl.protocol.topics import check_name
 from edgefl.storage.disk import (
     LEDGER,
+    gone_if_empty,
     hold_directory,
     is_held,
     ledger_of,
+    make_directories,
     make_private,
     note_ledger,
     store_errors,
@@ -43,7 +45,7 @@ def restore(file: Path, into: Path, ledger: str = "") -> Contents:
     """
     with store_errors("read", file), file.open("rb") as source:
         size = os.fstat(source.fileno()).st_size
-        with store_errors("write", into), _made_for_good(into):
+        with store_errors("write", into), gone_if_empty(make_directories(into)):
             if shutil.disk_usage(into).free < size:
                 raise StoreError(f"{into} has no room for the {size} bytes of {file}")
             with tempfile.TemporaryDirectory(dir=into, prefix=".restore-") as staging:
@@ -66,19 +68,6 @@ def restore(file: Path, into: Path, ledger: str = "") -> Contents:
                     undo.pop_all()
                 sync_directory(into)
     return contents
-
-
-@contextlib.contextmanager
-def _made_for_good(directory: Path) -> Iterator[None]:
-    """Make the directory; one that was not there goes again, as long as it is empty, when the block fails."""
-    was_there = directory.is_dir()
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if not was_there and not any(directory.iterdir()):
-            directory.rmdir()
-        raise
 
 
 def _unpacked(source: BinaryIO, size: int, staging: Path) -> Contents:

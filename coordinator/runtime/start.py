@@ -328,8 +328,11 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
     if not file:
         raise ConfigError("RUN.yaml", [Problem("RUN.yaml", "name a run file, or a run to go on with by --resume")])
     config, recipe = load_run(file, options.overrides)
-    run = check_name("run", run or begin_run(options.directory, config.name))
-    with gone_if_empty(options.directory / run):
+    made: list[Path] = []
+    if not run:
+        run, made = begin_run(options.directory, config.name)
+    with gone_if_empty(made):
+        check_name("run", run)
         test, path = _test_set(config, file, options.directory / run, say)
         plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
         if problem := untaken(plan, test.samples()):

@@ -288,7 +288,10 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool, alone: bool) -> Data
 def _figures(
     spent: RoundResult | AbandonedError, steps: int | None, memory: MemoryProbe | NotMeasured, energy: EnergyProbe
 ) -> Figures:
-    """Figures of a round, or of the ``steps`` of one that was left off."""
+    """Figures of a round, or of the ``steps`` of an abandoned one.
+
+    Without a step it may have filled the cache of frozen prefixes.
+    """
     if steps == 0 and not spent.flops:
         return dict(NOTHING_TRAINED)
     until = "" if steps is None else f", {steps} step{'' if steps == 1 else 's'} until the round was left off"
@@ -296,7 +299,9 @@ def _figures(
         "energy_j": energy.figure(),
         "temperature_c": temperature(),
         "flops": Figure(spent.flops, "counted", f"torch FlopCounterMode{until}"),
-        "compute_s": Figure(spent.compute_s, "measured", f"monotonic clock around the steps{until}"),
+        "compute_s": NOTHING_TRAINED["compute_s"]
+        if steps == 0
+        else Figure(spent.compute_s, "measured", f"monotonic clock around the steps{until}"),
     }
     if isinstance(spent, RoundResult) and spent.cache_fill_flops:
         figures["filling_flops"] = Figure(spent.cache_fill_flops, "counted", "torch FlopCounterMode")

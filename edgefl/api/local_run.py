@@ -79,8 +79,10 @@ class LocalRun:
 
             others = ["--trainers"] * bool(options.trainers) + list(options.more)
             check_in_process(self.config, self._every(), source_name(options.file), others)
+        self._made: list[Path] = []  # directories made for this run
         if not (options.resume or options.run):  # last: what is refused before leaves no directory behind
-            self.directory = runs / begin_run(runs, self.config.name)
+            run, self._made = begin_run(runs, self.config.name)
+            self.directory = runs / run
         check_name("run", self.run)
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
@@ -121,7 +123,7 @@ class LocalRun:
             self.config = self._as_begun(path)
         wanted = [device.name for device in self.config.fleet]
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
-            with gone_if_empty(self.directory):
+            with gone_if_empty(self._made):
                 prepared = shares_of(given, wanted, folder)
             values = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())

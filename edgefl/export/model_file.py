@@ -60,7 +60,10 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 class _Field(NamedTuple):
-    """``value``: a number, or the length of the bytes that end at ``end``."""
+    """Header of a field.
+
+    ``value``: a number, or the length of the bytes that end at ``end``.
+    """
 
     number: int
     wire: int

@@ -293,16 +293,16 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
 
 
 def _name_here(file: Path) -> None:
-    """Have a broker's configuration name the files beside it where it names those of another fleet's directory.
+    """Rewrite paths in a copied broker's configuration to its own directory.
 
-    That is what it does in a copy; a line that names another place by itself, such as the process id's, stays.
+    Its keys say whose files it names; a line that names a third place, such as the process id's, stays.
     """
     if not file.exists():
         return
     text = read(file).decode(errors="surrogateescape")
     named = {
         directory[1] if (directory := re.search(rf"^{option} (/.*)/[^/\n]+$", text, re.MULTILINE)) else ""
-        for option in ("pid_file", "keyfile", "cafile")
+        for option in ("keyfile", "cafile")
     }
     if len(named) == 1 and (old := named.pop()) != str(file.parent) and old.endswith(f"/{file.parent.name}"):
         there = re.compile(rf"(?<=\s){re.escape(old)}/")

@@ -1,4 +1,6 @@
-"""ProtoMix's k, chosen on the devices' hold-outs (PmcmFL, arXiv 2312.13508: "we attempt all possible values for k").
+"""ProtoMix's k, chosen on the devices' hold-outs.
+
+PmcmFL, arXiv 2312.13508: "we attempt all possible values for k".
 
 k = argmax_k sum_n R_n(k), of equal ones the smallest.  R_n(k): right answers of the received model to the held-out
 samples of device n, each modality alone and the absent ones mixed from the k best prototypes. The paper compares on

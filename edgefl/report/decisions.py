@@ -16,7 +16,7 @@ from edgefl.report import resources, shortfall, units
 from edgefl.report.events import fitting
 from edgefl.report.folding import fold, listed
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.report.refusals import REVOKED, reason, refusal_of, refusal_text
+from edgefl.report.refusals import REASONS, REVOKED, reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow, RunReport
 
 #: Reason that the coordinator records for a device whose last will came.
@@ -45,13 +45,10 @@ _NOTE = (
     "measurement or its data. Decided by the coordinator: its update could not be used or came too late, or after "
     "several of these it was not asked."
 )
-#: Who decided, or the reason where that says all -> the word of a sentence.
-_VERBS = {
-    "plan": "refused by the plan",
-    "device": "declined",
-    "lost": "lost contact",
-    "left_out": "left out by the operator",
-}
+#: Who decided -> the word of a sentence.
+_BY = {"plan": "refused by the plan", "device": "declined"}
+#: Reasons whose word says all: no limit follows.
+_PLAIN = {why: REASONS[why] for why in ("lost", "left_out")}
 _Round = tuple[int, int]  # stage, round
 
 
@@ -109,7 +106,7 @@ def sentences(report: RunReport) -> list[str]:
         decided.setdefault((row.decided_by, row.refusal.reason), {}).setdefault(row.device, []).append(row)
     found = []
     for (by, why), devices in decided.items():
-        verb = _VERBS.get(why) or _VERBS.get(by, "without a usable update")
+        verb = _PLAIN.get(why) or _BY.get(by, "without a usable update")
         alike = [list(devices)] if len(devices) > _APART else [[name] for name in devices]
         for names in alike:
             rows = [row for name in names for row in devices[name]]
@@ -121,7 +118,7 @@ def sentences(report: RunReport) -> list[str]:
             worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
             most = f"the most by {worst.device}, " if len(names) > 1 and worst.refusal.needed else ""
             where = f"stage{'s' * (len(stages) > 1)} {units.spans(stages)}"
-            limit = "" if why in _VERBS else f", {most}{_limit(rows, worst)}"
+            limit = "" if why in _PLAIN else f", {most}{_limit(rows, worst)}"
             found.append(f"{_who(names)}: {verb} in {where}{limit}; {then}.")
     return [*_revoked(report), *found, *shortfall.sentences(report), *_not_there(report)]
 
@@ -138,7 +135,7 @@ def _revoked(report: RunReport) -> Iterator[str]:
         rounds = missed.get(device, set())
         count = f"{len(rounds)} round{'s' * (len(rounds) > 1)} of {len(report.rounds)}"
         where = f", {count} (stages {_stages(rounds, in_stage)})" if rounds else ""
-        yield f"{device}: {REVOKED} at {units.moment(when)[-8:]}{where}."
+        yield f"{device}: {REVOKED} at {units.moment(when)}{where}."
 
 
 def _is_revocation(event: EventRow) -> bool:

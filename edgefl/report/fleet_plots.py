@@ -187,8 +187,9 @@ def _pauses(pauses: Values, x: Spec) -> list[Spec]:
 def by_stage(report: RunReport) -> Chart | None:
     """Devices by stages: memory, compute, bytes and time of a mean round, each relative to its own largest."""
     cells: dict[tuple[str, str, int], float] = {}
-    for (device, stage), rows in resources.by_device_and_stage(report).items():
-        rounds = len({row.round for row in rows if row.measured}) or 1
+    for (device, stage), every in resources.by_device_and_stage(report).items():
+        rows = [row for row in every if row.status == "done"]
+        rounds = len({row.round for row in rows})
         for title, names in _HEAT.items():
             figures = [resources.measured(name, rows).value for name in names]
             if None not in figures:
@@ -249,8 +250,9 @@ def by_stage(report: RunReport) -> Chart | None:
         }
 
     caption = (
-        "A stage's largest step, and the mean of its rounds. Stronger colour is more, each panel by itself; a dash: no "
-        "round of the stage was trained." + how_many(devices, shown, "that trained the fewest stages")
+        "A stage's largest step, and the mean of its rounds; rounds whose update does not count are left out. Stronger "
+        "colour is more, each panel by itself; a dash: no round of the stage counts."
+        + how_many(devices, shown, "that trained the fewest stages")
     )
     return Chart("stages-of-devices", "What each stage took of each device", caption, build)
 

@@ -8,7 +8,7 @@ from edgefl.report.grid import Record
 
 #: Reason of a device that its fleet has shut out, of its leaving and of its part; also what it does since.
 REVOKED = "revoked"
-#: Machine-readable reason -> words.
+#: Machine-readable reason, or an assignment's status -> words.
 REASONS: dict[str, str] = {
     "step_memory": "step memory over budget",
     "memory": "process memory over budget",
@@ -48,6 +48,11 @@ REASONS: dict[str, str] = {
     "hash": "bytes that are not what they are named by",
     "quarantine": "in quarantine",
     "left_out": "left out by the operator",
+    "abandoned": "training abandoned",
+    "offered": "offer not answered yet",
+    "accepted": "training not finished yet",
+    "updated": "update not fetched yet",
+    "replanning": "waits for a smaller job",
     REVOKED: "revoked",
 }
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edgefl.budget.fit import gpu_limit
 from edgefl.records import FIGURES, NOT_TRAINED, Figure, has_card
 from edgefl.report.refusals import REASONS
-from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
+from edgefl.run_records import OPEN, AssignmentRow, DeviceRow, RunReport
 
 #: Figures of which the largest counts; the others add up over rounds.
 PEAKS = frozenset(
@@ -39,8 +39,9 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
 
 
 def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
-    """The measured (or counted) figure over the attempts that trained, finished or not."""
-    figures = [row.measured.get(name) or unknown(row) for row in assignments if row.measured]
+    """The measured (or counted) figure over the attempts that trained and ended, with or without an update."""
+    ended = (row for row in assignments if row.measured and row.status not in OPEN)
+    figures = [row.measured.get(name) or unknown(row) for row in ended]
     return total(name, [figure for figure in figures if figure.reason != NOT_TRAINED])
 
 
@@ -60,7 +61,8 @@ def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
     """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
 
     def is_compared(row: AssignmentRow) -> bool:
-        return row.status == "done" or row.measured.get(name, Figure()).value is not None
+        known = row.measured.get(name, Figure()).value is not None
+        return row.status == "done" or (known and row.status not in OPEN)
 
     rows = list(assignments)
     trained = [row for row in rows if row.measured and row.predicted and is_compared(row)]

@@ -127,7 +127,7 @@ def _score(report: RunReport) -> list[str]:
 
 
 def _fallen(report: RunReport, last: EvaluationRow) -> str:
-    """Score before the last round, in brackets, where that had fewer devices than the one before and a lower score."""
+    """Score before the last round, in brackets; "" unless devices and score fell."""
     closed = sorted((row for row in report.rounds if row.status == "done"), key=_where)
     keys = [_where(row) for row in closed]
     alike = [row for row in report.evaluations if _test_of(row) == _test_of(last) and _where(row) in keys]

@@ -17,7 +17,7 @@ _ROOT = Path("/")
 
 
 class Memory(NamedTuple):
-    """Memory of this machine, or of the control group that leaves this process least. Bytes."""
+    """Memory, in bytes, of the machine or the tightest control group."""
 
     total_bytes: int
     free_bytes: int
@@ -54,7 +54,7 @@ def within(total: int, free: int, root: Path = _ROOT) -> Memory:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
-    """This process' group and its ancestors in each hierarchy that may hold the memory controller, root first."""
+    """Groups of this process in each possible memory hierarchy, root first."""
     hierarchies = root / "sys/fs/cgroup"
     own = _own(root)
     for place, files, path in (

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from edgefl.records import Figure, Figures
+from edgefl.records import Figure, Figures, Kind
 from edgefl.resources.process_memory import current_rss_bytes, peak_bytes, settle, status_bytes
 
 #: Fallback sampling. 5 ms costs about 1 % of a core; a peak shorter than that can be missed, which ``source`` admits.
@@ -22,8 +22,9 @@ class MemoryProbe:
 
     The kernel's own high-water mark (VmHWM) is reset on entering, after unused memory was given back, else what earlier
     work left would hide what this takes. Where the mark cannot be reset, a thread samples the resident size, and
-    ``source`` says so. What lies in swap counts, since on a Jetson it is memory as well (zram). Python's tracemalloc
-    sees nothing of torch. The step's peak is what comes on top of the size on entering. With ``device`` "cuda…", the
+    ``source`` says so. What lies in swap counts, since on a Jetson it is memory as well (zram); the mark does not hold
+    it, so peaks are doubtful where pages went to swap or came back meanwhile. Python's tracemalloc sees nothing of
+    torch. The step's peak is what comes on top of the size on entering. With ``device`` "cuda…", the
     tensors on the GPU count: on a card with its own memory the step peak is the card's, on a machine whose processor
     and GPU share one pool (Jetson) the two peaks are added: never less than what both took at one time.
     """
@@ -31,7 +32,7 @@ class MemoryProbe:
     def __init__(self, device: str = "cpu", *, clear_refs: Path = _CLEAR_REFS) -> None:
         self._clear_refs = clear_refs
         self._base = self._peak = 0
-        self._swapped = False
+        self._swap = self._swap_before = 0
         self._stop = threading.Event()
         self._sampler: threading.Thread | None = None
         self._gpu = _GpuPeaks(device) if device.startswith("cuda") else None
@@ -44,6 +45,7 @@ class MemoryProbe:
             self._clear_refs.write_text("5")
         except OSError:
             self._sampler = threading.Thread(target=self._sample, name="memory-sampler", daemon=True)
+        self._swap_before = status_bytes("VmSwap") or 0
         self._base = self._peak = current_rss_bytes()
         if self._gpu is not None:
             self._gpu.start()
@@ -59,7 +61,7 @@ class MemoryProbe:
             self._sampler.join()
         else:
             self._peak = max(self._peak, peak_bytes() or 0)
-            self._swapped = (status_bytes("VmSwap") or 0) > 0
+            self._swap = status_bytes("VmSwap") or 0
         if self._gpu is not None:
             self._gpu.stop()
 
@@ -74,17 +76,20 @@ class MemoryProbe:
 
         The CUDA context and workspaces lie outside of what torch counts.
         """
-        source = "VmHWM after clear_refs" + (" + VmSwap" if self._swapped else "")
+        kind: Kind = "measured"
+        source = "VmHWM after clear_refs" + (" + VmSwap" if self._swap else "")
         if self._sampler:
             source = "VmRSS + VmSwap sampled every 5 ms (the mark cannot be reset)"
+        elif self._swap != self._swap_before:
+            source, kind = f"{source}: swap changed meanwhile, and is not that of the peak's moment", "doubtful"
         gpu, process, step = self._gpu, self._peak, self._peak - self._base
-        figures = {"process_peak_bytes": Figure(float(process), source=source)}
+        figures = {"process_peak_bytes": Figure(float(process), kind, source)}
         if gpu is None:
-            return figures | {"step_peak_bytes": Figure(float(step), source=source)}
+            return figures | {"step_peak_bytes": Figure(float(step), kind, source)}
         if gpu.shared_pool:
             both = f"{source} + {gpu.source}: one pool, peaks added"
-            figures["process_peak_bytes"] = Figure(float(process + gpu.reserved), source=both)
-            figures["step_peak_bytes"] = Figure(float(step + gpu.step), source=both)
+            figures["process_peak_bytes"] = Figure(float(process + gpu.reserved), kind, both)
+            figures["step_peak_bytes"] = Figure(float(step + gpu.step), kind, both)
         else:
             figures["step_peak_bytes"] = Figure(float(gpu.step), source=gpu.source)
         return figures | {

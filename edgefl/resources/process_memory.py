@@ -61,15 +61,19 @@ def status_bytes(field: str, pid: int | str = "self") -> int | None:
 
 
 def resident_bytes(pid: int | str = "self") -> int | None:
-    """Resident size with what lies in swap, which on a Jetson is memory, too (zram); None when the process is gone."""
+    """Resident size with swap; None when the process is gone.
+
+    On a Jetson swap is memory, too (zram).
+    """
     sizes = _HELD.findall(_read(pid, "status"))
     return sum(int(kilobytes) * 1024 for kilobytes in sizes) if sizes else None
 
 
 def peak_bytes(pid: int | str = "self") -> int | None:
-    """Largest resident size since the mark was reset, and what lies in swap now: no less than was held at one time.
+    """Largest resident size since the mark was reset, and swap now.
 
-    The kernel has no mark of both together. None when the process is gone.
+    The kernel has no mark of both together: where swap has changed since, it is neither the most held at one time nor a
+    bound of it. None when the process is gone.
     """
     peak = status_bytes("VmHWM", pid)
     return None if peak is None else peak + (status_bytes("VmSwap", pid) or 0)

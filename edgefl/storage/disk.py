@@ -17,7 +17,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -279,30 +279,45 @@ def note_ledger(directory: Path, url: str) -> None:
         file.write_text(f"{url}\n{_this_machine()}\n", encoding="utf-8")
 
 
-def begin_run(runs: Path, name: str) -> str:
-    """Make the directory of a new run: ``name``, the date and time; a number behind it when that is taken.
+def make_directories(directory: Path) -> list[Path]:
+    """Make a directory and its parents; return those made, innermost first.
 
-    It is made, not looked for: of several runs that begin in one second each has its own. Raises StoreError.
+    Raises OSError.
+    """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def begin_run(runs: Path, name: str) -> tuple[str, list[Path]]:
+    """Make the directory of a new run.
+
+    Its name: ``name``, the date and time; a number behind it when that is taken. It is made, not looked for: of several
+    runs that begin in one second each has its own. Returns the run and the directories made for it, innermost first.
+    Raises StoreError.
     """
     stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
     with store_errors("create", runs / stamp):
-        runs.mkdir(parents=True, exist_ok=True)
+        made = make_directories(runs)
         for run in (stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))):
             with contextlib.suppress(FileExistsError):
                 (runs / run).mkdir()
-                return run
+                return run, [runs / run, *made]
         raise OSError(errno.EEXIST, "its name and 998 after it are taken")
 
 
 @contextlib.contextmanager
-def gone_if_empty(directory: Path) -> Iterator[None]:
-    """Remove the directory again, and an empty one around it, where the block fails before anything is in it."""
+def gone_if_empty(made: Iterable[Path]) -> Iterator[None]:
+    """Remove directories just made, as far as empty, when the block fails.
+
+    ``made``: innermost first.
+    """
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            directory.rmdir()
-            directory.parent.rmdir()
+            for directory in made:
+                directory.rmdir()
         raise
 
 

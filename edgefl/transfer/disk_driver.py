@@ -185,7 +185,7 @@ class DiskSender:
         return asked.get(of, 0) if of else sum(asked.values())
 
     def sent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent so far, each once."""
+        """Bytes of chunks sent to a device so far, each once."""
         return min(self._sender.sent_bytes(device), self.payload_bytes(device))
 
     def resent_bytes(self, device: str) -> int:

@@ -17,6 +17,7 @@ from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.records import Attempt, Figure, ObjectRef, Refusal
+from edgefl.resources import control_group
 from edgefl.transfer.receiver import Completed
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
@@ -100,6 +101,21 @@ def test_chunks_that_others_share_do_not_come_to_a_device_that_does_not_fetch_th
             assert await received_of(offer.transfer) < 5000
 
     play(scene())
+
+
+def test_free_memory_is_looked_up_for_heartbeats_alone(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(control_group, "memory", lambda: looks.append(1) or control_group.Memory(9, 7))
+
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            running.agent.tick_s = 0.005  # a heartbeat comes every 0.2 s
+            for _ in range(2):
+                assert (await coordinator.expect(m.Heartbeat)).memory_free_bytes == 7
+
+    play(scene())
+    assert len(looks) < 20
 
 
 def test_the_second_round_fetches_only_what_changed(tmp_path):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
 
-from device_agent.core.state import Train
+from device_agent.core.state import NOTHING_TRAINED, Train
 from device_agent.many_agents import HostedTrainers, trainer_workers
 from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
 from device_agent.trainer import first_round, local_trainer
@@ -76,6 +76,44 @@ def test_who_leaves_gives_its_data_back(place, monkeypatch):  # noqa: F811 - the
         gc.unfreeze()
 
 
+class Queue:
+    """A trainer's process that trains once it may, for a step, and notes who did and how often it was interrupted."""
+
+    def __init__(self):
+        self.pid, self.may, self.trained, self.interrupts = 1, asyncio.Event(), [], 0
+
+    async def call(self, method, body, on_note=None):
+        if method == "train":
+            self.trained.append(body.settings.device)
+            await self.may.wait()
+            on_note({"epoch": 1, "step": 1, "steps": 9, "loss": 1.0})
+        return {}
+
+    def interrupt(self):
+        self.interrupts += 1
+
+
+def test_an_interrupt_counts_before_the_turn_and_while_the_request_waits(place):  # noqa: F811 - the fixture
+    async def scene():
+        queue, offer = Queue(), offer_of(ObjectStore(place / "objects"))
+        shared = HostedTrainers([queue])
+        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+        both = [asyncio.create_task(one.train(Train(offer), lambda _: None)) for one in (first, second)]
+        while not queue.trained:
+            await asyncio.sleep(0)
+        first.interrupt()  # the process has not read the request
+        second.interrupt()
+        assert queue.interrupts == 1
+        queue.may.set()
+        _, dropped = await asyncio.gather(*both)
+        assert (queue.interrupts, queue.trained) == (2, ["d1"])
+        assert (dropped.result.refusal.reason, dropped.result.figures) == ("abandoned", NOTHING_TRAINED)
+        await second.train(Train(offer), lambda _: None)
+        assert (queue.interrupts, queue.trained) == (2, ["d1", "d2"])
+
+    asyncio.run(scene())
+
+
 @pytest.mark.slow
 def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - the fixture
     async def scene():
@@ -88,11 +126,13 @@ def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - th
                 first.interrupt()
 
         try:
-            left, trained = await asyncio.gather(
+            left, dropped = await asyncio.gather(
                 first.train(Train(offer), at_first_step), second.train(Train(offer), lambda _: None)
             )
-            assert "left off" in left.result.refusal.detail
+            assert "left off: the agent" in left.result.refusal.detail
             assert left.alive
+            assert dropped.result.refusal.detail == "left off before its turn"
+            trained = await second.train(Train(offer), lambda _: None)
             assert trained.result.refusal is None
         finally:
             await asyncio.gather(first.stop(), second.stop())

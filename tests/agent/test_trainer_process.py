@@ -16,9 +16,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from coordinator.core.plausibility import plausible
 from device_agent.board import Board
 from device_agent.core.state import Train
-from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings, WarmRequest
+from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings, TrainRequest, WarmRequest
+from device_agent.trainer import local_trainer
 from device_agent.trainer.local_trainer import LocalTrainer
 from device_agent.trainer.process import Trainers, _check_cuda
 from edgefl.data.dataset import Dataset
@@ -30,9 +32,10 @@ from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
-from edgefl.records import Attempt, Budget
+from edgefl.records import NOT_TRAINED, Attempt, Budget
 from edgefl.resources.process_memory import ceiling_bytes, idle_rss_bytes
 from edgefl.storage.objects import ObjectStore
+from edgefl.training.local_round import AbandonedError
 
 SENSOR = EncoderSpec(input_shape=(16, 3), width=8, depth=1, heads=2, patch=4)
 MODEL = ModelSpec({"acc": SENSOR, "gyro": SENSOR}, 1, HeadSpec(8, 4), 8, classes=2, label_names=("run", "rest"))
@@ -234,3 +237,17 @@ def wait_until(condition, timeout=20.0):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_a_round_abandoned_while_its_prefix_is_stored_has_no_implausible_figure(place, monkeypatch):
+    def fills(*_, **__):
+        error = AbandonedError("left off")
+        error.flops = 1e6
+        raise error
+
+    monkeypatch.setattr(local_trainer, "train_round", fills)
+    request = TrainRequest(settings(place), offer_of(ObjectStore(place / "objects")))
+    figures = Trainers(alone=False).train(msgspec.to_builtins(request), lambda _: None).figures
+    assert figures["flops"].value == 1e6
+    assert figures["compute_s"].reason == NOT_TRAINED
+    assert plausible(figures, {}, partial=True) == (figures, [])

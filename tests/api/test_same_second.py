@@ -40,7 +40,7 @@ def test_many_that_look_at_once_do_not_take_the_same_name(tmp_path: Path, monkey
 
     def begin() -> None:
         at_once.wait()
-        made.append(begin_run(tmp_path / "runs", "x" * 64))
+        made.append(begin_run(tmp_path / "runs", "x" * 64)[0])
 
     threads = [threading.Thread(target=begin) for _ in range(8)]
     for one in threads:
@@ -52,17 +52,24 @@ def test_many_that_look_at_once_do_not_take_the_same_name(tmp_path: Path, monkey
     assert max(map(len, made)) <= 64
 
 
-def test_a_run_whose_data_is_missing_leaves_no_directory_behind(tmp_path: Path, source: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "run"), [("", ""), ("runs", ""), ("runs", "named"), ("runs/named", "named")], ids=str
+)
+def test_a_run_whose_data_is_missing_leaves_directories_as_they_were(
+    tmp_path: Path, source: Path, there: str, run: str
+) -> None:
     given = fields(source) | {"data": {"source": str(tmp_path / "nothing.npz")}}
-    local = LocalRun(LocalOptions(given, runs=tmp_path / "runs"), lambda _: None)
-    with pytest.raises(Exception, match=r"nothing\.npz"):
-        local._prepare()
-    assert not (tmp_path / "runs").exists()
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(given))
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    local = LocalRun(LocalOptions(given, runs=tmp_path / "runs", run=run), lambda _: None)
     with pytest.raises(Exception, match=r"nothing\.npz"):
-        planned(RunOptions(str(file), directory=tmp_path / "runs"), lambda _: None)
-    assert not (tmp_path / "runs").exists()
+        local._prepare()
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(Exception, match=r"nothing\.npz"):
+        planned(RunOptions(str(file), run, directory=tmp_path / "runs"), lambda _: None)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_of_runs_that_is_a_file_is_an_error_that_names_it(tmp_path: Path, source: Path) -> None:

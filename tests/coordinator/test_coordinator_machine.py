@@ -22,7 +22,7 @@ from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, EvaluationRow, ObjectRef, Refusal
 from edgefl.report.events import KINDS
-from edgefl.run_records import AssignmentRow, EventRow
+from edgefl.run_records import OPEN, AssignmentRow, EventRow
 
 NAMES = ("a", "b", "c")
 MADE_MS = 7
@@ -151,14 +151,14 @@ class Play:
         if state.open is not None:
             assert state.open.attempt == Attempt(state.plan.run, state.stage, state.number, state.attempt, MADE_MS)
             assert state.open.assignments or state.policy.keeps
-            open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
+            open_ones = [a for a in state.open.assignments.values() if a.status in OPEN]
             assert not (state.phase is v.Phase.AGGREGATING and open_ones)
             parts = {**state.open.assignments, **state.stragglers}
-            assert not any(state.devices[name].left_out and a.status in v.OPEN for name, a in parts.items())
+            assert not any(state.devices[name].left_out and a.status in OPEN for name, a in parts.items())
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase is not v.Phase.ROUND or self.aggregate is None
         assert state.policy.keeps or not (state.stragglers or state.buffered)
-        assert all(one.status in v.OPEN and one.attempt is not None for one in state.stragglers.values())
+        assert all(one.status in OPEN and one.attempt is not None for one in state.stragglers.values())
         assert all(one.status == "done" and one.update is not None for one in state.buffered.values())
         assert all(name not in state.stragglers for name in (state.open.assignments if state.open else ()))
 

@@ -79,6 +79,17 @@ def test_a_file_that_was_moved_by_hand_stays_where_it_is(tmp_path: Path) -> None
     assert file.read_text() == own
 
 
+def test_a_copy_whose_process_id_is_elsewhere_has_its_own_keys(tmp_path: Path) -> None:
+    made = a_fleet(tmp_path / "fleet")
+    file = made.directory / "broker" / "mosquitto.conf"
+    file.write_text(file.read_text().replace(f"pid_file {file.parent}/", "pid_file /run/"))
+    fleet = copied(made.directory, tmp_path / "elsewhere")
+    fleet.write_configuration()
+    text = (fleet.directory / "broker" / "mosquitto.conf").read_text()
+    assert "pid_file /run/mosquitto.pid" in text
+    assert f"{tmp_path / 'fleet'}/" not in text
+
+
 @needs_mosquitto
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_copied_fleets_broker_starts(tmp_path: Path, edited: bool) -> None:

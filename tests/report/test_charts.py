@@ -18,6 +18,7 @@ from edgefl.records import Budget
 from edgefl.report import charts, crowds, model_plots
 from edgefl.report.budget_plots import memory
 from edgefl.report.charts import NARROW, WIDE, Chart, figure
+from edgefl.report.fleet_plots import by_stage
 from edgefl.report.writers import PICTURES, to_html
 from edgefl.run_records import DeviceRow, EndToEnd, EvaluationRow, RunReport
 
@@ -250,6 +251,17 @@ def test_the_legend_of_the_memory_plot_names_only_what_is_drawn() -> None:
         chart = memory(report)
         assert chart is not None
         assert chart.spec()["layer"][-2]["encoding"]["color"]["scale"]["domain"] == kinds
+
+
+def test_a_late_round_does_not_make_a_mean_round_cheaper() -> None:
+    (first, *_) = [row for row in REPORT.assignments if row.status == "done"]
+    moved = {name: first.measured[name] for name in ("payload_up_bytes", "payload_down_bytes")}
+    late = msgspec.structs.replace(first, round=99, status="late", measured=moved)
+    charts_of = [
+        by_stage(msgspec.structs.replace(REPORT, assignments=(*REPORT.assignments, *more))) for more in ((), (late,))
+    ]
+    without, with_late = (chart.spec()["data"]["values"] for chart in charts_of if chart is not None)
+    assert without == with_late
 
 
 def test_a_quantile_is_a_value_that_is_there() -> None:

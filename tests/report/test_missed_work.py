@@ -12,13 +12,14 @@ from report_fixture import MIB
 from rich.console import Console
 
 from edgefl.records import Capabilities, EvaluationRow, Figure, Refusal
-from edgefl.report import decisions, shortfall, story
+from edgefl.report import decisions, resources, shortfall, story
 from edgefl.report.attendance import attendance
 from edgefl.report.compare import Comparison, compare, grids, headline
 from edgefl.report.compare_files import to_csv, to_json
 from edgefl.report.grid import print_grids
+from edgefl.report.refusals import REASONS
 from edgefl.report.writers import to_html
-from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow, RunReport
+from edgefl.run_records import OPEN, AssignmentRow, DeviceRow, EventRow, RoundRow, RunReport
 
 LIMIT = Refusal("payload", 12.0 * MIB, 8.0 * MIB, "B")
 WHOLE = tuple(f"{m}/{part}" for m in ("acc", "gyro") for part in ("embed", "stage1", "stage2"))
@@ -79,6 +80,19 @@ def test_device_rounds_and_who_missed_some_and_why() -> None:
     assert [one.text for one in work.missed] == ["wrist trained 1 of 2 rounds (bytes over budget)"]
     none = attendance(run("layerwise", (*FULL[:2], *(AssignmentRow("wrist", s, 1, 1, "lost") for s in (1, 2)))))
     assert [one.text for one in none.missed] == ["wrist trained no round (lost contact)"]
+
+
+@pytest.mark.parametrize("status", sorted(OPEN))
+def test_an_open_round_is_in_no_total_and_its_status_is_in_words(status: str) -> None:
+    """Its bytes are on record while they move, long before its FLOPs."""
+    costs = {"flops": Figure(10.0), "payload_up_bytes": Figure(40.0)}
+    done = AssignmentRow("box", 1, 1, 1, "done", predicted=costs, measured=costs)
+    moving = AssignmentRow("box", 2, 1, 1, status, predicted=costs, measured={"payload_up_bytes": Figure(4.0)})
+    for name in costs:
+        for of in (resources.measured, resources.predicted):
+            assert of(name, [done, moving]) == of(name, [done])
+    (missed, _) = attendance(run("layerwise", (done, moving))).missed
+    assert missed.why == (REASONS[status],)
 
 
 def test_what_client_selection_leaves_out_is_not_missed() -> None:

@@ -297,8 +297,8 @@ def after_a_revocation(*more: AssignmentRow) -> RunReport:
 
 def test_a_revoked_device_is_told_on_top_with_the_time_and_its_rounds() -> None:
     report = after_a_revocation()
-    assert story.troubles(report) == ["cam-c: revoked at 16:11:59, 4 rounds of 6 (stages 1 (rounds 3–6))."]
-    assert "cam-c: revoked at 16:11:59" in to_html(report, interactive=False)
+    assert story.troubles(report) == ["cam-c: revoked at 2026-11-02 16:11:59, 4 rounds of 6 (stages 1 (rounds 3–6))."]
+    assert "cam-c: revoked at 2026-11-02 16:11:59" in to_html(report, interactive=False)
     started_again = (*report.events, EventRow(at_time("16:13:00"), "run_started"))
     resumed = msgspec.structs.replace(report, events=(*started_again, EventRow(0.0, "round_started", 1, 6)))
     assert decisions.absences(resumed)["cam-c"] == {"revoked": [(1, n) for n in (3, 4, 5, 6)]}
@@ -307,7 +307,7 @@ def test_a_revoked_device_is_told_on_top_with_the_time_and_its_rounds() -> None:
 def test_the_round_in_which_a_device_was_revoked_counts_and_is_no_other_decision() -> None:
     row = AssignmentRow("cam-c", 1, 3, 1, "left_out", Refusal("revoked"))
     assert story.troubles(after_a_revocation(row)) == [
-        "cam-c: revoked at 16:12:04, 4 rounds of 6 (stages 1 (rounds 3–6))."
+        "cam-c: revoked at 2026-11-02 16:12:04, 4 rounds of 6 (stages 1 (rounds 3–6))."
     ]
     (found,) = decisions.refusals(after_a_revocation(row)).rows
     assert [cell.text for cell in found][3:] == ["operator", "revoked", "", "", "out of the fleet"]

@@ -71,6 +71,15 @@ def test_a_step_that_is_pushed_into_swap_is_measured(swapped, clear_refs: str) -
     assert figures["step_peak_bytes"].value == pytest.approx(192 * MIB, abs=8 * MIB)
     assert figures["process_peak_bytes"].value > 256 * MIB
     assert "VmSwap" in figures["step_peak_bytes"].source
+    apart = clear_refs == "/proc/self/clear_refs"  # the mark is of one moment, what lies in swap of another
+    assert {figure.kind for figure in figures.values()} == {"doubtful" if apart else "measured"}
+
+
+def test_a_peak_is_measured_where_swap_stays_as_it_is(swapped) -> None:
+    swapped(64 * MIB)
+    with MemoryProbe() as probe:
+        pass
+    assert {figure.kind for figure in probe.figures().values()} == {"measured"}
 
 
 @pytest.mark.skipif(psutil.swap_memory().free < 256 * MIB, reason="no swap here")
