@@ -249,15 +249,11 @@ class TakenBack(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Ledger: figures of a device's attempt, unless its update counts, whose figures are whole.
-
-    ``adds``: they are added to those on record, such as bytes that moved since; else they replace them.
-    """
+    """Ledger: figures of a device's attempt, unless its update counts, whose figures are whole."""
 
     device: str
     attempt: Attempt
     figures: Figures
-    adds: bool = True
 
 
 class SavePlan(msgspec.Struct, frozen=True):

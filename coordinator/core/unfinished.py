@@ -44,7 +44,7 @@ def record_spent(steps: Steps, device: str, attempt: Attempt, figures: Figures) 
         return
     steps.set_device(device, unfinished=tuple(other for other in known if other is not one))
     if checked := _checked(figures, one, steps.at):
-        steps.do(Spending(device, attempt, checked, adds=False))
+        steps.do(Spending(device, attempt, checked))
 
 
 def _unfinished(steps: Steps, device: str, one: Assignment) -> Unfinished:

@@ -25,7 +25,7 @@ from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.link_rates import LinkRates, Moved
 from coordinator.runtime.record import warning
-from coordinator.runtime.traffic import SENT, Traffic, counted, figures_sent
+from coordinator.runtime.traffic import SENT, Traffic, counted
 from coordinator.runtime.uploads import Uploads
 from coordinator.runtime.validate_update import Own, Rules
 from edgefl import __version__
@@ -199,10 +199,8 @@ class Publisher:
         self._report(event)
 
     def _download_figures(self, device: str, attempt: Attempt) -> Figures:
-        """Bytes sent to a device in its attempt; prototypes and the layer of its personal model also by themselves."""
-        downloads = self._downloads.get(transfer_name("d", attempt))
-        sent, again = (downloads.payload_bytes(device), downloads.resent_bytes(device)) if downloads else (0, 0)
-        figures = figures_sent(sent, again)
+        """Bytes of prototypes and of the layer of its personal model that a device was sent in its attempt."""
+        downloads, figures = self._downloads.get(transfer_name("d", attempt)), Figures()
         if downloads is None:
             return figures
         if self._prototypes.local is not None:  # in the run's first round there are none yet

@@ -188,10 +188,6 @@ class DiskSender:
         """Bytes of the chunks that a device was sent so far, each once."""
         return min(self._sender.sent_bytes(device), self.payload_bytes(device))
 
-    def resent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent more than once."""
-        return self._sender.resent_bytes(device)
-
     def _perform(self, instructions: list[Instruction]) -> list[Failed]:
         chunks: dict[str | None, list[SendChunk]] = {}
         for instruction in instructions:
