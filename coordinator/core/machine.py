@@ -410,8 +410,8 @@ def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
         steps.drop("not in the run")
         return
     steps.emit("left_out", name, {"by": event.by})
-    steps.do(m.SendDrain(name, LEFT_OUT))
     _do_without(steps, name, event.by, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
+    steps.do(m.SendDrain(name, LEFT_OUT))  # last: of an attempt that is aborted before, the device tells the cost
 
 
 def _take_in(steps: Steps, event: m.TakeInAsked) -> None:

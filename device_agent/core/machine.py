@@ -206,7 +206,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         state = replace(state, newest=offer.attempt)  # that was ever accepted or declined
     if refusal := check_offer(state, facts, offer, disk):
         state, declined = _decline(state, offer, refusal)
-        return state, [*out, *declined]
+        return state, [*_spent_before(before, state), *out, *declined]
     state = replace(state, task=v.Task(offer), declined=None, waiting=None)
     if offer.job.period is not None:  # whole models, of which it goes on from one
         state = replace(state, retained=tuple(retained_before(state, offer.attempt)[-1:]))
@@ -248,9 +248,14 @@ def _stale(state: State, offer: m.Offer) -> str:
     attempt = offer.attempt
     if is_over(state.closed, attempt):
         return "closed-attempt"
+    return "stale-offer" if _has_newer(state, attempt) else ""
+
+
+def _has_newer(state: State, attempt: Attempt) -> bool:
+    """Whether a newer attempt of the same run is in hand, or was declined."""
     declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
     known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
-    return "stale-offer" if any(old.same_run(attempt) and attempt < old for old in known) else ""
+    return any(other.same_run(attempt) and attempt < other for other in known)
 
 
 def _grant(state: State, message: m.Grant, now: float) -> Step:
@@ -388,9 +393,8 @@ def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | 
 
 def _spent(state: State, attempt: Attempt, figures: Figures) -> list[Instruction]:
     """The message with the cost of a dropped attempt; none while it is not over: a stopped run resumes it."""
-    newer = state.task is not None and state.task.attempt.same_run(attempt) and attempt < state.task.attempt
-    over = newer or is_over(state.closed, attempt)
-    return [v.Send(m.Spent(state.device, attempt, figures))] if over and attempt.same_run(state.current) else []
+    over = _has_newer(state, attempt) or is_over(state.closed, attempt)
+    return [v.Send(m.Spent(state.device, attempt, figures))] if over else []
 
 
 def _spent_before(before: State, state: State) -> list[Instruction]:

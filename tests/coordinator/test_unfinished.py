@@ -17,7 +17,7 @@ from coordinator.runtime.traffic import MOST_KEPT, Traffic
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Update
-from edgefl.records import Attempt, Figure, ObjectRef
+from edgefl.records import Attempt, Figure, ObjectRef, Refusal
 from edgefl.report.resources import unknown
 from edgefl.run_records import AssignmentRow, RunReport
 from edgefl.transfer.sender import Sent
@@ -97,6 +97,26 @@ def test_an_update_that_is_announced_too_late_tells_them_as_well() -> None:
             play.finish_aggregate()
         (told,) = of(do.Spending, play.send(e.Announced(play.now, update_of(play, attempt))))
         check_own(told.figures)
+
+
+def test_a_device_that_declines_too_late_tells_them_as_well() -> None:
+    for aggregated in (False, True):
+        play = Play()
+        late(play, announced=False)
+        attempt = play.opened[-1]
+        if aggregated:
+            play.finish_aggregate()
+        (told,) = of(do.Spending, play.send(e.Declined(play.now, "b", attempt, Refusal("memory"), FIGURES)))
+        check_own(told.figures)
+
+
+def test_a_device_that_is_left_out_hears_that_its_attempt_is_over_before_it_leaves_the_run() -> None:
+    """Of an attempt that is not over, which a stopped run goes on with, a device tells no cost."""
+    play = Play().started("a", "b")
+    attempt = play.opened[-1]
+    assert [type(one) for one in of((do.SendAbort, do.SendDrain), play.leave_out("b"))] == [do.SendAbort, do.SendDrain]
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", attempt, FIGURES)))
+    check_own(told.figures)
 
 
 def test_a_part_of_a_round_may_be_less_than_predicted_and_not_much_more() -> None:
