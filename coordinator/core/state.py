@@ -144,7 +144,7 @@ class Assignment(msgspec.Struct, frozen=True):
     changes: Changes = {}  # of the update
     offered_at: float | None = None  # when this process sent its last offer
     period: PeriodRound | None = None  # of a recipe with periods
-    first_offered_at: float | None = None  # when any process sent its first offer
+    first_offered_at: float | None = None  # when this process sent its first offer
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -343,7 +343,7 @@ def resumed(was: State, at: float) -> State:
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
     opened = None
     if was.open is not None and was.open.attempt.stage and not failed:
-        parts = {name: replace(one, offered_at=None) for name, one in was.open.assignments.items()}
+        parts = _without_times(was.open.assignments)
         opened = replace(was.open, opened_at=at, deadline_at=was.deadline(at), assignments=parts)
     there = {*was.returning, *(name for name, device in was.devices.items() if device.online)}
     return replace(
@@ -352,10 +352,20 @@ def resumed(was: State, at: float) -> State:
         tries=0 if failed else was.tries,
         evaluating=None,
         devices={
-            name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
+            name: replace(
+                device,
+                online=False,
+                ticket=0,
+                placement=None if name in planning else device.placement,
+                unfinished=tuple(replace(one, first_offered_at=None) for one in device.unfinished),
+            )
             for name, device in was.devices.items()
         },
         returning=dict.fromkeys(there, at + was.timeouts.grace_s),
         open=opened,
-        stragglers={} if failed else was.stragglers,  # a failed run's devices were aborted
+        stragglers={} if failed else _without_times(was.stragglers),  # a failed run's devices were aborted
     )
+
+
+def _without_times(parts: Mapping[str, Assignment]) -> dict[str, Assignment]:
+    return {name: replace(one, offered_at=None, first_offered_at=None) for name, one in parts.items()}

@@ -119,6 +119,27 @@ def test_a_device_that_is_left_out_hears_that_its_attempt_is_over_before_it_leav
     check_own(told.figures)
 
 
+def test_times_of_an_earlier_process_cast_no_doubt_on_figures() -> None:
+    """After a reboot the clock begins again: it is 5 s, and was 7 s when the offers were sent."""
+    seconds = {"compute_s": Figure(90.0, "measured", "clock")}
+    play = Play()
+    play.now = 7.0
+    late(play, announced=False)
+    past = play.opened[-1]
+    play.finish_aggregate()
+    play.now = 5.0
+    play.restart()
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", past, seconds)))
+    assert told.figures["compute_s"].kind == "measured"
+    play = Play()
+    play.now = 7.0
+    play.started("a", "b")
+    play.now = 5.0
+    play.restart()
+    (found,) = of(AssignmentRow, play.send(e.Declined(play.now, "b", play.opened[-1], Refusal("data"), seconds)))
+    assert found.measured["compute_s"].kind == "measured"
+
+
 def test_a_part_of_a_round_may_be_less_than_predicted_and_not_much_more() -> None:
     play = Play()
     late(play, announced=False)
