@@ -164,6 +164,7 @@ class Publisher:
                 downloads.payload_bytes(device) if downloads else 0,
                 downloads.sent_bytes(device) if downloads else 0,
                 self.uploads.received_bytes(device, attempt),
+                waits=downloads is not None and downloads.waits(device),
             )
             for device, part in state.assignments.items()
             if part.status in OPEN

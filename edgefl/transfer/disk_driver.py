@@ -188,6 +188,10 @@ class DiskSender:
         """Bytes of the chunks that a device was sent so far, each once."""
         return min(self._sender.sent_bytes(device), self.payload_bytes(device))
 
+    def waits(self, device: str) -> bool:
+        """Whether the device has room for more and waits for others in step."""
+        return self._sender.waits(device)
+
     def _perform(self, instructions: list[Instruction]) -> list[Failed]:
         chunks: dict[str | None, list[SendChunk]] = {}
         for instruction in instructions:

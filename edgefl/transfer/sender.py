@@ -75,6 +75,11 @@ class Sender:
         """Bytes of the chunks that a device was sent, each once; the last one of an object counts as whole."""
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
 
+    def waits(self, device: str) -> bool:
+        """Whether the device has room for more and waits for others in step."""
+        receiver = self._receivers.get(device)
+        return receiver is not None and receiver.todo != 0 and receiver.has_room
+
     def take_sent(self) -> dict[str, Sent]:
         """Bytes of chunks sent since this was asked before, by device."""
         taken, self._untold = self._untold, {}

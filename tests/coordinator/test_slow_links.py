@@ -16,10 +16,13 @@ from coordinator.core import moves as e
 from coordinator.core import state as v
 from coordinator.runtime.link_rates import LinkRates, Moved
 from edgefl.plan.job import RoundPolicy, Stage, Transfer
+from edgefl.protocol.messages import Need
 from edgefl.records import Attempt
 from edgefl.report import decisions, story
 from edgefl.run_records import AssignmentRow, EventRow, RunReport
+from edgefl.storage.objects import ObjectStore
 from edgefl.transfer import sender
+from edgefl.transfer.disk_driver import DiskSender
 
 SLOW = msgspec.structs.replace(POLICY, deadline_s=120.0)
 
@@ -125,6 +128,37 @@ def test_what_moved_in_another_attempt_or_at_one_moment_says_nothing() -> None:
     assert rates.links()["b"].rate == 50.0
     rates.look(2.0, Attempt("r1", 1, 2, 1), {"b": Moved(100, 50)})
     assert rates.links() == {}
+
+
+@pytest.mark.parametrize("slow", [{"b"}, {"a", "b"}], ids=["one slow", "both slow"])
+def test_a_fast_link_in_step_with_a_slow_one_is_not_taken_for_as_slow(tmp_path: Path, slow: set[str]) -> None:
+    """Chunks of 1 kB are published once for both; who is slow acknowledges one a second, who is not all at once."""
+    store = ObjectStore(tmp_path)
+    ref, rates, names = store.put(bytes(100_000)), LinkRates(), ("a", "b")
+    downloads = DiskSender("t", {ref.id: ref.size}, store, lambda *_: None, names)
+
+    def acknowledge(device: str, received: int, now: float) -> None:
+        missing = {ref.id: b"\xff" * 12 + b"\x0f"} if not received else {}
+        downloads.on_need(device, Need(device, "t", 1, 1000, 4, received, missing=missing), now)
+
+    def look(now: float) -> dict[str, v.Link]:
+        moved = {name: Moved(ref.size, downloads.sent_bytes(name), waits=downloads.waits(name)) for name in names}
+        rates.look(now, FIRST, moved)
+        return rates.links()
+
+    for name in names:
+        acknowledge(name, 0, 0.0)
+    for second in range(1, 40):
+        acknowledge("b", second, float(second))
+        acknowledge("a", second if "a" in slow else downloads.sent_bytes("a") // 1000, second + 0.1)
+        for quarter in range(4):
+            links = look(second + 0.2 + quarter / 4)
+    assert set(links) == slow
+    assert all(links[name].rate == pytest.approx(1000, rel=0.05) for name in slow)
+    rates.look(50.0, FIRST, {"a": Moved(ref.size, ref.size, 0)})
+    rates.look(51.0, FIRST, {"a": Moved(ref.size, ref.size, 5_000)})
+    rates.look(52.0, FIRST, {"a": Moved(ref.size, ref.size, 30_000)})
+    assert (rates.links()["a"].rate == 25_000) == ("a" not in slow), "its upload's"
 
 
 class SlowDevice(FakeDevice):
