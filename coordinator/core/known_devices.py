@@ -237,7 +237,7 @@ def _excess(refusal: Refusal) -> float:
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)
 
 
-def _ordinal(state: State) -> int:
+def ordinal(state: State) -> int:
     """The round that is open or comes next, counted from 1 over all stages."""
     return sum(state.rounds[: state.stage - 1]) + state.number
 
@@ -251,14 +251,14 @@ def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
     steps.emit("rejected", device, figures_of(refusal))
     if policy.quarantine_after and bad >= policy.quarantine_after and not known.barred:
         rounds = policy.quarantine_rounds
-        steps.set_device(device, barred=_ordinal(steps.state) + rounds if rounds else FOR_GOOD)
+        steps.set_device(device, barred=ordinal(steps.state) + rounds if rounds else FOR_GOOD)
         data = {"bad": bad, "rounds": rounds, "rejected": counts, **figures_of(refusal)}
         steps.emit("quarantined", device, data)
 
 
 def readmit(steps: Steps) -> None:
     """End the quarantines that lasted through the round before: these devices are asked again."""
-    now = _ordinal(steps.state)
+    now = ordinal(steps.state)
     for name, device in steps.state.devices.items():
         if 0 < device.barred < now:
             steps.set_device(name, barred=0, bad=0)

@@ -239,7 +239,7 @@ def _close(steps: Steps) -> None:
             text = f"its change is clipped, of {least} to {own[least]:.2g} of it (round.clip_change)"
             steps.warn_once(update.device, "change", text)
     devices = steps.state.devices
-    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0, late_rounds=0) for one in updates}
+    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})
 
 

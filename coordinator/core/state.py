@@ -112,7 +112,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     connections: int = 0  # how often it was there again
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
-    late_rounds: int = 0  # rounds in a row that it was late in
+    late_in: int = 0  # the newest round that it was late in, counted over all stages; 0: none
     left_out: str = ""  # who left it out of the run, or ``refusals.REVOKED``; "": it is not
     unfinished: tuple[Unfinished, ...] = ()  # the newest whose cost it has not reported
 
