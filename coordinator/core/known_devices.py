@@ -35,8 +35,6 @@ def introduce(steps: Steps, hello: Hello) -> None:
     was = known or Device(hello)
     back = known is None or not known.online
     device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
-    if was.left_out == REVOKED:  # the name has another certificate now
-        device = replace(device, left_out="")
     if known is None or _facts(known.hello) != _facts(hello):
         device = replace(device, placement=None, ticket=0, declined=(), factors={})
     if hello.session != was.hello.session:
@@ -148,7 +146,7 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
                 "flops": one.cost.flops,
                 **figures_of(one.refusal or Refusal()),
                 **({"shortened": figures_of(one.shortened)} if one.shortened else {}),
-                **({"left_out": by} if (by := devices[one.device].left_out) else {}),
+                **({"left_out": devices[one.device].left_out or REVOKED} if devices[one.device].out else {}),
             }
             for one in valid
         ]
@@ -191,7 +189,7 @@ def wait_for_able(steps: Steps) -> None:
         text = f"every device that can train stage {state.stage} is in quarantine: {', '.join(barred)}"
         steps.do(Fail("RunError", text))
     else:
-        names = [device.hello.device for device in hopeful if not (device.online or device.barred or device.left_out)]
+        names = [device.hello.device for device in hopeful if not (device.online or device.barred or device.out)]
         steps.set(returning=dict.fromkeys(names, steps.at))  # until the first of them is back
         if state.phase is Phase.WAITING:
             return
@@ -205,8 +203,8 @@ def without(state: State) -> str:
     """The devices that the operator has left out or revoked, as a clause; "" where there is none."""
     found: dict[str, list[str]] = {}
     for name, device in sorted(state.devices.items()):
-        if device.left_out:
-            found.setdefault("revoked" if device.left_out == REVOKED else "left out of the run", []).append(name)
+        if device.out:
+            found.setdefault("revoked" if device.revoked else "left out of the run", []).append(name)
     clauses = [f"{word}: {', '.join(names)}" for word, names in found.items()]
     return f" ({'; '.join(clauses)})" if clauses else ""
 

@@ -129,7 +129,7 @@ def _joined(steps: Steps, event: m.Joined) -> None:
     forget(steps, hello.device)
     if first:
         expect_others(steps, hello.device)
-    if steps.state.devices[hello.device].left_out:
+    if steps.state.devices[hello.device].out:
         steps.do(m.SendDrain(hello.device, LEFT_OUT))
         return
     replies.resync(steps, hello.device, hello.working_on)
@@ -169,18 +169,17 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
 def _revoked(steps: Steps, event: m.Revoked) -> None:
     """Expect nothing more of this device: neither the open round nor the next one waits for it."""
     name, device = event.device, steps.state.devices.get(event.device)
-    if device is None or device.left_out == REVOKED:
+    if device is None or device.revoked:
         steps.drop("unknown device" if device is None else "duplicate")
         return
     steps.emit("device_left", name, {"reason": REVOKED})
-    steps.set_device(name, online=False)
-    _do_without(steps, name, REVOKED, Refusal(REVOKED))
+    steps.set_device(name, online=False, revoked=True)
+    _do_without(steps, name, Refusal(REVOKED))
 
 
-def _do_without(steps: Steps, name: str, by: str, refusal: Refusal) -> None:
+def _do_without(steps: Steps, name: str, refusal: Refusal) -> None:
     """No further offers to a device, and no wait for it; the open round goes on without it."""
     forget(steps, name)
-    steps.set_device(name, left_out=by)
     release(steps, name, refusal)
     check_close(steps)
     if steps.state.phase is Phase.JOINING:
@@ -217,7 +216,7 @@ def _next_round(steps: Steps) -> None:
     if state.planned_stage != state.stage:
         devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
         steps.set(devices=devices, planned_stage=state.stage, phase=Phase.PLANNING)
-    online = {name: one for name, one in steps.state.devices.items() if one.online and not one.left_out}
+    online = {name: one for name, one in steps.state.devices.items() if one.online and not one.out}
     ask(steps, [name for name, device in online.items() if device.placement is None and not device.ticket])
     if any(steps.state.devices[name].ticket for name in online):
         steps.set(phase=Phase.PLANNING)
@@ -406,18 +405,19 @@ def _stop(steps: Steps, event: m.StopAsked) -> None:
 def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
     """No further offers to this device, through restarts as well; the open round does without it."""
     name, state = event.device, steps.state
-    if name not in state.devices or state.devices[name].left_out:
+    if name not in state.devices or state.devices[name].out:
         steps.drop("not in the run")
         return
     steps.emit("left_out", name, {"by": event.by})
-    _do_without(steps, name, event.by, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
+    steps.set_device(name, left_out=event.by)
+    _do_without(steps, name, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
     steps.do(m.SendDrain(name, LEFT_OUT))  # last: of an attempt that is aborted before, the device tells the cost
 
 
 def _take_in(steps: Steps, event: m.TakeInAsked) -> None:
     """The device is asked again: it is welcomed, introduces itself, and is planned for the next round."""
     device = steps.state.devices.get(event.device)
-    if device is None or device.left_out in {"", REVOKED}:
+    if device is None or device.revoked or not device.left_out:
         steps.drop("not left out")
         return
     steps.set_device(event.device, left_out="")

@@ -8,12 +8,12 @@ from coordinator.core.state import ENDED, Device, Phase, State
 
 def online(state: State) -> int:
     """Devices that are connected and take part."""
-    return sum(device.online and not device.left_out for device in state.devices.values())
+    return sum(device.online and not device.out for device in state.devices.values())
 
 
 def wanted(state: State) -> int:
-    """Devices that rounds begin with, less those that the operator has left out."""
-    return max(0, state.policy.devices - sum(bool(device.left_out) for device in state.devices.values()))
+    """Devices that rounds begin with, less those that are out of the run."""
+    return max(0, state.policy.devices - sum(device.out for device in state.devices.values()))
 
 
 def expects_back(steps: Steps) -> bool:
@@ -24,7 +24,7 @@ def expects_back(steps: Steps) -> bool:
 def expect(steps: Steps, name: str) -> None:
     """Expect a device back that has left, where the next round would have fewer than were asked for."""
     state = steps.state
-    if online(state) < wanted(state) and not state.devices[name].left_out:
+    if online(state) < wanted(state) and not state.devices[name].out:
         steps.set(returning={**state.returning, name: steps.at + state.timeouts.grace_s})
 
 
@@ -57,4 +57,4 @@ def expect_others(steps: Steps, name: str) -> None:
 
 
 def _can_train(device: Device) -> bool:
-    return not (device.refusal or device.barred or device.left_out)
+    return not (device.refusal or device.barred or device.out)

@@ -113,8 +113,14 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
     late_in: int = 0  # the newest round that it was late in, counted over all stages; 0: none
-    left_out: str = ""  # who left it out of the run, or ``refusals.REVOKED``; "": it is not
+    left_out: str = ""  # the operator who left it out of the run; "": it is not
+    revoked: bool = False  # by its fleet
     unfinished: tuple[Unfinished, ...] = ()  # the newest whose cost it has not reported
+
+    @property
+    def out(self) -> bool:
+        """Out of the run: left out, or revoked."""
+        return bool(self.left_out) or self.revoked
 
     @property
     def claim(self) -> Claim:
