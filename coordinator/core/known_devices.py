@@ -200,7 +200,7 @@ def wait_for_able(steps: Steps) -> None:
 
 
 def without(state: State) -> str:
-    """The devices that the operator has left out or revoked, as a clause; "" where there is none."""
+    """The devices out of the run, as a clause; "" for none."""
     found: dict[str, list[str]] = {}
     for name, device in sorted(state.devices.items()):
         if device.out:

@@ -178,7 +178,7 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time passed. ``links``: of devices at work, once the open attempt's deadline is over."""
+    """Time passed. ``links``: of devices at work, shortly before the open attempt's deadline and after it."""
 
     at: float
     links: dict[str, Link] = {}
@@ -249,7 +249,7 @@ class TakenBack(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Ledger: figures of a device's attempt, unless its update counts, whose figures are whole."""
+    """Ledger: newest figures of an attempt; none where its update counts."""
 
     device: str
     attempt: Attempt

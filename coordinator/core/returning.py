@@ -12,7 +12,7 @@ def online(state: State) -> int:
 
 
 def wanted(state: State) -> int:
-    """Devices that rounds begin with, less those that are out of the run."""
+    """Devices for a round to begin, less those out of the run."""
     return max(0, state.policy.devices - sum(device.out for device in state.devices.values()))
 
 
@@ -22,7 +22,7 @@ def expects_back(steps: Steps) -> bool:
 
 
 def expect(steps: Steps, name: str) -> None:
-    """Expect a device back that has left, where the next round would have fewer than were asked for."""
+    """Expect a device back where the next round would lack it."""
     state = steps.state
     if online(state) < wanted(state) and not state.devices[name].out:
         steps.set(returning={**state.returning, name: steps.at + state.timeouts.grace_s})
@@ -48,11 +48,11 @@ def is_first_back(state: State, name: str) -> bool:
 
 
 def expect_others(steps: Steps, name: str) -> None:
-    """After an outage of all devices the others have their grace from the return of the first one."""
+    """Begin the others' grace with the first one after an outage."""
     grace_s, others = steps.state.timeouts.grace_s, sorted(steps.state.returning)
     if others:
         steps.set(returning=dict.fromkeys(others, steps.at + grace_s), regained=True)
-        text = f"{name} is back, the first of the fleet; the next round waits {grace_s:g} s at most for"
+        text = f"{name} is the first device online after all were offline; no round waits longer than {grace_s:g} s for"
         steps.warn(f"{text} {', '.join(others)}")
 
 

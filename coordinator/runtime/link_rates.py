@@ -43,7 +43,7 @@ class _Way(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A device's transfers, with the looks at its download, and those in which it waited."""
+    """A device's transfers, looks at its download, and looks while it waited."""
 
     down: _Way = _Way()
     up: _Way = _Way()
@@ -76,7 +76,7 @@ class LinkRates:
             self._seen[device] = _Seen(*ways, looks + here, waiting + (here and one.waits))
 
     def links(self) -> dict[str, Link]:
-        """Each device's link rate while chunks moved; none without two observations of its own pace."""
+        """Each device's link rate; none without two observations of its own pace."""
         found = {}
         for device, seen in self._seen.items():
             seconds = sum(way.last_at - way.first_at for way in seen.ways)

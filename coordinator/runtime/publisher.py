@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -155,7 +156,7 @@ class Publisher:
 
     def links(self, state: State) -> dict[str, Link]:
         """Links of the devices at work in the open attempt, as measured; none before its deadline is near."""
-        if state.open is None or state.phase is not Phase.ROUND:
+        if state.open is None or state.phase is not Phase.ROUND or math.isinf(state.open.deadline_at):
             return {}
         attempt, now = state.open.attempt, self._clock()
         downloads = self._downloads.get(transfer_name("d", attempt))
@@ -200,7 +201,7 @@ class Publisher:
         self._report(event)
 
     def _download_figures(self, device: str, attempt: Attempt) -> Figures:
-        """Bytes of prototypes and of the layer of its personal model that a device was sent in its attempt."""
+        """Bytes of prototypes and of a single layer sent to a device."""
         downloads, figures = self._downloads.get(transfer_name("d", attempt)), Figures()
         if downloads is None:
             return figures

@@ -240,7 +240,7 @@ class Runner:
                 self._events.put_nowait(error)
 
     def _note(self, now: float) -> None:
-        """Have the next transaction record when devices were heard of last, and what has moved for them."""
+        """Have the next transaction record signs of life and bytes."""
         self._record.keep([*self._inbound.sightings(self._ahead, self.state.devices), *self._publisher.traffic.take()])
         self._noted_at = now
 

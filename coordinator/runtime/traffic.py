@@ -34,7 +34,7 @@ class Traffic:
         self._uploads: dict[str, dict[str, Attempt]] = {}  # device -> transfer -> the attempt of that upload
 
     def go_on(self, attempt: Attempt, before: Mapping[str, Mapping[str, float]]) -> None:
-        """Count on from what an earlier process has recorded of this attempt, by device and figure."""
+        """Count on from an earlier process' record of this attempt."""
         for device, figures in before.items():
             _newest(self._moved.setdefault(device, {}), attempt, [int(figures.get(name, 0)) for name in _SOURCES])
 
@@ -48,7 +48,7 @@ class Traffic:
         self._add(device, attempt, (0, 0, 0, 0))
 
     def received(self, device: str, transfer: str, first: int, again: int) -> None:
-        """Chunks of the device came; those of an unknown transfer or a forgotten attempt count nowhere."""
+        """Chunks came; those of an unknown transfer or attempt count nowhere."""
         attempt = self._uploads.get(device, {}).get(transfer)
         if attempt is not None and attempt in self._moved[device]:
             self._add(device, attempt, (0, 0, first, again))

@@ -160,7 +160,7 @@ class Uploads:
             self._done(upload)
 
     def received_bytes(self, device: str, attempt: Attempt) -> int:
-        """Bytes of the device's update in this attempt that have come so far."""
+        """Bytes so far of the device's update in this attempt."""
         upload = self._uploads.get(device)
         return upload.receiver.received_bytes if upload is not None and upload.update.attempt == attempt else 0
 

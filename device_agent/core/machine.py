@@ -252,7 +252,7 @@ def _stale(state: State, offer: m.Offer) -> str:
 
 
 def _has_newer(state: State, attempt: Attempt) -> bool:
-    """Whether a newer attempt of the same run is in hand, or was declined."""
+    """Whether a newer attempt of the run is in hand or declined."""
     declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
     known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
     return any(other.same_run(attempt) and attempt < other for other in known)
