@@ -35,8 +35,6 @@ def introduce(steps: Steps, hello: Hello) -> None:
     was = known or Device(hello)
     back = known is None or not known.online
     device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
-    if was.left_out == REVOKED:  # the name has another certificate now
-        device = replace(device, left_out="")
     if known is None or _facts(known.hello) != _facts(hello):
         device = replace(device, placement=None, ticket=0, declined=(), factors={})
     if hello.session != was.hello.session:
@@ -148,7 +146,7 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
                 "flops": one.cost.flops,
                 **figures_of(one.refusal or Refusal()),
                 **({"shortened": figures_of(one.shortened)} if one.shortened else {}),
-                **({"left_out": by} if (by := devices[one.device].left_out) else {}),
+                **({"left_out": devices[one.device].left_out or REVOKED} if devices[one.device].out else {}),
             }
             for one in valid
         ]
@@ -191,7 +189,7 @@ def wait_for_able(steps: Steps) -> None:
         text = f"every device that can train stage {state.stage} is in quarantine: {', '.join(barred)}"
         steps.do(Fail("RunError", text))
     else:
-        names = [device.hello.device for device in hopeful if not (device.online or device.barred or device.left_out)]
+        names = [device.hello.device for device in hopeful if not (device.online or device.barred or device.out)]
         steps.set(returning=dict.fromkeys(names, steps.at))  # until the first of them is back
         if state.phase is Phase.WAITING:
             return
@@ -202,11 +200,11 @@ def wait_for_able(steps: Steps) -> None:
 
 
 def without(state: State) -> str:
-    """The devices that the operator has left out or revoked, as a clause; "" where there is none."""
+    """The devices out of the run, as a clause; "" for none."""
     found: dict[str, list[str]] = {}
     for name, device in sorted(state.devices.items()):
-        if device.left_out:
-            found.setdefault("revoked" if device.left_out == REVOKED else "left out of the run", []).append(name)
+        if device.out:
+            found.setdefault("revoked" if device.revoked else "left out of the run", []).append(name)
     clauses = [f"{word}: {', '.join(names)}" for word, names in found.items()]
     return f" ({'; '.join(clauses)})" if clauses else ""
 
@@ -237,7 +235,7 @@ def _excess(refusal: Refusal) -> float:
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)
 
 
-def _ordinal(state: State) -> int:
+def ordinal(state: State) -> int:
     """The round that is open or comes next, counted from 1 over all stages."""
     return sum(state.rounds[: state.stage - 1]) + state.number
 
@@ -251,14 +249,14 @@ def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
     steps.emit("rejected", device, figures_of(refusal))
     if policy.quarantine_after and bad >= policy.quarantine_after and not known.barred:
         rounds = policy.quarantine_rounds
-        steps.set_device(device, barred=_ordinal(steps.state) + rounds if rounds else FOR_GOOD)
+        steps.set_device(device, barred=ordinal(steps.state) + rounds if rounds else FOR_GOOD)
         data = {"bad": bad, "rounds": rounds, "rejected": counts, **figures_of(refusal)}
         steps.emit("quarantined", device, data)
 
 
 def readmit(steps: Steps) -> None:
     """End the quarantines that lasted through the round before: these devices are asked again."""
-    now = _ordinal(steps.state)
+    now = ordinal(steps.state)
     for name, device in steps.state.devices.items():
         if 0 < device.barred < now:
             steps.set_device(name, barred=0, bad=0)

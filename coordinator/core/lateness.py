@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from coordinator.core.assignments import expected
+from coordinator.core.known_devices import ordinal
 from coordinator.core.moves import Steps
 from coordinator.core.state import Assignment, Link
 from edgefl.records import Refusal
 
-#: Rounds in a row that a device is late in before its operator hears of it: one may be an accident.
-IN_A_ROW = 2
 #: A link is at fault where the round's bytes alone take more than this share of the deadline; else training may be.
 MOST_SHARE = 0.5
 #: How every part travels in a few bits, up and down.
@@ -21,20 +20,20 @@ def late(steps: Steps, device: str, part: Assignment) -> Refusal | None:
     """Seconds that a late device needed and was allowed; None without a deadline.
 
     ``needed`` is None where its link explains no delay: training time is unknown to the coordinator. A link that is too
-    slow in two rounds in a row is warned of, once in a run.
+    slow in two rounds in a row is warned of, once in a run: one may be an accident.
     """
     opened, allowed = steps.opened, steps.state.policy.deadline_s
     if part.attempt is not None or steps.at < opened.deadline_at:
         return None
-    late_rounds = steps.state.devices[device].late_rounds + 1
-    steps.set_device(device, late_rounds=late_rounds)
+    before, now = steps.state.devices[device].late_in, ordinal(steps.state)
+    steps.set_device(device, late_in=now)
     link, up = steps.state.links.get(device), _update_bytes(steps, device, part)
     slow = link is not None and link.asked + up > MOST_SHARE * allowed * link.rate
     if link is None or not (slow or part.status == "updated"):
         return Refusal("late", None, allowed, "s")
     rest = link.lacks + max(0.0, up - link.received)
     needed = _about(steps.at - opened.opened_at + rest / link.rate)
-    if slow and late_rounds >= IN_A_ROW:
+    if slow and before == now - 1 > 0:
         _warn(steps, device, link, needed)
     return Refusal("late", needed, allowed, "s")
 
@@ -60,10 +59,12 @@ def _warn(steps: Steps, device: str, link: Link, needed: float) -> None:
     if "link" in known.warned:
         return
     carried = f"{link.rate / 1e3:.2g} kB/s" if link.rate < 1e5 else f"{link.rate / 1e6:.2g} MB/s"
-    fewer = all(FEWEST_BITS in dict(ways).values() for ways in (plan.transfer.up, plan.transfer.down))
-    bits = f", or transfer.up and transfer.down: {FEWEST_BITS}"
-    ways_out = f"raise it{' or' if fewer else ','} set round.late: keep{'' if fewer else bits}"
+    ways = ["raise round.deadline_s"]
+    if not plan.policy.keeps:
+        ways.append("set round.late: keep")
+    if not all(FEWEST_BITS in dict(bits).values() for bits in (plan.transfer.up, plan.transfer.down)):
+        ways.append(f"set transfer.up and transfer.down: {FEWEST_BITS}")
     deadline = f"round.deadline_s is {plan.policy.deadline_s:g}"
-    text = f"{device}'s link ({carried}) needs about {needed:.0f} s, {deadline}: {ways_out}"
+    text = f"{device}'s link ({carried}) needs about {needed:.0f} s a round, {deadline}: {', or '.join(ways)}"
     steps.set_device(device, warned=(*known.warned, "link"))
     steps.emit("warning", device, {"text": text, "about": "link", "lasting": True})

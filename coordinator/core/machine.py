@@ -20,32 +20,38 @@ import msgspec
 
 from coordinator.core import moves as m
 from coordinator.core import replies
+from coordinator.core.between_rounds import (
+    begin_round_if_enough,
+    end_waiting,
+    next_round,
+    pause,
+    pause_after_round,
+    resume,
+    try_again,
+    wait_for_devices,
+)
 from coordinator.core.known_devices import (
     MOST_CONNECTIONS,
     ask,
     introduce,
     is_prepared,
-    nearest_refusal,
     refuse_protocol,
     take_placements,
-    without,
 )
 from coordinator.core.moves import Event, Instruction, Steps
 from coordinator.core.periods import makes_model
 from coordinator.core.plausibility import overweights
-from coordinator.core.returning import expect, expect_others, expects_back, forget, is_first_back, online, wanted
+from coordinator.core.returning import expect, expect_others, forget, is_first_back
 from coordinator.core.round_rules import (
     aggregated_updates,
     check_close,
     done,
     metric_means,
     offer_free,
-    open_round,
     release,
     still_needed,
     summary,
 )
-from coordinator.core.standardize import standardize
 from coordinator.core.state import ENDED, Phase, State
 from coordinator.core.step_back import can_step_back, step_back, undo_of
 from edgefl.plan.periods import period_length
@@ -104,7 +110,7 @@ def _begin(steps: Steps, event: m.Begin) -> None:
     elif following is None:
         _finish(steps)
     else:
-        _wait_for_devices(steps)
+        wait_for_devices(steps)
 
 
 def round_after(state: State, stage: int, number: int) -> tuple[int, int] | None:
@@ -129,18 +135,18 @@ def _joined(steps: Steps, event: m.Joined) -> None:
     forget(steps, hello.device)
     if first:
         expect_others(steps, hello.device)
-    if steps.state.devices[hello.device].left_out:
+    if steps.state.devices[hello.device].out:
         steps.do(m.SendDrain(hello.device, LEFT_OUT))
         return
     replies.resync(steps, hello.device, hello.working_on)
     if phase is Phase.JOINING:
-        _begin_round_if_enough(steps)
+        begin_round_if_enough(steps)
     elif phase not in {Phase.STARTING, *ENDED} and steps.state.planned_stage == steps.state.stage:
         device = steps.state.devices[hello.device]
         if device.placement is None and not device.ticket:
             ask(steps, [hello.device])
         elif phase is Phase.WAITING:
-            _next_round(steps)
+            next_round(steps)
 
 
 def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
@@ -169,60 +175,21 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
 def _revoked(steps: Steps, event: m.Revoked) -> None:
     """Expect nothing more of this device: neither the open round nor the next one waits for it."""
     name, device = event.device, steps.state.devices.get(event.device)
-    if device is None or device.left_out == REVOKED:
+    if device is None or device.revoked:
         steps.drop("unknown device" if device is None else "duplicate")
         return
     steps.emit("device_left", name, {"reason": REVOKED})
-    steps.set_device(name, online=False)
-    _do_without(steps, name, REVOKED, Refusal(REVOKED))
+    steps.set_device(name, online=False, revoked=True)
+    _do_without(steps, name, Refusal(REVOKED))
 
 
-def _do_without(steps: Steps, name: str, by: str, refusal: Refusal) -> None:
+def _do_without(steps: Steps, name: str, refusal: Refusal) -> None:
     """No further offers to a device, and no wait for it; the open round goes on without it."""
     forget(steps, name)
-    steps.set_device(name, left_out=by)
     release(steps, name, refusal)
     check_close(steps)
     if steps.state.phase is Phase.JOINING:
-        _begin_round_if_enough(steps)
-
-
-def _begin_round_if_enough(steps: Steps) -> None:
-    """Leave joining: with enough devices, or with those there are when ``join_s`` is over; fail without any."""
-    if expects_back(steps):
-        return
-    state, there = steps.state, online(steps.state)
-    needed, waited = wanted(state), state.policy.join_s
-    if there >= needed or not state.until:
-        _next_round(steps)
-    elif steps.at >= state.until and not there:
-        steps.do(m.Fail("RunError", f"no device connected within {waited:g} s"))
-    elif steps.at >= state.until:
-        steps.warn(f"{there} of {needed} devices connected within {waited:g} s; the run begins with them")
-        _next_round(steps)
-
-
-def _next_round(steps: Steps) -> None:
-    """On to the round that comes next: plan its stage first if that has not been done, and wait for the planner."""
-    if steps.state.paused:
-        _enter_pause(steps)
-        return
-    if expects_back(steps):
-        steps.set(phase=Phase.JOINING, until=0.0)
-        return
-    if not standardize(steps):
-        return
-    steps.set(returning={}, regained=False)
-    state = steps.state
-    if state.planned_stage != state.stage:
-        devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
-        steps.set(devices=devices, planned_stage=state.stage, phase=Phase.PLANNING)
-    online = {name: one for name, one in steps.state.devices.items() if one.online and not one.left_out}
-    ask(steps, [name for name, device in online.items() if device.placement is None and not device.ticket])
-    if any(steps.state.devices[name].ticket for name in online):
-        steps.set(phase=Phase.PLANNING)
-    else:
-        open_round(steps)
+        begin_round_if_enough(steps)
 
 
 def _planned(steps: Steps, event: m.Planned) -> None:
@@ -230,7 +197,7 @@ def _planned(steps: Steps, event: m.Planned) -> None:
     for name in names if in_round else ():
         replies.replanned(steps, name)
     if names and not in_round:
-        _next_round(steps)
+        next_round(steps)
 
 
 def _aggregated(steps: Steps, event: m.Aggregated) -> None:
@@ -308,7 +275,7 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
     elif where == (state.stage, state.number):
         _advance(steps)
     else:  # an earlier process had left it over
-        _wait_for_devices(steps)
+        wait_for_devices(steps)
 
 
 def _advance(steps: Steps) -> None:
@@ -324,7 +291,7 @@ def _advance(steps: Steps) -> None:
         _finish(steps)
     else:
         steps.set(stage=following[0], number=following[1], attempt=0, tries=0)
-        _next_round(steps)
+        next_round(steps)
 
 
 def _finish(steps: Steps) -> None:
@@ -339,63 +306,6 @@ def _look_at_round(steps: Steps, event: m.Tick) -> None:
     check_close(steps)
 
 
-def _try_again(steps: Steps, event: m.Tick) -> None:
-    if event.at >= steps.state.until:
-        _next_round(steps)
-
-
-def _end_waiting(steps: Steps, event: m.Tick) -> None:
-    state = steps.state
-    if event.at >= state.until:
-        where = f"stage {state.stage}, round {state.number}"
-        more = f"; {nearest}" if (nearest := nearest_refusal(state)) else ""
-        text = f"no device that can train was connected for {state.policy.join_s:g} s ({where}){without(state)}{more}"
-        steps.do(m.Fail("RunError", text))
-
-
-def _wait_for_devices(steps: Steps) -> None:
-    """Wait until enough devices are there; while the run is paused, for its operator."""
-    if steps.state.paused:
-        _enter_pause(steps)
-    else:
-        steps.set(phase=Phase.JOINING, until=steps.at + steps.state.policy.join_s)
-        _begin_round_if_enough(steps)
-
-
-def _pause(steps: Steps, event: m.PauseAsked) -> None:
-    steps.set(paused=event.by)
-    _enter_pause(steps)
-
-
-def _pause_after_round(steps: Steps, event: m.PauseAsked) -> None:
-    """Pause once the round is over: what devices are training is not lost."""
-    if steps.state.paused:
-        steps.drop("paused already")
-        return
-    steps.set(paused=event.by)
-    steps.emit("pausing", data={"by": event.by})
-
-
-def _enter_pause(steps: Steps) -> None:
-    steps.set(phase=Phase.PAUSED)
-    steps.emit("paused", data={"by": steps.state.paused, "run": steps.state.plan.run})
-
-
-def _resume(steps: Steps, event: m.ResumeAsked) -> None:
-    """End the pause, or call off one that has not begun. Waits begin again with their whole time."""
-    if not steps.state.paused:
-        steps.drop("not paused")
-        return
-    steps.set(paused="")
-    steps.emit("resumed", data={"by": event.by})
-    if steps.state.phase is not Phase.PAUSED:
-        return
-    if steps.state.planned_stage:
-        _next_round(steps)
-    else:  # it was paused before enough devices were there
-        _wait_for_devices(steps)
-
-
 def _stop(steps: Steps, event: m.StopAsked) -> None:
     """End the run. The open attempt stays on record as it is: the process that resumes the run goes on with it."""
     steps.emit("run_stopped", data={"by": event.by, "seconds": steps.at - steps.state.began_at})
@@ -406,18 +316,19 @@ def _stop(steps: Steps, event: m.StopAsked) -> None:
 def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
     """No further offers to this device, through restarts as well; the open round does without it."""
     name, state = event.device, steps.state
-    if name not in state.devices or state.devices[name].left_out:
+    if name not in state.devices or state.devices[name].out:
         steps.drop("not in the run")
         return
     steps.emit("left_out", name, {"by": event.by})
-    steps.do(m.SendDrain(name, LEFT_OUT))
-    _do_without(steps, name, event.by, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
+    steps.set_device(name, left_out=event.by)
+    _do_without(steps, name, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
+    steps.do(m.SendDrain(name, LEFT_OUT))  # last: of an attempt that is aborted before, the device tells the cost
 
 
 def _take_in(steps: Steps, event: m.TakeInAsked) -> None:
     """The device is asked again: it is welcomed, introduces itself, and is planned for the next round."""
     device = steps.state.devices.get(event.device)
-    if device is None or device.left_out in {"", REVOKED}:
+    if device is None or device.revoked or not device.left_out:
         steps.drop("not left out")
         return
     steps.set_device(event.device, left_out="")
@@ -443,7 +354,7 @@ LEFT_OUT = "this device is left out of the run"
 NOT_AGGREGATING, NOT_EVALUATING = "this attempt is not being aggregated", "this attempt is not being evaluated"
 _NOT_RUNNING = (Phase.STARTING, *ENDED)
 _BETWEEN_ROUNDS: dict[Phase, Rule] = dict.fromkeys(
-    (Phase.JOINING, Phase.PLANNING, Phase.WAITING, Phase.RETRYING), _pause
+    (Phase.JOINING, Phase.PLANNING, Phase.WAITING, Phase.RETRYING), pause
 )
 #: What each event does, and what it does instead in these phases. After every event, ``offer_free`` sees to devices
 #: without an assignment.
@@ -466,14 +377,14 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.Tick: (
         ignore,
         {
-            Phase.JOINING: lambda steps, _: _begin_round_if_enough(steps),
+            Phase.JOINING: lambda steps, _: begin_round_if_enough(steps),
             Phase.ROUND: _look_at_round,
-            Phase.RETRYING: _try_again,
-            Phase.WAITING: _end_waiting,
+            Phase.RETRYING: try_again,
+            Phase.WAITING: end_waiting,
         },
     ),
-    m.PauseAsked: (_pause_after_round, _BETWEEN_ROUNDS | dict.fromkeys((Phase.PAUSED, *_NOT_RUNNING), ignore)),
-    m.ResumeAsked: (_resume, dict.fromkeys(_NOT_RUNNING, ignore)),
+    m.PauseAsked: (pause_after_round, _BETWEEN_ROUNDS | dict.fromkeys((Phase.PAUSED, *_NOT_RUNNING), ignore)),
+    m.ResumeAsked: (resume, dict.fromkeys(_NOT_RUNNING, ignore)),
     m.StopAsked: (_stop, dict.fromkeys(_NOT_RUNNING, ignore)),
     m.LeaveOutAsked: (_leave_out, dict.fromkeys(_NOT_RUNNING, ignore)),
     m.TakeInAsked: (_take_in, dict.fromkeys(_NOT_RUNNING, ignore)),

@@ -178,7 +178,7 @@ class Evaluated(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time passed. ``links``: of devices at work, once the open attempt's deadline is over."""
+    """Time passed. ``links``: of devices at work, shortly before the open attempt's deadline and after it."""
 
     at: float
     links: dict[str, Link] = {}
@@ -249,15 +249,11 @@ class TakenBack(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Ledger: figures of a device's attempt, unless its update counts, whose figures are whole.
-
-    ``adds``: they are added to those on record, such as bytes that moved since; else they replace them.
-    """
+    """Ledger: newest figures of an attempt; none where its update counts."""
 
     device: str
     attempt: Attempt
     figures: Figures
-    adds: bool = True
 
 
 class SavePlan(msgspec.Struct, frozen=True):

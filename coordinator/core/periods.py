@@ -24,7 +24,7 @@ def makes_model(plan: RunPlan, stage: int, number: int) -> bool:
 def missing(state: State, present: Collection[str]) -> int:
     """Devices that the period under way began with and that are not among those ``present``, though they may train."""
     began = [state.devices[name] for name in state.period_devices if name not in present]
-    return sum(device.eligible and not device.barred and not device.left_out for device in began)
+    return sum(device.eligible and not device.barred and not device.out for device in began)
 
 
 def continuing(state: State, able: Sequence[str]) -> list[str]:

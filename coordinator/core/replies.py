@@ -96,7 +96,9 @@ def of_attempt(rule: Callable[[Steps, M, Assignment], object]) -> Callable[[Step
             if isinstance(event, m.Announced):
                 record_spent(steps, device, attempt, event.update.figures)
                 steps.do(m.SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
-            elif not isinstance(event, m.Declined) and not included:
+            elif isinstance(event, m.Declined):
+                record_spent(steps, device, attempt, event.figures)
+            elif not included:
                 steps.do(m.SendAbort(device, attempt, "this attempt is closed"))
 
     return checked
@@ -145,6 +147,7 @@ def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
     """Plan the device again when it ran into a limit for the first time with these numbers; else record why."""
     if assignment.status not in {"offered", "accepted"}:
         steps.drop("duplicate")
+        record_spent(steps, event.device, event.attempt, event.figures)
         return
     refusal, before = event.refusal, steps.state.devices[event.device].declined
     seen = refusal.needed is not None and any(refusal == was.refusal for was in before)

@@ -8,12 +8,12 @@ from coordinator.core.state import ENDED, Device, Phase, State
 
 def online(state: State) -> int:
     """Devices that are connected and take part."""
-    return sum(device.online and not device.left_out for device in state.devices.values())
+    return sum(device.online and not device.out for device in state.devices.values())
 
 
 def wanted(state: State) -> int:
-    """Devices that rounds begin with, less those that the operator has left out."""
-    return max(0, state.policy.devices - sum(bool(device.left_out) for device in state.devices.values()))
+    """Devices for a round to begin, less those out of the run."""
+    return max(0, state.policy.devices - sum(device.out for device in state.devices.values()))
 
 
 def expects_back(steps: Steps) -> bool:
@@ -22,9 +22,9 @@ def expects_back(steps: Steps) -> bool:
 
 
 def expect(steps: Steps, name: str) -> None:
-    """Expect a device back that has left, where the next round would have fewer than were asked for."""
+    """Expect a device back where the next round would lack it."""
     state = steps.state
-    if online(state) < wanted(state) and not state.devices[name].left_out:
+    if online(state) < wanted(state) and not state.devices[name].out:
         steps.set(returning={**state.returning, name: steps.at + state.timeouts.grace_s})
 
 
@@ -48,13 +48,13 @@ def is_first_back(state: State, name: str) -> bool:
 
 
 def expect_others(steps: Steps, name: str) -> None:
-    """After an outage of all devices the others have their grace from the return of the first one."""
+    """Begin the others' grace with the first one after an outage."""
     grace_s, others = steps.state.timeouts.grace_s, sorted(steps.state.returning)
     if others:
         steps.set(returning=dict.fromkeys(others, steps.at + grace_s), regained=True)
-        text = f"{name} is back, the first of the fleet; the next round waits {grace_s:g} s at most for"
+        text = f"{name} is the first device online after all were offline; no round waits longer than {grace_s:g} s for"
         steps.warn(f"{text} {', '.join(others)}")
 
 
 def _can_train(device: Device) -> bool:
-    return not (device.refusal or device.barred or device.left_out)
+    return not (device.refusal or device.barred or device.out)

@@ -110,7 +110,7 @@ def _free(state: State) -> list[str]:
         name
         for name, device in state.devices.items()
         if device.online and device.eligible and name not in state.stragglers
-        if not device.barred and not device.left_out
+        if not device.barred and not device.out
     )
     return [name for name in free if state.set_aside != (state.stage, state.number, name)] or free
 
@@ -231,7 +231,7 @@ def _close(steps: Steps) -> None:
             _give_up(steps, name, one)
         steps.do(EndTransfers())
     updates, factors = aggregated_updates(steps.state), clipped(steps.state)
-    known = {name: one.hello.signature for name, one in sorted(state.devices.items()) if not one.left_out}
+    known = {name: one.hello.signature for name, one in sorted(state.devices.items()) if not one.out}
     signatures = {name: value for name, value in known.items() if value}
     steps.do(Aggregate(attempt, tuple(updates), signatures, factors))
     for update, own in zip(updates, factors, strict=False):
@@ -240,7 +240,7 @@ def _close(steps: Steps) -> None:
             text = f"its change is clipped, of {least} to {own[least]:.2g} of it (round.clip_change)"
             steps.warn_once(update.device, "change", text)
     devices = steps.state.devices
-    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0, late_rounds=0) for one in updates}
+    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})
 
 

@@ -45,7 +45,7 @@ def _of(state: State, modality: str, encoder: EncoderSpec) -> tuple[Scales | Non
     sent, doubts = {}, {}
     for name, device in sorted(state.devices.items()):
         moments = device.hello.moments.get(modality)
-        if moments is None or not device.online or device.left_out:
+        if moments is None or not device.online or device.out:
             continue
         most = device.claim.samples.get(modality, 0) * encoder.input_shape[0]
         if why := doubt(moments, encoder.input_shape[-1], most):

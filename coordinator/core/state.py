@@ -110,9 +110,15 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     connections: int = 0  # how often it was there again
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
-    late_rounds: int = 0  # rounds in a row that it was late in
-    left_out: str = ""  # who left it out of the run, or ``refusals.REVOKED``; "": it is not
+    late_in: int = 0  # the newest round that it was late in, counted over all stages; 0: none
+    left_out: str = ""  # the operator who left it out of the run; "": it is not
+    revoked: bool = False  # by its fleet
     unfinished: tuple[Unfinished, ...] = ()  # the newest whose cost it has not reported
+
+    @property
+    def out(self) -> bool:
+        """Out of the run: left out, or revoked."""
+        return bool(self.left_out) or self.revoked
 
     @property
     def claim(self) -> Claim:
@@ -142,7 +148,7 @@ class Assignment(msgspec.Struct, frozen=True):
     changes: Changes = {}  # of the update
     offered_at: float | None = None  # when this process sent its last offer
     period: PeriodRound | None = None  # of a recipe with periods
-    first_offered_at: float | None = None  # when any process sent its first offer
+    first_offered_at: float | None = None  # when this process sent its first offer
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -199,7 +205,7 @@ class State(msgspec.Struct, frozen=True):
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
     regained: bool = False  # whether the first device back after an outage of all has given the others their grace
-    links: dict[str, Link] = {}  # of devices at work, once the open attempt's deadline is over
+    links: dict[str, Link] = {}  # of devices at work, shortly before the open attempt's deadline and after it
     period_devices: tuple[str, ...] = ()  # those that the period under way began with; quorums are shares of them
     open: Round | None = None
     stragglers: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count
@@ -341,7 +347,7 @@ def resumed(was: State, at: float) -> State:
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
     opened = None
     if was.open is not None and was.open.attempt.stage and not failed:
-        parts = {name: replace(one, offered_at=None) for name, one in was.open.assignments.items()}
+        parts = _without_times(was.open.assignments)
         opened = replace(was.open, opened_at=at, deadline_at=was.deadline(at), assignments=parts)
     there = {*was.returning, *(name for name, device in was.devices.items() if device.online)}
     return replace(
@@ -350,10 +356,20 @@ def resumed(was: State, at: float) -> State:
         tries=0 if failed else was.tries,
         evaluating=None,
         devices={
-            name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
+            name: replace(
+                device,
+                online=False,
+                ticket=0,
+                placement=None if name in planning else device.placement,
+                unfinished=tuple(replace(one, first_offered_at=None) for one in device.unfinished),
+            )
             for name, device in was.devices.items()
         },
         returning=dict.fromkeys(there, at + was.timeouts.grace_s),
         open=opened,
-        stragglers={} if failed else was.stragglers,  # a failed run's devices were aborted
+        stragglers={} if failed else _without_times(was.stragglers),  # a failed run's devices were aborted
     )
+
+
+def _without_times(parts: Mapping[str, Assignment]) -> dict[str, Assignment]:
+    return {name: replace(one, offered_at=None, first_offered_at=None) for name, one in parts.items()}

@@ -1,6 +1,7 @@
 """Cost of attempts that end without a device's update. Pure.
 
-Bytes are the coordinator's own count (``coordinator.runtime.traffic``), never a device's word.
+Payload is the coordinator's own count (``coordinator.runtime.traffic``), never a device's; bytes on the wire, FLOPs,
+memory and seconds are the device's, where they are plausible.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CUT = "the upload did not end"
 
 
 def end_without_update(steps: Steps, device: str, assignment: Assignment) -> None:
-    """Record an assignment whose update does not count, with the figures of the update announced for it."""
+    """Record an assignment whose update does not count, with that update's figures."""
     told = assignment.update.figures if assignment.update is not None else {}
     # One that was done has its figures on record.
     put(steps, device, assignment, {} if assignment.measured else own_figures(steps, device, assignment, told))
@@ -44,7 +45,7 @@ def record_spent(steps: Steps, device: str, attempt: Attempt, figures: Figures) 
         return
     steps.set_device(device, unfinished=tuple(other for other in known if other is not one))
     if checked := _checked(figures, one, steps.at):
-        steps.do(Spending(device, attempt, checked, adds=False))
+        steps.do(Spending(device, attempt, checked))
 
 
 def _unfinished(steps: Steps, device: str, one: Assignment) -> Unfinished:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 
 from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan, Spending, TakenBack
@@ -29,9 +29,9 @@ from coordinator.ledger.tables import (
     RunRow,
     SavedFigure,
     SnapshotRow,
-    add_figures,
     put,
     put_figures,
+    put_spent,
     remove,
     rows,
 )
@@ -159,6 +159,15 @@ class Ledger:
         with self._reading() as connection:
             return decode(state, ((r.kind, r.name, r.value) for r in rows(connection, SnapshotRow, state.plan.run)))
 
+    def measured(self, attempt: Attempt) -> dict[str, dict[str, float]]:
+        """Values of the measured figures of an attempt, by device and name."""
+        of, found = tables.figures, defaultdict[str, dict[str, float]](dict)
+        where = (of.c.run == attempt.run) & of.c.predicted.is_(False) & _is(attempt, of)
+        with self._reading() as connection:
+            for device, name, value in connection.execute(select(of.c.device, of.c.name, of.c.value).where(where)):
+                found[device][name] = value or 0.0
+        return found
+
     def commit(
         self,
         run: str,
@@ -192,7 +201,7 @@ class Ledger:
         def work(connection: Connection) -> None:
             put(connection, run, saved)
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
-            add_figures(connection, run, spent)
+            put_spent(connection, run, spent)
             for one in back:
                 _take_back(
                     connection, run, one.attempt, None if one.again else self._before(connection, run, one.attempt)
@@ -299,9 +308,9 @@ def _take_back(connection: Connection, run: str, attempt: Attempt, before: Manif
     connection.execute(delete(tables.evaluations).where(where))
 
 
-def _is(attempt: Attempt) -> ColumnElement[bool]:
-    """Rows of rounds that are this attempt of the run."""
-    return and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in ("stage", "round", "attempt")))
+def _is(attempt: Attempt, table: Table = tables.rounds) -> ColumnElement[bool]:
+    """Rows of a table that are of this attempt of the run."""
+    return and_(*(table.c[name] == getattr(attempt, name) for name in ("stage", "round", "attempt")))
 
 
 def _set_run(connection: Connection, run: str, **values: object) -> None:

@@ -210,30 +210,19 @@ def put_figures(connection: sa.Connection, run: str, assignments: Collection[Ass
     )
 
 
-def add_figures(connection: sa.Connection, run: str, spent: Iterable[Spending]) -> None:
-    """Put what attempts spent beside their figures on record: added, or in their place.
+def put_spent(connection: sa.Connection, run: str, spent: Iterable[Spending]) -> None:
+    """Put figures of attempts beside those on record, in place of any of the same name.
 
     Nothing for attempts whose update counts, which have all their figures, and for those that are not on record.
     """
     for one in spent:
         attempt, table = one.attempt, TABLES[AssignmentRow]
         slot = (attempt.stage, attempt.round, attempt.attempt, one.device)
-        names = (*_ATTEMPT, "device")
-        where = sa.and_(table.c.run == run, *(table.c[name] == value for name, value in zip(names, slot, strict=True)))
-        if connection.execute(sa.select(table.c.status).where(where)).scalar() in {None, "done"}:
-            continue
-        found = one.figures
-        if one.adds:
-            of, key = figures.c, dict(zip(names, slot, strict=True))
-            before = sa.select(of.name, of.value).where(
-                of.run == run, of.predicted.is_(False), *(of[name] == value for name, value in key.items())
-            )
-            known = {str(name): value or 0.0 for name, value in connection.execute(before)}
-            found = {
-                n: msgspec.structs.replace(f, value=(f.value or 0.0) + known.get(n, 0.0)) for n, f in found.items()
-            }
-        rows_of = (SavedFigure(f.value, f.kind, f.source, f.reason, *slot, False, name) for name, f in found.items())
-        put(connection, run, rows_of)
+        key = zip((*_ATTEMPT, "device"), slot, strict=True)
+        where = sa.and_(table.c.run == run, *(table.c[name] == value for name, value in key))
+        if connection.execute(sa.select(table.c.status).where(where)).scalar() not in {None, "done"}:
+            own = one.figures.items()
+            put(connection, run, (SavedFigure(f.value, f.kind, f.source, f.reason, *slot, False, n) for n, f in own))
 
 
 def remove(

@@ -16,7 +16,6 @@ from coordinator.core.state import ENDED, Phase, State
 from coordinator.runtime.device_logs import DeviceLogs
 from edgefl.errors import ControlError
 from edgefl.protocol.messages import LogLines
-from edgefl.report.refusals import REVOKED
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
@@ -28,6 +27,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     online: bool = False
     part: str = ""
     left_out_by: str = ""
+    revoked: bool = False
     seen_at: float = 0.0
     seen_by: str = ""
 
@@ -76,7 +76,7 @@ class Control:
         for name, device in sorted(state.devices.items()):
             part = parts[name].status if name in parts else ""
             at, by, _ = self._signs.get(name, (-ahead, "", False))
-            devices[name] = DeviceStatus(device.online, part, device.left_out, ahead + at, by)
+            devices[name] = DeviceStatus(device.online, part, device.left_out, device.revoked, ahead + at, by)
         where = (state.stage, state.number, state.attempt)
         return RunStatus(state.plan.run, state.phase.value, *where, state.paused, devices)
 
@@ -133,7 +133,7 @@ class Control:
 
     def _is_left_out(self, device: str) -> bool:
         devices = self._running().devices
-        if device in devices and devices[device].left_out == REVOKED:
+        if device in devices and devices[device].revoked:
             raise ControlError(f"{device} was revoked", remedy="Enrol the device again, under another name.")
         if device in devices:
             return bool(devices[device].left_out)

@@ -124,9 +124,10 @@ class ModelTasks:
                 if not _killed(error):
                     raise
                 tries += 1
-                what = f"the evaluator was killed ({_signal(error)}) while it did '{method}'"
+                what = f"the evaluator was killed (SIGKILL) while it did '{method}'"
                 if tries == TRIES:
                     remedy = f"{_MEMORY[0].upper()}{_MEMORY[1:]}: give this machine more, then go on with --resume."
+                    remedy = f"{remedy} {error.remedy}"
                     raise WorkerFailedError(f"{what}, {tries} times", status=error.status, remedy=remedy) from error
                 self._report(warning(f"{what}, {_MEMORY}; it is started again, and asked again", *where))
 
@@ -222,7 +223,7 @@ class ModelTasks:
         except WorkerFailedError as error:
             if not _killed(error):
                 raise
-            text = f"this round has no evaluation: the evaluator was killed {TRIES} times ({_signal(error)}), {_MEMORY}"
+            text = f"this round has no evaluation: the evaluator was killed {TRIES} times (SIGKILL), {_MEMORY}"
             way_out = "free memory on this machine, give a smaller data.test, or evaluate: stage; the run goes on"
             self._report(warning(f"{text}; {way_out}", *where))
             return Evaluated(self._clock(), one.attempt)
@@ -231,12 +232,7 @@ class ModelTasks:
 
 
 def _killed(error: WorkerFailedError) -> bool:
-    return error.status is not None and error.status < 0
-
-
-def _signal(error: WorkerFailedError) -> str:
-    number = -(error.status or 0)
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return error.status == -signal.SIGKILL  # any other signal is a defect, which trying again does not mend
 
 
 def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.link_rates import LinkRates, Moved
 from coordinator.runtime.record import warning
-from coordinator.runtime.traffic import SENT, Traffic, counted, figures_sent
+from coordinator.runtime.traffic import SENT, Traffic, counted
 from coordinator.runtime.uploads import Uploads
 from coordinator.runtime.validate_update import Own, Rules
 from edgefl import __version__
@@ -155,7 +156,7 @@ class Publisher:
 
     def links(self, state: State) -> dict[str, Link]:
         """Links of the devices at work in the open attempt, as measured; none before its deadline is near."""
-        if state.open is None or state.phase is not Phase.ROUND:
+        if state.open is None or state.phase is not Phase.ROUND or math.isinf(state.open.deadline_at):
             return {}
         attempt, now = state.open.attempt, self._clock()
         downloads = self._downloads.get(transfer_name("d", attempt))
@@ -164,6 +165,7 @@ class Publisher:
                 downloads.payload_bytes(device) if downloads else 0,
                 downloads.sent_bytes(device) if downloads else 0,
                 self.uploads.received_bytes(device, attempt),
+                waits=downloads is not None and downloads.waits(device),
             )
             for device, part in state.assignments.items()
             if part.status in OPEN
@@ -199,10 +201,8 @@ class Publisher:
         self._report(event)
 
     def _download_figures(self, device: str, attempt: Attempt) -> Figures:
-        """Bytes sent to a device in its attempt; prototypes and the layer of its personal model also by themselves."""
-        downloads = self._downloads.get(transfer_name("d", attempt))
-        sent, again = (downloads.payload_bytes(device), downloads.resent_bytes(device)) if downloads else (0, 0)
-        figures = figures_sent(sent, again)
+        """Bytes of prototypes and of a single layer sent to a device."""
+        downloads, figures = self._downloads.get(transfer_name("d", attempt)), Figures()
         if downloads is None:
             return figures
         if self._prototypes.local is not None:  # in the run's first round there are none yet

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from coordinator.core import moves as do
+from coordinator.core.assignments import in_progress
 from coordinator.core.machine import round_after, step
 from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Position, Request, Revoked, Tick
 from coordinator.core.round_rules import still_needed
@@ -128,9 +129,11 @@ class Runner:
                 async with listening(self.control, self._directory):
                     await self._loop()
             except asyncio.CancelledError:
+                self._note(self.clock())
                 self._record.commit([], [], self.state)
                 raise
             except Exception as error:
+                self._note(self.clock())
                 self._record.write_failure(error, self.state)
                 self._publisher.send(do.DrainAll("the run failed"), self._models.manifest, self.state)
                 await self._publisher.flush(self.timeouts.drain_s)
@@ -174,6 +177,8 @@ class Runner:
         known = resume and any(report.run == run for report in ledger.runs())
         was = ledger.snapshot(self.state) if known else None
         state = resumed(was, self.clock()) if was is not None else None
+        for attempt in in_progress(state) if state is not None else ():
+            self._publisher.traffic.go_on(attempt, ledger.measured(attempt))
         if known:
             self._watch_clock(time.time() - self.clock(), ledger.last_event_at(run) - self.clock())
             ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
@@ -235,12 +240,12 @@ class Runner:
                 self._events.put_nowait(error)
 
     def _note(self, now: float) -> None:
-        """Have the next transaction record when devices were heard of last."""
+        """Have the next transaction record signs of life and bytes."""
         self._record.keep([*self._inbound.sightings(self._ahead, self.state.devices), *self._publisher.traffic.take()])
         self._noted_at = now
 
     def _bill(self, out: Sequence[do.Instruction]) -> None:
-        """Have the transaction that ends attempts without an update record what has moved for them."""
+        """Have the transaction that ends attempts without an update record their bytes."""
         parts, traffic = [one for one in out if isinstance(one, AssignmentRow)], self._publisher.traffic
         for one in parts:
             if one.status == "done":

@@ -1,82 +1,93 @@
-"""Payload that moved for each device in each attempt, whatever becomes of it, by the coordinator's own count."""
+"""Payload bytes of each device and attempt, by the coordinator's own count."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from coordinator.core.moves import Spending
 from edgefl.records import Attempt, Figure, Figures
 from edgefl.transfer.sender import Sent
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 SENT, RECEIVED = "chunks the coordinator sent", "chunks the coordinator received"
-#: Uploads of a device whose late chunks are still known by the name of their transfer: what is under way when a round
-#: closes arrives within the next one or two.
-MOST_NAMED = 4
+#: The counts of an attempt as figures, and the source of each.
+_SOURCES = {
+    "payload_down_bytes": SENT,
+    "resent_down_bytes": f"{SENT} more than once",
+    "payload_up_bytes": RECEIVED,
+    "resent_up_bytes": f"{RECEIVED} more than once",
+}
+#: Attempts and uploads of a device that are remembered: what is under way when a round closes arrives within the next
+#: one or two.
+MOST_KEPT = 4
 
 
 class Traffic:
-    """Bytes since they were taken before. Those of an attempt that is done are in the figures of its update."""
+    """Bytes of each device's newest attempts, over restarts of the coordinator too."""
 
     def __init__(self) -> None:
-        # device -> attempt -> bytes sent, sent again, received, received again
-        self._moved: dict[str, dict[Attempt, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0]))
+        self._moved: dict[str, dict[Attempt, list[int]]] = {}  # device -> attempt -> counts, as in ``_SOURCES``
+        self._changed: dict[str, dict[Attempt, list[int]]] = {}  # those that were not taken yet
         self._uploads: dict[str, dict[str, Attempt]] = {}  # device -> transfer -> the attempt of that upload
+
+    def go_on(self, attempt: Attempt, before: Mapping[str, Mapping[str, float]]) -> None:
+        """Count on from an earlier process' record of this attempt."""
+        for device, figures in before.items():
+            _newest(self._moved.setdefault(device, {}), attempt, [int(figures.get(name, 0)) for name in _SOURCES])
 
     def sent(self, device: str, attempt: Attempt, sent: Sent) -> None:
         """The device was sent chunks."""
-        moved = self._moved[device][attempt]
-        moved[0] += sent.first
-        moved[1] += sent.again
+        self._add(device, attempt, (*sent, 0, 0))
 
     def name_upload(self, device: str, attempt: Attempt, transfer: str) -> None:
         """From now on this transfer is an upload of that attempt."""
-        names = self._uploads.setdefault(device, {})
-        names.pop(transfer, None)
-        names[transfer] = attempt
-        if len(names) > MOST_NAMED:
-            del names[next(iter(names))]
+        _newest(self._uploads.setdefault(device, {}), transfer, attempt)
+        self._add(device, attempt, (0, 0, 0, 0))
 
     def received(self, device: str, transfer: str, first: int, again: int) -> None:
-        """Chunks of the device came; those of an unknown transfer count nowhere."""
-        if (attempt := self._uploads.get(device, {}).get(transfer)) is not None:
-            moved = self._moved[device][attempt]
-            moved[2] += first
-            moved[3] += again
+        """Chunks came; those of an unknown transfer or attempt count nowhere."""
+        attempt = self._uploads.get(device, {}).get(transfer)
+        if attempt is not None and attempt in self._moved[device]:
+            self._add(device, attempt, (0, 0, first, again))
+
+    def figures(self, device: str, attempt: Attempt) -> Figures:
+        """All that has moved in a device's attempt."""
+        return _figures(self._moved.get(device, {}).get(attempt, [0] * len(_SOURCES)))
 
     def settle(self, device: str, stage: int, number: int, attempt: int) -> None:
         """The device's update counts: its figures have all of it."""
-        own = self._moved.get(device, {})
+        own = self._changed.get(device, {})
         for key in [one for one in own if (one.stage, one.round, one.attempt) == (stage, number, attempt)]:
             del own[key]
 
     def take(self) -> list[Spending]:
-        """Bytes since the last call, to be added to the ledger's."""
-        every = [(device, one) for device, own in self._moved.items() for one in own.items()]
-        self._moved.clear()
+        """The counts that have changed since the last call."""
+        every = [(device, one) for device, own in self._changed.items() for one in own.items()]
+        self._changed.clear()
         return [Spending(device, attempt, _figures(counts)) for device, (attempt, counts) in every]
 
-
-def figures_sent(first: int, again: int) -> Figures:
-    """Bytes of a download as figures."""
-    return {
-        "payload_down_bytes": counted(first, SENT),
-        "resent_down_bytes": counted(again, f"{SENT} more than once"),
-    }
+    def _add(self, device: str, attempt: Attempt, more: Sequence[int]) -> None:
+        own = self._moved.setdefault(device, {})
+        counts = [count + new for count, new in zip(own.get(attempt, [0] * len(_SOURCES)), more, strict=True)]
+        _newest(own, attempt, counts)
+        self._changed.setdefault(device, {})[attempt] = counts
 
 
-def figures_received(first: int, again: int) -> Figures:
-    """Bytes of an upload as figures."""
-    return {
-        "payload_up_bytes": counted(first, RECEIVED),
-        "resent_up_bytes": counted(again, f"{RECEIVED} more than once"),
-    }
-
-
-def counted(size: int, source: str) -> Figure:
+def counted(size: float, source: str) -> Figure:
     """A figure of bytes that the coordinator counted itself."""
     return Figure(float(size), "counted", source)
 
 
-def _figures(counts: list[int]) -> Figures:
-    sent, sent_again, received, received_again = counts
-    return figures_sent(sent, sent_again) | figures_received(received, received_again)
+def _figures(counts: Sequence[int]) -> Figures:
+    return {name: counted(count, source) for count, (name, source) in zip(counts, _SOURCES.items(), strict=True)}
+
+
+def _newest(of: dict[K, V], key: K, value: V) -> None:
+    """Put this as the newest of a few."""
+    of.pop(key, None)
+    of[key] = value
+    if len(of) > MOST_KEPT:
+        del of[next(iter(of))]

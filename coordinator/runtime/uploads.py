@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.core.state import Changes
 from coordinator.runtime.chunk_size import ChunkSizer
-from coordinator.runtime.traffic import Traffic, counted, figures_received
+from coordinator.runtime.traffic import Traffic, counted
 from coordinator.runtime.validate_update import Own, Rules, asked_layout, changes_of, check_sizes, check_update
 from edgefl.aggregation.mean import Layout
 from edgefl.errors import ProtocolError
@@ -160,7 +160,7 @@ class Uploads:
             self._done(upload)
 
     def received_bytes(self, device: str, attempt: Attempt) -> int:
-        """Bytes of the device's update in this attempt that have come so far."""
+        """Bytes so far of the device's update in this attempt."""
         upload = self._uploads.get(device)
         return upload.receiver.received_bytes if upload is not None and upload.update.attempt == attempt else 0
 
@@ -248,7 +248,7 @@ class Uploads:
         return verdicts
 
     def _judged(self, upload: _Upload, found: _Verdict) -> None:
-        update, receiver = upload.update, upload.receiver
+        update = upload.update
         if self._uploads.get(update.device) is not upload:
             return  # cancelled meanwhile
         if isinstance(found, Exception):  # StoreError, or a defect, ends the run
@@ -259,7 +259,7 @@ class Uploads:
             return
         manifest, changes = found
         self._reported[update.device] = (*update.manifest.values(), *manifest.values())
-        figures = figures_received(receiver.received_bytes, receiver.duplicate_bytes)
+        figures = self._traffic.figures(update.device, update.attempt)
         for part, name in _APART.items():
             if part in update.manifest:
                 figures[name] = counted(update.manifest[part].size, "objects of the update")

@@ -12,13 +12,13 @@ from typing import Any, Final
 from msgspec.structs import asdict, replace
 
 from device_agent.core import state as v
-from device_agent.core.offer_check import check_offer, is_older_run, is_over, newest_closed, replayed
+from device_agent.core.offer_check import check_offer, is_older_run, is_repeated, newest_closed, replayed, stale
 from device_agent.core.retained import restore_residuals, retained, retained_before, taken_over
+from device_agent.core.spent import spent, spent_before
 from device_agent.core.state import Event, Instruction, State, TaskPhase, TrainerPhase
 from edgefl.errors import ProtocolError
-from edgefl.plan.job import Job
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Figures, Manifest, Refusal, digest_of
+from edgefl.records import Attempt, Figures, Refusal, digest_of
 
 #: The first welcome is taken for the answer to the hello when it comes within this; later, the hello went out before
 #: that coordinator was there, and is sent again. Longer than a round trip of a bad mobile link.
@@ -190,7 +190,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     repeated = _repeated(state, offer, now)
     if repeated is not None:
         return repeated
-    reason = _stale(state, offer)
+    reason = stale(state, offer)
     if reason:
         return _drop(state, reason, offer.attempt)
     if old := replayed(state, offer.attempt):
@@ -206,7 +206,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         state = replace(state, newest=offer.attempt)  # that was ever accepted or declined
     if refusal := check_offer(state, facts, offer, disk):
         state, declined = _decline(state, offer, refusal)
-        return state, [*out, *declined]
+        return state, [*spent_before(before, state), *out, *declined]
     state = replace(state, task=v.Task(offer), declined=None, waiting=None)
     if offer.job.period is not None:  # whole models, of which it goes on from one
         state = replace(state, retained=tuple(retained_before(state, offer.attempt)[-1:]))
@@ -217,7 +217,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         keep |= {ref.id for ref in state.update.manifest.values()}
     accept = m.Accept(state.device, offer.attempt)
     log = v.Log("accepted", {"attempt": str(offer.attempt), "parts": len(offer.manifest)})
-    out = [*_spent_before(before, state), *out, _save(state), log, v.Send(accept)]
+    out = [*spent_before(before, state), *out, _save(state), log, v.Send(accept)]
     return state, [*out, v.CollectGarbage(frozenset(keep)), v.Fetch(offer)]
 
 
@@ -231,26 +231,12 @@ def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
             out += [_save(state), v.Fetch(offer)]
     elif update is not None and update.attempt == offer.attempt:
         state, out = _announce(state, [], now)
-    elif state.declined is not None and _identity(state.declined[0]) == _identity(offer):
+    elif state.declined is not None and is_repeated(offer, state.declined[0]):
         out = [v.Send(state.declined[1])]
     else:
         return None
     state, logs = _drop(state, "duplicate-offer", offer.attempt)
     return state, out + logs
-
-
-def _identity(offer: m.Offer) -> tuple[Attempt, Job, Manifest]:
-    return offer.attempt, offer.job, offer.manifest
-
-
-def _stale(state: State, offer: m.Offer) -> str:
-    """Why this offer comes too late; "" when it does not."""
-    attempt = offer.attempt
-    if is_over(state.closed, attempt):
-        return "closed-attempt"
-    declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
-    known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
-    return "stale-offer" if any(old.same_run(attempt) and attempt < old for old in known) else ""
 
 
 def _grant(state: State, message: m.Grant, now: float) -> Step:
@@ -279,7 +265,7 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
     if before.closed == state.closed and not out:
         return _drop(state, "stale-abort", message.attempt)
     log = v.Log("aborted", {"attempt": str(message.attempt), "reason": message.reason})
-    return state, [*_spent_before(before, state), *out, _save(state), log]
+    return state, [*spent_before(before, state), *out, _save(state), log]
 
 
 def _drain(state: State, message: m.Drain, now: float) -> Step:
@@ -359,7 +345,7 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
         state = replace(state, trainer=TrainerPhase.DOWN)
     if state.abandoned == event.attempt:
         state, log = _drop(replace(state, abandoned=None), "abandoned-result", event.attempt)
-        return state, [*_spent(state, event.attempt, event.result.figures), *log]
+        return state, [*spent(state, event.attempt, event.result.figures), *log]
     task, result = _expects(state, event), event.result
     if task is None:
         raise _illegal(state, event)
@@ -384,24 +370,6 @@ def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | 
     fields = {"attempt": str(offer.attempt), "reason": refusal.reason, "needed": refusal.needed}
     log = v.Log("declined", {**fields, "allowed": refusal.allowed, "unit": refusal.unit, "detail": refusal.detail})
     return state, [_save(state), v.Send(decline), log]
-
-
-def _spent(state: State, attempt: Attempt, figures: Figures) -> list[Instruction]:
-    """The message with the cost of a dropped attempt; none while it is not over: a stopped run resumes it."""
-    newer = state.task is not None and state.task.attempt.same_run(attempt) and attempt < state.task.attempt
-    over = newer or is_over(state.closed, attempt)
-    return [v.Send(m.Spent(state.device, attempt, figures))] if over and attempt.same_run(state.current) else []
-
-
-def _spent_before(before: State, state: State) -> list[Instruction]:
-    """The same of what was in hand before; of a training under way it is known when that ends."""
-    told: list[Instruction] = []
-    task, update = before.task, before.update
-    if task is not None and task.phase is not TaskPhase.TRAINING and task != state.task:
-        told += _spent(state, task.attempt, v.NOTHING_TRAINED)
-    if update is not None and state.update is None:
-        told += _spent(state, update.attempt, update.figures)
-    return told
 
 
 def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:

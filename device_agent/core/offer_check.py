@@ -26,6 +26,26 @@ def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
     return closed is not None and closed.same_run(attempt) and attempt <= closed
 
 
+def has_newer(state: State, attempt: Attempt) -> bool:
+    """Whether a newer attempt of the run is in hand or declined."""
+    declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
+    known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
+    return any(other.same_run(attempt) and attempt < other for other in known)
+
+
+def stale(state: State, offer: Offer) -> str:
+    """Why this offer comes too late; "" when it does not."""
+    attempt = offer.attempt
+    if is_over(state.closed, attempt):
+        return "closed-attempt"
+    return "stale-offer" if has_newer(state, attempt) else ""
+
+
+def is_repeated(offer: Offer, before: Offer) -> bool:
+    """Whether both ask for the same in the same attempt."""
+    return (offer.attempt, offer.job, offer.manifest) == (before.attempt, before.job, before.manifest)
+
+
 def newest_closed(closed: Attempt | None, attempt: Attempt) -> Attempt:
     """The newest closed attempt, once ``attempt`` is closed."""
     return closed if closed is not None and is_over(closed, attempt) else attempt

@@ -79,8 +79,14 @@ def devices_command(
     status = standing(found[0]) if found and report.status == "running" else {}
     known = status.get("devices", {})
     live = {
-        # of a coordinator of before, which goes on after an upgrade, the signs of life are in the ledger alone
-        device: presence.Live(one["online"], one["left_out_by"], one.get("seen_at", 0.0), one.get("seen_by", ""))
+        # a coordinator of before, which goes on after an upgrade, says less
+        device: presence.Live(
+            one["online"],
+            one["left_out_by"],
+            one.get("seen_at", 0.0),
+            one.get("seen_by", ""),
+            one.get("revoked", False),
+        )
         for device, one in known.items()
     }
     there = presence.presences(report, enrolled, now, sort, live)

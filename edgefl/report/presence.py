@@ -35,6 +35,7 @@ class Live(NamedTuple):
     left_out: str
     seen_at: float = 0.0
     seen_by: str = ""
+    revoked: bool = False
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -87,9 +88,8 @@ def _presence(
     elif report.status != "running":
         state = "run is over"  # nobody listens: whether it is there is not known
     elif live is not None:
-        state = "online" if live.online else "offline"
-        if live.left_out:
-            state = REVOKED if live.left_out == REVOKED else "left out"
+        there = "online" if live.online else "offline"
+        state = REVOKED if live.revoked else "left out" if live.left_out else there
     else:
         state = "online" if sighting and sighting.online and now - sighting.at <= FRESH_S else "offline"
     if own is not None and (own.revoked or own.until <= now):

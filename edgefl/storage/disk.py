@@ -303,7 +303,7 @@ def begin_run(runs: Path, name: str) -> tuple[str, list[Path]]:
             with contextlib.suppress(FileExistsError):
                 (runs / run).mkdir()
                 return run, [runs / run, *made]
-        raise OSError(errno.EEXIST, "its name and 998 after it are taken")
+    raise StoreError(f"{runs / stamp} is taken, and so is every name up to {run}", remedy="Try again in a second.")
 
 
 @contextlib.contextmanager

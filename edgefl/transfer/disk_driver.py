@@ -188,9 +188,9 @@ class DiskSender:
         """Bytes of chunks sent to a device so far, each once."""
         return min(self._sender.sent_bytes(device), self.payload_bytes(device))
 
-    def resent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent more than once."""
-        return self._sender.resent_bytes(device)
+    def waits(self, device: str) -> bool:
+        """Whether the device, with room for more, waits for others."""
+        return self._sender.waits(device)
 
     def _perform(self, instructions: list[Instruction]) -> list[Failed]:
         chunks: dict[str | None, list[SendChunk]] = {}

@@ -61,7 +61,6 @@ class Sender:
         self._receivers: dict[str, ReceiverState] = {}
         self._epochs = Epochs()
         self._sent: dict[str, int] = {}  # device -> set of chunks that it was sent in all epochs
-        self._again_bytes: Counter[str] = Counter()  # of chunks that a device was sent more than once
         self._untold: dict[str, Sent] = {}
         self._awaited = set(expected)
         self._gather_until: float | None = None
@@ -72,13 +71,14 @@ class Sender:
         """The chunk size in force, to read chunks by."""
         return self._index.chunk_bytes
 
-    def resent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent more than once."""
-        return self._again_bytes[device]
-
     def sent_bytes(self, device: str) -> int:
         """Bytes of the chunks that a device was sent, each once; the last one of an object counts as whole."""
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
+
+    def waits(self, device: str) -> bool:
+        """Whether the device, with room for more, waits for others."""
+        receiver = self._receivers.get(device)
+        return receiver is not None and receiver.todo != 0 and receiver.has_room
 
     def take_sent(self) -> dict[str, Sent]:
         """Bytes of chunks sent since this was asked before, by device."""
@@ -247,7 +247,6 @@ class Sender:
         again = size if before >> number & 1 else 0
         first, repeated = self._untold.get(device, Sent())
         self._untold[device] = Sent(first + size - again, repeated + again)
-        self._again_bytes[device] += again
         self._sent[device] = before | 1 << number
 
     def _probe(self, now: float) -> list[Instruction]:

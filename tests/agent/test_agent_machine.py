@@ -182,6 +182,15 @@ def test_what_a_dropped_attempt_cost_is_told_once_it_is_known():
     done, _ = play(training, v.TrainingEnded(first, v.Result({"task": ObjectRef(ID, 1)}, figures=figures)))
     _, out = play(done, m.Abort(first))
     assert sent(out, m.Spent) == [m.Spent("d1", first, figures)]
+    left_out, _ = play(aborted, m.Drain("r1", "left out"))
+    _, out = play(left_out, left_off)
+    assert sent(out, m.Spent) == [m.Spent("d1", first, figures)], "its run goes on without it"
+    unfit = offer(number=2, job=job(batch_size=64))
+    _, out = play(fetching, unfit)
+    assert sent(out, m.Spent) == [m.Spent("d1", first, v.NOTHING_TRAINED)]
+    declined, _ = play(training, unfit)
+    _, out = play(declined, left_off)
+    assert sent(out, m.Spent) == [m.Spent("d1", first, figures)]
 
 
 def test_an_attempt_that_a_stopped_run_goes_on_with_is_not_told_as_dropped():

@@ -52,6 +52,17 @@ def test_many_that_look_at_once_do_not_take_the_same_name(tmp_path: Path, monkey
     assert max(map(len, made)) <= 64
 
 
+def test_a_second_whose_names_are_all_taken_is_an_error_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda *_: "20260102-030405")
+    for number in ("", *(f"-{number}" for number in range(2, 1000))):
+        (tmp_path / f"x-20260102-030405{number}").mkdir()
+    with pytest.raises(StoreError, match="is taken, and so is every name up to x-20260102-030405-999") as caught:
+        begin_run(tmp_path, "x")
+    assert caught.value.remedy == "Try again in a second."
+
+
 @pytest.mark.parametrize(
     ("there", "run"), [("", ""), ("runs", ""), ("runs", "named"), ("runs/named", "named")], ids=str
 )

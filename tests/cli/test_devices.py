@@ -79,6 +79,16 @@ def test_what_others_do_with_a_device_is_no_sign_of_its_life(kind: str) -> None:
     assert seen["cam-05"] == (NOW - 5, "hello")  # its coordinator has heard nothing of it since it was started
 
 
+def test_a_device_that_is_out_of_the_run_is_revoked_or_left_out() -> None:
+    live = {
+        "cam-02": Live(False, "", revoked=True),
+        "cam-03": Live(False, "web", revoked=True),
+        "cam-04": Live(True, "web"),
+    }
+    found = {one.device: one.state for one in presences(REPORT, {}, NOW, live=live)}
+    assert [found[name] for name in live] == ["revoked", "revoked", "left out"]
+
+
 def test_a_sign_that_the_coordinator_has_counts_before_the_ledgers_record_of_it() -> None:
     """The record is written a moment after the message came."""
     report = msgspec.structs.replace(REPORT, events=(EventRow(NOW - 2.9, "accepted", device="cam-04"),))

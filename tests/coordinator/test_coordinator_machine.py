@@ -82,7 +82,7 @@ class Play:
             self.fetches.pop(one.device, None)
         elif isinstance(one, do.SendOffer):
             self.fetches.pop(one.device, None)
-            assert not self.state.devices[one.device].left_out, "who is left out is offered nothing"
+            assert not self.state.devices[one.device].out, "who is out of the run is offered nothing"
             offered = before.open is not None and one.device in before.open.assignments
             assert offered or not self.state.paused, "before a pause nothing new is offered"
             assert one.attempt == (self.state.open or before.open).attempt  # type: ignore[union-attr]
@@ -154,7 +154,7 @@ class Play:
             open_ones = [a for a in state.open.assignments.values() if a.status in OPEN]
             assert not (state.phase is v.Phase.AGGREGATING and open_ones)
             parts = {**state.open.assignments, **state.stragglers}
-            assert not any(state.devices[name].left_out and a.status in OPEN for name, a in parts.items())
+            assert not any(state.devices[name].out and a.status in OPEN for name, a in parts.items())
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase is not v.Phase.ROUND or self.aggregate is None
         assert state.policy.keeps or not (state.stragglers or state.buffered)

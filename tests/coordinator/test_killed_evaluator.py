@@ -25,13 +25,13 @@ def a_worker(place: Path) -> WorkerProcess:
     return WorkerProcess("stub_evaluator", [str(place)], place / "evaluator.log", env)
 
 
-async def kill_one(place: Path) -> int:
-    """Kill the process that evaluates, by its id."""
+async def kill_one(place: Path, number: int = signal.SIGKILL) -> int:
+    """End the process that evaluates, by its id."""
     while not (place / "evaluating").exists():
         await asyncio.sleep(0.01)
     pid = int((place / "evaluating").read_text())
     (place / "evaluating").unlink()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     return pid
 
 
@@ -116,7 +116,26 @@ def test_a_plan_that_kills_the_evaluator_each_time_ends_the_run_and_names_memory
         assert asked == TRIES
         assert "memory" in caught.value.remedy
         assert "--resume" in caught.value.remedy
+        assert f"See {worker.log}." in caught.value.remedy
         with contextlib.suppress(AssertionError):
             assert scene.kinds()[-1] == "run_failed"
+
+    played(tmp_path, script)
+
+
+def test_an_evaluator_that_crashes_ends_the_run_and_names_the_log(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.worker = worker = a_worker(tmp_path)  # type: ignore[assignment]
+        for name in ("a", "b"):
+            await scene.device(name)
+
+        async def crash() -> None:
+            await kill_one(tmp_path, signal.SIGSEGV)
+            (tmp_path / "go").touch()
+
+        with pytest.raises(WorkerError, match="was killed by signal 11 while it did 'evaluate'") as caught:
+            await scene.both(scene.coordinator(a_plan()), crash())
+        assert caught.value.remedy == f"See {worker.log}."
+        assert not [one for one in scene.events if one.kind == "warning"]
 
     played(tmp_path, script)

@@ -6,18 +6,21 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from coordinator_fixture import FakeDevice, a_plan
+from coordinator_fixture import FLEET, FakeDevice, a_plan
 from ledger_fixture import ledger_at
 from test_coordinator_machine import POLICY, Play, e, of
 from test_coordinator_runner import Scene
 from test_ledger import FIRST, begun
 
 from coordinator.core import moves as do
+from coordinator.runtime.traffic import MOST_KEPT, Traffic
 from edgefl.plan.job import RoundPolicy
+from edgefl.protocol import topics
 from edgefl.protocol.messages import Update
-from edgefl.records import Attempt, Figure, ObjectRef
+from edgefl.records import Attempt, Figure, ObjectRef, Refusal
 from edgefl.report.resources import unknown
 from edgefl.run_records import AssignmentRow, RunReport
+from edgefl.transfer.sender import Sent
 
 FIGURES = {
     "flops": Figure(5e6, "counted", "steps"),
@@ -26,6 +29,19 @@ FIGURES = {
     "payload_down_bytes": Figure(1e12, "counted", "the device's word"),
     "made_up": Figure(1.0),
 }
+
+
+class HaltingDevice(FakeDevice):
+    """Sends two messages of its first update and then none, until it may."""
+
+    left = 2
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if topic.startswith(topics.build("up-object", FLEET, self.name, "")) and self.left >= 0:
+            if self.left == 0:
+                return
+            self.left -= 1
+        super()._publish(topic, payload, retain=retain)
 
 
 def late(play: Play, announced: bool) -> list[do.Instruction]:
@@ -66,7 +82,7 @@ def test_a_late_device_tells_its_figures_afterwards_and_once() -> None:
     assert row(late(play, announced=False)).measured == {}
     attempt = play.opened[-1]
     (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", attempt, FIGURES)))
-    assert (told.device, told.attempt, told.adds) == ("b", attempt, False)
+    assert (told.device, told.attempt) == ("b", attempt)
     check_own(told.figures)
     assert not of(do.Spending, play.send(e.Spent(play.now, "b", attempt, FIGURES)))
     assert not of(do.Spending, play.send(e.Spent(play.now, "a", attempt, FIGURES))), "of an update that counts"
@@ -83,6 +99,47 @@ def test_an_update_that_is_announced_too_late_tells_them_as_well() -> None:
         check_own(told.figures)
 
 
+def test_a_device_that_declines_too_late_tells_them_as_well() -> None:
+    for aggregated in (False, True):
+        play = Play()
+        late(play, announced=False)
+        attempt = play.opened[-1]
+        if aggregated:
+            play.finish_aggregate()
+        (told,) = of(do.Spending, play.send(e.Declined(play.now, "b", attempt, Refusal("memory"), FIGURES)))
+        check_own(told.figures)
+
+
+def test_a_device_that_is_left_out_hears_that_its_attempt_is_over_before_it_leaves_the_run() -> None:
+    """Of an attempt that is not over, which a stopped run goes on with, a device tells no cost."""
+    play = Play().started("a", "b")
+    attempt = play.opened[-1]
+    assert [type(one) for one in of((do.SendAbort, do.SendDrain), play.leave_out("b"))] == [do.SendAbort, do.SendDrain]
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", attempt, FIGURES)))
+    check_own(told.figures)
+
+
+def test_times_of_an_earlier_process_cast_no_doubt_on_figures() -> None:
+    """After a reboot the clock begins again: it is 5 s, and was 7 s when the offers were sent."""
+    seconds = {"compute_s": Figure(90.0, "measured", "clock")}
+    play = Play()
+    play.now = 7.0
+    late(play, announced=False)
+    past = play.opened[-1]
+    play.finish_aggregate()
+    play.now = 5.0
+    play.restart()
+    (told,) = of(do.Spending, play.send(e.Spent(play.now, "b", past, seconds)))
+    assert told.figures["compute_s"].kind == "measured"
+    play = Play()
+    play.now = 7.0
+    play.started("a", "b")
+    play.now = 5.0
+    play.restart()
+    (found,) = of(AssignmentRow, play.send(e.Declined(play.now, "b", play.opened[-1], Refusal("data"), seconds)))
+    assert found.measured["compute_s"].kind == "measured"
+
+
 def test_a_part_of_a_round_may_be_less_than_predicted_and_not_much_more() -> None:
     play = Play()
     late(play, announced=False)
@@ -95,7 +152,7 @@ def test_a_part_of_a_round_may_be_less_than_predicted_and_not_much_more() -> Non
     assert told.figures["step_peak_bytes"] == Figure(0.5)
 
 
-def test_the_ledger_adds_bytes_and_keeps_a_counted_updates_figures_as_they_are(tmp_path: Path) -> None:
+def test_the_ledger_has_the_newest_count_and_keeps_a_counted_updates_figures_as_they_are(tmp_path: Path) -> None:
     attempt = FIRST
     with begun(ledger_at(tmp_path / "ledger.sqlite")) as ledger:
         rows = [
@@ -104,9 +161,10 @@ def test_the_ledger_adds_bytes_and_keeps_a_counted_updates_figures_as_they_are(t
         ]
         moved = {"payload_down_bytes": Figure(100.0, "counted", "chunks")}
         ledger.commit("r1", [*rows, *(do.Spending(name, attempt, moved) for name in ("a", "b", "stranger"))], [], 1.0)
+        moved = {"payload_down_bytes": Figure(200.0, "counted", "chunks")}
         ledger.commit("r1", [do.Spending("b", attempt, moved)], [], 1.0)
         told = {"flops": Figure(5.0, "counted", "steps")}
-        ledger.commit("r1", [do.Spending("b", attempt, told, adds=False)], [], 1.0)
+        ledger.commit("r1", [do.Spending("b", attempt, told)], [], 1.0)
         ledger.commit("r1", [msgspec.structs.replace(rows[0], measured={"compute_s": Figure(2.0)})], [], 1.0)
         found = {one.device: one.measured for one in ledger.report().assignments}
         assert found["a"] == {"flops": Figure(3.0)}
@@ -115,9 +173,58 @@ def test_the_ledger_adds_bytes_and_keeps_a_counted_updates_figures_as_they_are(t
             "flops": 5.0,
             "compute_s": 2.0,
         }
+        assert ledger.measured(attempt)["b"] == {"payload_down_bytes": 200.0, "flops": 5.0, "compute_s": 2.0}
         ledger.commit("r1", [AssignmentRow("b", 1, 1, 1, "done", measured={"flops": Figure(9.0)})], [], 1.0)
         (done,) = [one.measured for one in ledger.report().assignments if one.device == "b"]
         assert done == {"flops": Figure(9.0)}, "an attempt that went on to its end has its own figures alone"
+
+
+def test_bytes_of_an_update_that_is_rejected_as_it_is_stored_are_on_the_bill_once(tmp_path: Path) -> None:
+    traffic = Traffic()
+    traffic.sent("b", FIRST, Sent(1000))
+    with begun(ledger_at(tmp_path / "ledger.sqlite")) as ledger:
+        ledger.commit("r1", [AssignmentRow("b", 1, 1, 1, "accepted")], [], 1.0)
+        pending = traffic.take()
+        stored = AssignmentRow("b", 1, 1, 1, "done", measured=traffic.figures("b", FIRST))
+        outlier = AssignmentRow("b", 1, 1, 1, "rejected")
+        ledger.commit("r1", [*pending, stored, outlier, *traffic.take()], [], 1.0)
+        assert ledger.measured(FIRST)["b"]["payload_down_bytes"] == 1000
+
+
+def test_late_chunks_of_a_forgotten_attempt_change_no_count() -> None:
+    traffic = Traffic()
+    traffic.name_upload("b", FIRST, "u1")
+    traffic.received("b", "u1", 70, 0)
+    assert [one.figures["payload_up_bytes"].value for one in traffic.take()] == [70]
+    for number in range(2, 2 + MOST_KEPT):
+        traffic.sent("b", msgspec.structs.replace(FIRST, attempt=number), Sent(1))
+    traffic.received("b", "u1", 5, 0)
+    assert FIRST not in [one.attempt for one in traffic.take()]
+
+
+def test_an_update_over_a_restart_of_the_coordinator_has_all_its_bytes(tmp_path: Path) -> None:
+    """The first coordinator ends by a signal with part of the update here; the second is sent the rest."""
+
+    async def scene() -> tuple[RunReport, int]:
+        scene = Scene(tmp_path)
+        await scene.device("a")
+        slow = scene.devices["b"] = HaltingDevice(scene.broker, "b", tmp_path / "devices", add=2.0)
+        await slow.start()
+        plan = a_plan(policy=RoundPolicy(devices=2, join_s=2.0))
+        first = asyncio.ensure_future(scene.coordinator(plan))
+        await scene.until(lambda: slow.left == 0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        slow.left = -1
+        assert slow.update is not None
+        size = sum(ref.size for ref in slow.update.manifest.values())
+        return await scene.coordinator(plan, resume=True), size
+
+    report, size = asyncio.run(asyncio.wait_for(scene(), 20))
+    rows = [row for row in report.assignments if (row.device, row.stage) == ("b", 1)]
+    assert [row.status for row in rows] == ["done"]
+    assert rows[0].measured["payload_up_bytes"].value == size
+    assert rows[0].measured["payload_down_bytes"].value > 0, "all of it before the restart"
 
 
 def test_every_way_a_device_misses_a_round_has_the_bytes_that_moved_for_it(tmp_path: Path) -> None:

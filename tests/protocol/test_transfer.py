@@ -361,7 +361,7 @@ def test_one_chunk_size_while_others_are_served_and_a_new_one_for_a_device_alone
     assert sender.dropped == {"chunk_bytes": 1}
     assert len(sender.on_need("a", need(epoch=2, chunk_bytes=27, missing={name(0): b"\x01"}), 0.0)) == 1
     assert sender.chunk_bytes == 27
-    assert sender.resent_bytes("a") == 0, "the first of the new chunks is none of those sent before"
+    assert sender.take_sent()["a"].again == 0, "the first of the new chunks is none of those sent before"
 
 
 def test_silence_doubles_the_patience_and_a_chunk_restores_it():
@@ -413,7 +413,7 @@ def test_a_probe_is_the_smallest_chunk_that_was_sent():
     least = min(sent, key=lambda one: sender._index.length(one.object_id, one.index))
     assert sender.on_tick(PROBE_S) == [least]
     assert sent[0] != least
-    assert sender.resent_bytes("a") == sender._index.length(least.object_id, least.index) < CHUNK
+    assert sender.take_sent()["a"].again == sender._index.length(least.object_id, least.index) < CHUNK
 
 
 def test_probing_slows_down():
@@ -773,7 +773,7 @@ def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4
         answer(receiver.on_tick(now))
         send(sender.on_tick(now))
         assert now < 10_000
-    return receiver, sent, sender.resent_bytes("a")
+    return receiver, sent, sender.take_sent()["a"].again
 
 
 @pytest.mark.parametrize("chunk_bytes", [96 * 1024, 384 * 1024])

@@ -1,0 +1,110 @@
+"""Between two rounds: joining, the wait for devices, planning, pauses. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.core import moves as m
+from coordinator.core.known_devices import ask, nearest_refusal, without
+from coordinator.core.moves import Steps
+from coordinator.core.returning import expects_back, online, wanted
+from coordinator.core.round_rules import open_round
+from coordinator.core.standardize import standardize
+from coordinator.core.state import Phase
+
+replace = msgspec.structs.replace
+
+
+def begin_round_if_enough(steps: Steps) -> None:
+    """Leave joining: with enough devices, or with those there are when ``join_s`` is over; fail without any."""
+    if expects_back(steps):
+        return
+    state, there = steps.state, online(steps.state)
+    needed, waited = wanted(state), state.policy.join_s
+    if there >= needed or not state.until:
+        next_round(steps)
+    elif steps.at >= state.until and not there:
+        steps.do(m.Fail("RunError", f"no device connected within {waited:g} s"))
+    elif steps.at >= state.until:
+        steps.warn(f"{there} of {needed} devices connected within {waited:g} s; the run begins with them")
+        next_round(steps)
+
+
+def next_round(steps: Steps) -> None:
+    """On to the round that comes next: plan its stage first if that has not been done, and wait for the planner."""
+    if steps.state.paused:
+        enter_pause(steps)
+        return
+    if expects_back(steps):
+        steps.set(phase=Phase.JOINING, until=0.0)
+        return
+    if not standardize(steps):
+        return
+    steps.set(returning={}, regained=False)
+    state = steps.state
+    if state.planned_stage != state.stage:
+        devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
+        steps.set(devices=devices, planned_stage=state.stage, phase=Phase.PLANNING)
+    online = {name: one for name, one in steps.state.devices.items() if one.online and not one.out}
+    ask(steps, [name for name, device in online.items() if device.placement is None and not device.ticket])
+    if any(steps.state.devices[name].ticket for name in online):
+        steps.set(phase=Phase.PLANNING)
+    else:
+        open_round(steps)
+
+
+def try_again(steps: Steps, event: m.Tick) -> None:
+    if event.at >= steps.state.until:
+        next_round(steps)
+
+
+def end_waiting(steps: Steps, event: m.Tick) -> None:
+    state = steps.state
+    if event.at >= state.until:
+        where = f"stage {state.stage}, round {state.number}"
+        more = f"; {nearest}" if (nearest := nearest_refusal(state)) else ""
+        text = f"no device that can train was connected for {state.policy.join_s:g} s ({where}){without(state)}{more}"
+        steps.do(m.Fail("RunError", text))
+
+
+def wait_for_devices(steps: Steps) -> None:
+    """Wait until enough devices are there; while the run is paused, for its operator."""
+    if steps.state.paused:
+        enter_pause(steps)
+    else:
+        steps.set(phase=Phase.JOINING, until=steps.at + steps.state.policy.join_s)
+        begin_round_if_enough(steps)
+
+
+def pause(steps: Steps, event: m.PauseAsked) -> None:
+    steps.set(paused=event.by)
+    enter_pause(steps)
+
+
+def pause_after_round(steps: Steps, event: m.PauseAsked) -> None:
+    """Pause once the round is over: what devices are training is not lost."""
+    if steps.state.paused:
+        steps.drop("paused already")
+        return
+    steps.set(paused=event.by)
+    steps.emit("pausing", data={"by": event.by})
+
+
+def enter_pause(steps: Steps) -> None:
+    steps.set(phase=Phase.PAUSED)
+    steps.emit("paused", data={"by": steps.state.paused, "run": steps.state.plan.run})
+
+
+def resume(steps: Steps, event: m.ResumeAsked) -> None:
+    """End the pause, or call off one that has not begun. Waits begin again with their whole time."""
+    if not steps.state.paused:
+        steps.drop("not paused")
+        return
+    steps.set(paused="")
+    steps.emit("resumed", data={"by": event.by})
+    if steps.state.phase is not Phase.PAUSED:
+        return
+    if steps.state.planned_stage:
+        next_round(steps)
+    else:  # it was paused before enough devices were there
+        wait_for_devices(steps)
