@@ -39,14 +39,15 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
 
 
 def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
-    """The measured (or counted) figure over the attempts that trained and ended, with or without an update."""
-    ended = (row for row in assignments if row.measured and row.status not in OPEN)
-    figures = [row.measured.get(name) or unknown(row) for row in ended]
+    """The measured (or counted) figure over the attempts that cost something, with or without an update."""
+    figures = [row.measured.get(name) or unknown(row) for row in assignments if row.measured]
     return total(name, [figure for figure in figures if figure.reason != NOT_TRAINED])
 
 
 def unknown(row: AssignmentRow) -> Figure:
-    """A figure that an attempt does not have: nothing was trained, or its device has not reported it."""
+    """A figure that an attempt does not have: nothing was trained (yet), or its device has not reported it."""
+    if row.status in OPEN:
+        return Figure(reason=NOT_TRAINED)
     flops = row.measured.get("flops")
     told = flops is not None and flops.reason != NOT_TRAINED
     if row.status == "done" or told:
@@ -61,8 +62,7 @@ def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
     """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
 
     def is_compared(row: AssignmentRow) -> bool:
-        known = row.measured.get(name, Figure()).value is not None
-        return row.status == "done" or (known and row.status not in OPEN)
+        return row.status == "done" or row.measured.get(name, Figure()).value is not None
 
     rows = list(assignments)
     trained = [row for row in rows if row.measured and row.predicted and is_compared(row)]

@@ -83,14 +83,14 @@ def test_device_rounds_and_who_missed_some_and_why() -> None:
 
 
 @pytest.mark.parametrize("status", sorted(OPEN))
-def test_an_open_round_is_in_no_total_and_its_status_is_in_words(status: str) -> None:
-    """Its bytes are on record while they move, long before its FLOPs."""
+def test_an_open_round_adds_what_has_moved_and_its_status_is_in_words(status: str) -> None:
+    """Its bytes are on record while they move, long before its FLOPs, which no device owes yet."""
     costs = {"flops": Figure(10.0), "payload_up_bytes": Figure(40.0)}
     done = AssignmentRow("box", 1, 1, 1, "done", predicted=costs, measured=costs)
     moving = AssignmentRow("box", 2, 1, 1, status, predicted=costs, measured={"payload_up_bytes": Figure(4.0)})
-    for name in costs:
-        for of in (resources.measured, resources.predicted):
-            assert of(name, [done, moving]) == of(name, [done])
+    assert resources.measured("flops", [done, moving]) == resources.measured("flops", [done])
+    assert resources.measured("payload_up_bytes", [done, moving]).value == 44.0
+    assert resources.predicted("flops", [done, moving]) == resources.predicted("flops", [done])
     (missed, _) = attendance(run("layerwise", (done, moving))).missed
     assert missed.why == (REASONS[status],)
 
