@@ -15,7 +15,7 @@ from edgefl.records import Refusal
 
 K = TypeVar("K")
 
-#: The length of a part that has none of its own: zeros, or a table of prototypes.
+#: The length of a part that has none of its own, as one of zeros.
 LEAST_LENGTH = 1.0
 
 

@@ -182,14 +182,15 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
     """L2 norms of the changes of an update that was checked, against ``previous``, the parts the device was offered.
 
     A part's weights and its buffers are measured apart: they have other scales; layers that came alone each by itself.
-    Of prototypes: the longest mean.
+    Of prototypes: the longest mean; the part's own length is the longest offered, or that of a mean of ones.
     """
     found: Changes = {}
     for part, ref in sorted(manifest.items()):
         if part == PROTOTYPES:
-            means = (table.means.astype(np.float64) for table in from_tensors(_tensors(store, ref)).values())
-            if longest := max((float(np.linalg.norm(one, axis=1).max(initial=0.0)) for one in means), default=0.0):
-                found[part] = Change(longest)  # without a row, as of too few samples, it says nothing of the others'
+            longest, width = _longest_mean(store, ref)
+            if longest:  # without a row, as of too few samples, it says nothing of the others'
+                offered = _longest_mean(store, previous[part])[0] if part in previous else 0.0
+                found[part] = Change(longest, max(offered, sqrt(width)))
         elif part == LAYERS:
             for layer, values in _tensors(store, ref).items():
                 whole, name = split(layer)
@@ -204,6 +205,13 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
                 if names:
                     found[key] = _change(before, after, names)
     return found
+
+
+def _longest_mean(store: ObjectStore, ref: ObjectRef) -> tuple[float, int]:
+    """Largest L2 norm of a prototype in an object, and the prototypes' width."""
+    means = [table.means.astype(np.float64) for table in from_tensors(_tensors(store, ref)).values()]
+    norms = [float(np.linalg.norm(one, axis=1).max(initial=0.0)) for one in means]
+    return max(norms, default=0.0), max((one.shape[1] for one in means), default=0)
 
 
 def clipped_change(

@@ -12,7 +12,7 @@ from coordinator.core.state import BUFFERS_OF, Changes
 from coordinator.runtime.validate_update import changes_of, clipped_change, opposed
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol.tensors import decode_part, encode_part
-from edgefl.prototypes.table import from_tensors
+from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import Manifest
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.local_round import train_round
@@ -51,6 +51,19 @@ def test_noise_in_place_of_weights_is_out_of_line_and_ninety_times_the_steps_are
     }
     sent = changes_of(store, stored(store, noise), stored(store, before))
     assert list(out_of_line({**honest, "evil": sent}, MOST, samples)) == ["evil"]
+
+
+def test_prototypes_of_a_device_alone_are_held_against_their_width_and_the_table_it_was_offered(tmp_path: Path) -> None:
+    """Means of sixteen values around 2.5 are longer than ten: an honest device alone was quarantined for them."""
+    store = ObjectStore(tmp_path)
+
+    def table(value: float) -> Manifest:
+        means = ClassMeans(np.full((2, 16), value, np.float32), np.full(2, 5, np.float32))
+        return stored(store, {"prototypes": to_tensors({"acc": means})})
+
+    for value, offered, refused in ((2.6, None, False), (11.0, None, True), (90.0, 10.0, False), (110.0, 10.0, True)):
+        found = out_of_line({"a": changes_of(store, table(value), table(offered) if offered else {})}, MOST)
+        assert ("a" in found) == refused, (value, offered)
 
 
 def test_weights_and_buffers_of_a_part_are_measured_apart(tmp_path: Path) -> None:
