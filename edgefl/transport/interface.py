@@ -92,7 +92,7 @@ class Transport(Protocol):
         ...
 
     def unsubscribe(self, patterns: list[str]) -> None:
-        """Listen to these no longer: the broker is told at once, or at the next connection."""
+        """Listen to these no longer: unsubscribed at once, or at the next connection."""
         ...
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:

@@ -114,7 +114,7 @@ class MqttTransport:
         self._settings = Settings(self.address, client_id, will, clean_session=clean_session)
         self._meter = Meter()
         self._patterns: list[str] = []
-        self._unwanted: list[str] = []  # of which the broker has not been told yet
+        self._unwanted: list[str] = []  # to be unsubscribed
         self._pending: dict[int, asyncio.Future[str | None]] = {}
         self._answers: dict[int, asyncio.Future[_Refusals]] = {}
         self._renewal: tuple[int, list[str]] | None = None
