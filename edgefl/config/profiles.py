@@ -102,8 +102,12 @@ def load_run(source: RunSource, overrides: Overrides = ()) -> tuple[RunConfig, R
     used = values.get("recipe", RunConfig.model_fields["recipe"].default)
     if isinstance(used, str):
         recipe = _collect(problems, lambda: load_recipe(used, _valid_slots(values)), "recipe", lines)
+    sound = set()  # of a thousand devices most are alike
     for path, profile, budget in _fleet(values):
-        _collect(problems, partial(fleet_profile, profile, budget), path, lines)
+        load = partial(fleet_profile, profile, budget)
+        alike = profile, json.dumps(budget, default=str)
+        if alike not in sound and _collect(problems, load, path, lines) is not None:
+            sound.add(alike)
     if config is not None and recipe is not None:
         asynchronous = config.rounds == "async"
         late = asynchronous or config.round.late == "keep"
