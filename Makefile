@@ -74,7 +74,7 @@ test: $(VENV)/.dev lint  ## everything CI runs on each change
 test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 	$(BIN)/python -m pytest
 
-# torch has no build for x86-64 without CUDA on PyPI: give another, such as LOWEST_TORCH='torch>=2.8', to do without.
+# PyPI's torch for x86-64 brings 5 GB of CUDA packages; LOWEST_TORCH='torch<2.14', with an index that has it without, does not.
 LOWEST := build/lowest
 LOWEST_TORCH ?= torch==2.8.0
 $(LOWEST)/.ready: pyproject.toml

@@ -9,7 +9,7 @@ import pytest
 from tree_fixture import tree
 from typer.testing import CliRunner
 
-from device_agent import service_commands
+from device_agent import library_checks, service_commands
 from device_agent.board import Board, board
 from device_agent.cli import app
 from device_agent.library_checks import TorchFacts, judge_torch
@@ -89,7 +89,9 @@ def test_a_build_for_processors_fails_where_the_jetsons_release_is_not_known() -
 
 def doctor(profile: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[int, str]:
     """Exit code and text of doctor with a build of torch for processors, on a machine without a GPU."""
-    monkeypatch.setattr("device_agent.library_checks.board", Board)
+    monkeypatch.setattr(library_checks, "board", Board)
+    build = library_checks._TORCH.replace('torch.version.cuda or ""', '""')
+    monkeypatch.setattr(library_checks, "_TORCH", build)
     result = CliRunner().invoke(app, ["doctor", "--profile", profile, "--state", str(tmp_path)])
     return result.exit_code, " ".join(result.stdout.split())
 
