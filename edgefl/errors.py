@@ -159,6 +159,10 @@ class StoreError(EdgeFLError):
     remedy = "Mend what is named above, or choose another directory, then start again: what was finished is kept."
 
 
+class DamagedObjectError(StoreError):
+    """A stored object is not what its name says: its file has changed."""
+
+
 class ProtocolError(EdgeFLError):
     """A peer sent something malformed, oversized or of an unknown version."""
 

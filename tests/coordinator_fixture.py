@@ -13,6 +13,7 @@ import numpy as np
 
 from coordinator.runtime.evaluator import Request
 from edgefl import PROTOCOL_VERSION
+from edgefl.budget.fit import OF_NO_SIZE
 from edgefl.models.spec import EncoderSpec, ModelSpec, part_names
 from edgefl.plan.job import Candidate, Hyper, Placement, RoundPolicy, RunPlan, Stage
 from edgefl.protocol import messages as m
@@ -107,7 +108,7 @@ def place(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
         if allowed is not None and need > allowed:
             refusal = Refusal("step_memory", float(need), float(allowed), "B")
             continue
-        if any(size >= was.micro_batch for was in candidate.declined):
+        if any(size >= was.micro_batch for was in candidate.declined if was.refusal.reason not in OF_NO_SIZE):
             refusal = candidate.declined[-1].refusal
             continue
         predicted = {"step_peak_bytes": Figure(float(need), "predicted", "test")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from coordinator.core.plausibility import bounded, learned, likely, miscounted, 
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import Assignment, Phase, State
 from coordinator.core.unfinished import end_without_update, own_figures, record_spent
-from edgefl.budget.fit import decline_of
+from edgefl.budget.fit import OF_NO_SIZE, decline_of
 from edgefl.plan.choice_of_k import without_counts
 from edgefl.plan.job import WHOLE_ROUND
 from edgefl.records import METHOD, OUT_OF_STEP, Attempt, Figure, Figures, Refusal
@@ -26,9 +27,9 @@ replace = msgspec.structs.replace
 M = TypeVar("M", bound=m.Accepted | m.Declined | m.Progressed | m.Announced)
 F = TypeVar("F", bound=m.UpdateStored | m.UpdateInvalid)
 
-#: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect; or it lacks a
-#: method of the run, whereupon the planner refuses it for the stage.
-REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed", METHOD})
+#: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect; the same job may
+#: succeed; or it lacks a method of the run, whereupon the planner refuses it for the stage.
+REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", *OF_NO_SIZE, METHOD})
 
 
 def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool = False) -> None:
@@ -151,7 +152,8 @@ def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
         return
     refusal, before = event.refusal, steps.state.devices[event.device].declined
     seen = refusal.needed is not None and any(refusal == was.refusal for was in before)
-    seen = seen or (refusal.reason == "packed" and any(was.refusal.reason == "packed" for was in before))
+    alike = sum(was.refusal.reason == refusal.reason for was in before)
+    seen = seen or alike >= OF_NO_SIZE.get(refusal.reason, math.inf)
     again = refusal.reason in REPLAN and not seen
     if again:
         steps.set_device(event.device, declined=(*before, decline_of(assignment.placement, refusal)))

@@ -46,6 +46,7 @@ REMEDIES: dict[str, str] = {
     "payload": "Compress by transfer.up and transfer.down, train layer-wise, or raise budget.payload_bytes.",
     "energy": "Lower training.epochs or the model's size, or raise budget.energy_j of the device.",
     "disk": "Free space on the device, or raise its budget.disk_bytes.",
+    "damaged": "See to the device's disk: what was damaged is fetched again.",
     "data": "Give the device more samples, or lower training.batch_size.",
     "labels": "Label its samples, or choose a recipe that trains without labels.",
     "diverged": "Lower training.lr, or set training.clip_norm: 1.0.",

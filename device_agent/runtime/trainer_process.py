@@ -174,7 +174,7 @@ def progressed(attempt: Attempt, note: object) -> Progressed:
 
 
 #: Reason of a refusal for an error of this kind; "error" for any other.
-REASONS = {"StoreError": "disk", "DivergedError": "diverged"}
+REASONS = {"StoreError": "disk", "DamagedObjectError": "damaged", "DivergedError": "diverged"}
 
 
 def raised(error: WorkerFailedError) -> Refusal:

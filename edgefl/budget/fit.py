@@ -33,6 +33,9 @@ from edgefl.records import GPU, GPU_MEMORY, HOST, LAYER, METHOD, Budget, Capabil
 from edgefl.registry import chosen
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
+#: Reason of a decline that says nothing of sizes -> how often the same job is offered again in a stage.
+OF_NO_SIZE = {"packed": 1, "damaged": 3}
+
 
 def gpu_limit(budget: Budget, has: Capabilities) -> int | None:
     """Most bytes a step may take of the GPU: what its budget and the card leave it; None: no limit of its own.
@@ -260,12 +263,12 @@ def decline_of(placement: Placement, refusal: Refusal) -> Decline:
 def _declined(job: Job, candidate: Candidate) -> bool:
     """Whether the device declined this, or something at most as large.
 
-    For want of disk, or of range in what is stored, it declined the storing alone; a part that did not unpack says
-    nothing of sizes. What it takes to store a prefix and what a step takes are not to be compared.
+    For want of disk, or of range in what is stored, it declined the storing alone; OF_NO_SIZE says nothing of sizes.
+    What it takes to store a prefix and what a step takes are not to be compared.
     """
     hyper, depth = job.hyper, trained_depth(job.stage)
     for was in candidate.declined:
-        if was.refusal.reason == "packed" or was.cached != bool(hyper.cache):
+        if was.refusal.reason in OF_NO_SIZE or was.cached != bool(hyper.cache):
             continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
             return True

@@ -26,6 +26,7 @@ REASONS: dict[str, str] = {
     "replay": "offer older than one taken up before",
     "transfer": "parts could not be fetched",
     "packed": "compressed part does not unpack",
+    "damaged": "stored object damaged",
     "cache": "frozen prefix not exact enough to be stored",
     "ceiling": "memory ceiling hit while training",
     "error": "training failed",

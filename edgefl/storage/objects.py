@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from edgefl.errors import ProtocolError, StoreError
+from edgefl.errors import DamagedObjectError, ProtocolError, StoreError
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import (
     NewFile,
@@ -148,7 +148,7 @@ class ObjectStore:
                 if not self.durable:  # the next offer brings it again
                     self._remove(name)
                     remedy = "It is deleted, and fetched again with the next offer."
-                raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
+                raise DamagedObjectError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
             self._proved.add(name)
         return data
 

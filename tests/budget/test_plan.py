@@ -141,8 +141,9 @@ def test_what_can_not_be_stored_is_computed_in_every_step(reason):
     )  # takes less than what failed
     hot = candidate(declined=(Decline(1, 8, True, Refusal("ceiling", 2.0, 1.0, "B")),))
     assert (put_stored(third, hot).hyper.cache, put_stored(third, hot).hyper.micro_batch) == ("f16", 4)
-    told = candidate(declined=(Decline(1, 8, True, Refusal("packed", detail="unpacks to something else")),))
-    assert (put_stored(third, told).hyper.cache, put_stored(third, told).hyper.micro_batch) == ("f16", 0)
+    for reason in ("packed", "damaged"):
+        told = candidate(declined=(Decline(1, 8, True, Refusal(reason, detail="of an object, not of its size")),))
+        assert (put_stored(third, told).hyper.cache, put_stored(third, told).hyper.micro_batch) == ("f16", 0)
 
 
 def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_trained():

@@ -282,14 +282,15 @@ def test_a_decline_is_on_record_with_what_the_device_measured() -> None:
     assert [(row.status, row.refusal) for row in of(AssignmentRow, out)][:1] == [("refused", no)]
 
 
-def test_a_device_that_cannot_make_the_packing_is_planned_again_once() -> None:
+@pytest.mark.parametrize(("reason", "times"), [("packed", 1), ("damaged", 3)])
+def test_a_device_whose_decline_says_nothing_of_sizes_is_planned_again(reason: str, times: int) -> None:
     play = training(stages=rounds_of("async"))
-    packed = Refusal("packed")
-    assert of(do.Plan, play.decline("a", packed))
-    play.finish_plan()
-    assert not of(do.Plan, play.decline("a", replace(packed, detail="another")))
+    for time in range(times):
+        assert of(do.Plan, play.decline("a", Refusal(reason, detail=f"object {time}")))
+        play.finish_plan()
+    assert not of(do.Plan, play.decline("a", Refusal(reason, detail="another")))
     play = training(stages=rounds_of("async"))
-    play.decline("a", packed)
+    play.decline("a", Refusal(reason))
     play.finish_plan()
     assert of(do.Plan, play.decline("a", Refusal("ceiling", 2.0, 1.0, "B"))), "another reason is another matter"
 
