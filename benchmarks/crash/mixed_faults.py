@@ -127,6 +127,10 @@ def run_file(test: Path) -> dict[str, Any]:
     }
 
 
+#: Seconds that a link waits for its port.
+TRIES = 20
+
+
 class Link:
     """A TCP relay to the broker that can be cut: connections end, and no more are taken."""
 
@@ -137,8 +141,19 @@ class Link:
         self.port = 0
 
     async def join(self) -> None:
-        """Take connections, as at first on a port of its own."""
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
+        """Take connections, as at first on a port of its own.
+
+        While it was cut, another connection may have been given the port: that one's end is waited for.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
+                break
+            except OSError:
+                if not left:
+                    raise
+                await asyncio.sleep(1)
+        assert self._server is not None
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
