@@ -27,7 +27,7 @@ def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
 
 
 def has_newer(state: State, attempt: Attempt) -> bool:
-    """Whether a newer attempt of the run is in hand or declined."""
+    """Whether the device has taken up or declined a newer attempt of the run."""
     declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
     known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
     return any(other.same_run(attempt) and attempt < other for other in known)
@@ -42,7 +42,7 @@ def stale(state: State, offer: Offer) -> str:
 
 
 def is_repeated(offer: Offer, before: Offer) -> bool:
-    """Whether both ask for the same in the same attempt."""
+    """Whether two offers have the same attempt, job and manifest."""
     return (offer.attempt, offer.job, offer.manifest) == (before.attempt, before.job, before.manifest)
 
 

@@ -189,7 +189,7 @@ class DiskSender:
         return min(self._sender.sent_bytes(device), self.payload_bytes(device))
 
     def waits(self, device: str) -> bool:
-        """Whether the device, with room for more, waits for others."""
+        """Whether slower receivers hold the device back."""
         return self._sender.waits(device)
 
     def _perform(self, instructions: list[Instruction]) -> list[Failed]:

@@ -76,7 +76,7 @@ class Sender:
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
 
     def waits(self, device: str) -> bool:
-        """Whether the device, with room for more, waits for others."""
+        """Whether slower receivers hold it back: chunks left, and room in its window."""
         receiver = self._receivers.get(device)
         return receiver is not None and receiver.todo != 0 and receiver.has_room
 

@@ -186,6 +186,8 @@ class MqttTransport:
     def unsubscribe(self, patterns: list[str]) -> None:
         """See ``Transport.unsubscribe``."""
         self._patterns = [pattern for pattern in self._patterns if pattern not in patterns]
+        if self._link is None:
+            return
         self._unwanted.extend(patterns)
         if self._up.is_set():
             self._drop_unwanted()

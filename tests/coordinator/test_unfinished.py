@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 from coordinator_fixture import FLEET, FakeDevice, a_plan
 from ledger_fixture import ledger_at
 from test_coordinator_machine import POLICY, Play, e, of
@@ -88,26 +89,18 @@ def test_a_late_device_tells_its_figures_afterwards_and_once() -> None:
     assert not of(do.Spending, play.send(e.Spent(play.now, "a", attempt, FIGURES))), "of an update that counts"
 
 
-def test_an_update_that_is_announced_too_late_tells_them_as_well() -> None:
-    for aggregated in (False, True):
-        play = Play()
-        late(play, announced=False)
-        attempt = play.opened[-1]
-        if aggregated:
-            play.finish_aggregate()
-        (told,) = of(do.Spending, play.send(e.Announced(play.now, update_of(play, attempt))))
-        check_own(told.figures)
-
-
-def test_a_device_that_declines_too_late_tells_them_as_well() -> None:
-    for aggregated in (False, True):
-        play = Play()
-        late(play, announced=False)
-        attempt = play.opened[-1]
-        if aggregated:
-            play.finish_aggregate()
-        (told,) = of(do.Spending, play.send(e.Declined(play.now, "b", attempt, Refusal("memory"), FIGURES)))
-        check_own(told.figures)
+@pytest.mark.parametrize("aggregated", [False, True])
+@pytest.mark.parametrize("declined", [False, True])
+def test_an_update_or_a_decline_that_comes_too_late_tells_them_as_well(declined: bool, aggregated: bool) -> None:
+    play = Play()
+    late(play, announced=False)
+    attempt = play.opened[-1]
+    if aggregated:
+        play.finish_aggregate()
+    decline = e.Declined(play.now, "b", attempt, Refusal("memory"), FIGURES)
+    event = decline if declined else e.Announced(play.now, update_of(play, attempt))
+    (told,) = of(do.Spending, play.send(event))
+    check_own(told.figures)
 
 
 def test_a_device_that_is_left_out_hears_that_its_attempt_is_over_before_it_leaves_the_run() -> None:

@@ -215,7 +215,8 @@ def test_a_failing_callback_costs_one_message(world: World, caplog: pytest.LogCa
 def test_subscriptions_made_before_connecting_hold_from_the_first_moment(world: World) -> None:
     async def scenario() -> None:
         receiver, received = world.client("receiver")
-        await receiver.subscribe([world.topic("x")])
+        await receiver.subscribe([world.topic("x"), world.topic("y")])
+        receiver.unsubscribe([world.topic("y")])
         await receiver.connect()
         await receiver.publish(world.topic("x"), b"now")
         await received.arrived(1)
