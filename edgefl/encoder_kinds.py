@@ -1,4 +1,4 @@
-"""Kinds of encoder by name: what of a kind is known without torch. Our own four, and those of installed packages.
+"""Kinds of encoder by name: what of a kind is known without torch. Our own five, and those of installed packages.
 
 Another package brings a kind by an entry point of the group ``edgefl.encoders``: name -> ``EncoderKind``. Only names
 travel between coordinator and devices, never code. No torch here; ``EncoderKind.build`` imports it.
@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from edgefl.errors import ModelError
+from edgefl.records import DATE_FORMS, MAX_COLUMNS, MAX_COLUMNS_BYTES
 
 if TYPE_CHECKING:
     from edgefl.models.encoder import Kind
@@ -38,6 +39,7 @@ class EncoderKind:
     ``edgefl.models.encoder.initialise``.
     ``faults``: what is wrong with a specification, beside what is checked of every kind; its axes are right by then.
     ``pooled``: how many leading tokens ``pool`` reads.
+    ``scaled``: the axis of a sample that a fleet can standardise, such as channels; None: none.
     """
 
     axes: tuple[str, ...]
@@ -46,6 +48,7 @@ class EncoderKind:
     build: Callable[[], Kind]
     faults: Callable[[EncoderSpec], Iterable[Fault]] = lambda encoder: ()
     pooled: int = 1
+    scaled: int | None = None
 
 
 def kind_names() -> list[str]:
@@ -123,9 +126,35 @@ def _text_faults(encoder: EncoderSpec) -> Iterator[Fault]:
         yield "positions", f"{encoder.positions} rows for texts of {encoder.input_shape[0]} tokens; use 0 or more rows"
 
 
+def _table_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    shape, columns = encoder.input_shape, encoder.columns
+    if shape[1] != 2:
+        yield "input_shape", f"is {list(shape)}; a table's cell is two numbers, its value and 1 where it is there"
+    if not shape[0] <= MAX_COLUMNS:
+        yield "input_shape", f"has {shape[0]} columns; at most {MAX_COLUMNS} are taken"
+    if len(columns) not in {0, shape[0]}:
+        yield "columns", f"describes {len(columns)} columns, and a sample has {shape[0]}"
+    names = [column.name for column in columns]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield "columns", f"has the name {twice!r:.60} twice"
+    for column in columns:
+        if column.kind in {"text", "file"}:
+            yield "columns", f"{column.name!r:.60} is a {column.kind}; a table has numbers, categories and dates"
+        if (column.kind == "category") != bool(column.values) or len(set(column.values)) != len(column.values):
+            yield "columns", f"{column.name!r:.60}: a category has values, each once, and no other column has any"
+        if column.kind == "date" and column.unit not in DATE_FORMS:
+            yield "columns", f"{column.name!r:.60}: dates are read as {', '.join(filter(None, DATE_FORMS))}"
+
+
+def standardized_axis(encoder: EncoderSpec) -> int:
+    """Channels of a sensor, or columns of a table: how many pairs of mean and deviation an encoder has."""
+    return encoder.input_shape[encoder_kind(encoder.kind).scaled or 0]
+
+
 def preparation_faults(encoder: EncoderSpec) -> Iterator[Fault]:
     """Faults of the fields that say how files become samples; of any kind of encoder."""
-    kind, channels = encoder.kind, encoder.input_shape[-1]
+    kind, scaled = encoder.kind, encoder_kind(encoder.kind).scaled
+    channels = encoder.input_shape[-1 if scaled is None else scaled]
     for field in ("step", "rate", "source_rate"):
         value = getattr(encoder, field)
         if not 0 <= value < math.inf:
@@ -136,8 +165,13 @@ def preparation_faults(encoder: EncoderSpec) -> Iterator[Fault]:
         yield "crop", f"'{encoder.crop}' is unknown; choose stretch, center"
     if encoder.standardize not in {"none", "fleet"}:
         yield "standardize", f"'{encoder.standardize}' is unknown; choose none, fleet"
-    elif encoder.standardize == "fleet" and kind != "sensor":
-        yield "standardize", f"is of the channels of a sensor; leave it out for {kind}"
+    elif encoder.standardize == "fleet" and scaled is None:
+        yield "standardize", f"is of the channels of a sensor and the columns of a table; leave it out for {kind}"
+    if len(encoder.columns) > 1 and kind not in {"table", "sensor"}:
+        yield "columns", f"are {len(encoder.columns)}, and {kind} is read from one"
+    size = sum(len(text.encode()) for column in encoder.columns for text in (column.name, column.unit, *column.values))
+    if size > MAX_COLUMNS_BYTES:
+        yield "columns", f"has {size} bytes of names and categories; at most {MAX_COLUMNS_BYTES} travel"
     told = len(encoder.mean)
     if told != len(encoder.std) or told not in {0, channels} or (told and encoder.standardize == "none"):
         yield "mean", f"and std have {told} and {len(encoder.std)} values for {channels} channels"
@@ -167,6 +201,20 @@ OWN: dict[str, EncoderKind] = {
         lambda encoder: 1 + -(-encoder.input_shape[0] // encoder.patch),
         partial(_built, "sensor", "KIND"),
         _faults,
+        scaled=1,
+    ),
+    "table": EncoderKind(
+        ("columns", "value and presence"),
+        {
+            "tiny": {"width": 32, "depth": 6, "heads": 2, "standardize": "fleet"},
+            "small": {"width": 64, "depth": 6, "heads": 4, "standardize": "fleet"},
+            # FT-Transformer's own width and heads, arXiv 2106.11959
+            "paper": {"width": 192, "depth": 6, "heads": 8, "standardize": "fleet", "dropout": 0.1},
+        },
+        lambda encoder: 1 + encoder.input_shape[0],
+        partial(_built, "table", "KIND"),
+        _table_faults,
+        scaled=0,
     ),
     "vision": EncoderKind(
         ("height", "width", "channels"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -109,12 +109,40 @@ class Speed(msgspec.Struct, frozen=True):
     machine: str = ""  # the kind of machine these were measured on, as ``kind_of_machine`` says it; "": not known
 
 
+#: Columns that a table's encoder takes, each a token, and values of a category.
+MAX_COLUMNS, MAX_CATEGORIES = 512, 256
+#: Bytes of all columns' descriptions, which every offer carries: a quarter of the largest message.
+MAX_COLUMNS_BYTES = 30 * 1024
+#: Characters of a column's name, and of a category's value.
+MAX_CELL_NAME = 200
+#: Forms of dates, as strptime has them; "": ISO 8601.
+DATE_FORMS = ("", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d", "%d %b %Y", "%b %d %Y")
+CellName = Annotated[str, msgspec.Meta(max_length=MAX_CELL_NAME)]
+
+
+class TableColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One column of a table that a modality is read from. ``values``: of a category, in the order of their codes.
+
+    ``unit``: of a number; of a date, a number of days to the model, its form, such as %d.%m.%Y, "" for ISO 8601.
+    Columns of numbers are a sensor's channels, too; a column of texts is a text, one of paths a picture or a sound.
+    """
+
+    name: CellName
+    kind: Literal["number", "category", "date", "text", "file"] = "number"
+    values: Annotated[tuple[CellName, ...], msgspec.Meta(max_length=MAX_CATEGORIES)] = ()
+    unit: CellName = ""
+
+
 class Moments(msgspec.Struct, frozen=True):
-    """Statistics of one sensor's values on a device: over ``count`` time steps, mean and variance of each channel."""
+    """Statistics of a modality's values on a device: mean and variance of each channel of a sensor, column of a table.
+
+    ``count``: time steps, or samples, that they are over; ``counts``: of each column the cells that are there, (): all.
+    """
 
     count: int = 0
     mean: tuple[float, ...] = ()
     variance: tuple[float, ...] = ()  # mean squared distance from the mean
+    counts: tuple[int, ...] = ()
 
 
 class Capabilities(msgspec.Struct, frozen=True):

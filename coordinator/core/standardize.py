@@ -7,6 +7,7 @@ import msgspec
 from coordinator.core.moves import Fail, SavePlan, Steps
 from coordinator.core.state import Phase, State
 from edgefl.aggregation.channel_moments import Scales, combined, doubt
+from edgefl.encoder_kinds import standardized_axis
 from edgefl.models.spec import EncoderSpec, unscaled
 
 replace = msgspec.structs.replace
@@ -47,8 +48,8 @@ def _of(state: State, modality: str, encoder: EncoderSpec) -> tuple[Scales | Non
         moments = device.hello.moments.get(modality)
         if moments is None or not device.online or device.out:
             continue
-        most = device.claim.samples.get(modality, 0) * encoder.input_shape[0]
-        if why := doubt(moments, encoder.input_shape[-1], most):
+        most = device.claim.samples.get(modality, 0) * (1 if encoder.kind == "table" else encoder.input_shape[0])
+        if why := doubt(moments, standardized_axis(encoder), most):
             doubts[name] = why
         else:
             sent[name] = moments

@@ -1,4 +1,4 @@
-"""Mean and deviation of each channel over the fleet, of the moments of each device's data.
+"""Mean and deviation of each channel, or column, over the fleet, of the moments of each device's data.
 
 mean = sum_k w_k mean_k,   std^2 = sum_k w_k (var_k + (mean_k - mean)^2),   w_k = n_k / sum n, capped: as if the data
 were in one place. What devices send is checked before it counts.
@@ -32,11 +32,13 @@ class Scales(NamedTuple):
 
 
 def doubt(moments: Moments, channels: int, most_steps: int) -> str:
-    """Why a device's moments cannot be of so many channels and at most so many time steps; "": they can."""
+    """Why a device's moments cannot be of so many channels and at most so many time steps, or samples; "": they can."""
     if not 0 < moments.count <= most_steps:
         return f"of {moments.count} time steps, and it has {most_steps}"
-    if not len(moments.mean) == len(moments.variance) == channels:
+    if not len(moments.mean) == len(moments.variance) == channels or len(moments.counts) not in {0, channels}:
         return f"of {len(moments.mean)} channels, and the model takes {channels}"
+    if not all(0 <= count <= moments.count for count in moments.counts):
+        return "of columns with more cells than samples"
     sizes = [
         max(abs(m), math.sqrt(v)) if v >= 0 else math.nan for m, v in zip(moments.mean, moments.variance, strict=True)
     ]
@@ -53,16 +55,25 @@ def combined(sent: Mapping[str, Moments], largest_share: float, largest_change: 
     counted = {name: one for name, one in sent.items() if name not in left_out}
     if not counted:
         return None
-    total = sum(one.count for one in counted.values())
-    weights = capped({name: one.count / total for name, one in counted.items()}, min(largest_share, MUCH))
     channels = range(len(next(iter(counted.values())).mean))
-    mean = [math.fsum(weights[name] * one.mean[c] for name, one in counted.items()) for c in channels]
-    spread = [
-        math.fsum(weights[name] * (one.variance[c] + (one.mean[c] - mean[c]) ** 2) for name, one in counted.items())
-        for c in channels
-    ]
-    std = [_usable(math.sqrt(v), mean[c]) for c, v in enumerate(spread)]
-    return Scales(tuple(mean), tuple(std), tuple(counted), left_out)
+    pairs = [_channel(counted, c, min(largest_share, MUCH)) for c in channels]
+    return Scales(tuple(m for m, _ in pairs), tuple(s for _, s in pairs), tuple(counted), left_out)
+
+
+def _channel(sent: Mapping[str, Moments], c: int, share: float) -> tuple[float, float]:
+    """Mean and deviation of one channel; 0 and 1 where no device has any."""
+    counts = {name: size for name, one in sent.items() if (size := _cells(one, c))}
+    if not counts:
+        return 0.0, 1.0
+    total = sum(counts.values())
+    weights = capped({name: count / total for name, count in counts.items()}, share)
+    mean = math.fsum(weight * sent[name].mean[c] for name, weight in weights.items())
+    spread = (w * (sent[name].variance[c] + (sent[name].mean[c] - mean) ** 2) for name, w in weights.items())
+    return mean, _usable(math.sqrt(math.fsum(spread)), mean)
+
+
+def _cells(moments: Moments, c: int) -> int:
+    return moments.counts[c] if moments.counts else moments.count
 
 
 def _usable(std: float, mean: float) -> float:
@@ -74,8 +85,8 @@ def _out_of_line(sent: Mapping[str, Moments], most: float) -> dict[str, str]:
     if most <= 0 or len(sent) < OF:
         return found
     for c in range(len(next(iter(sent.values())).mean)):
-        sizes = {name: math.hypot(one.mean[c], math.sqrt(one.variance[c])) for name, one in sent.items()}
-        for name, size in sizes.items():
+        sizes = {n: math.hypot(one.mean[c], math.sqrt(one.variance[c])) for n, one in sent.items() if _cells(one, c)}
+        for name, size in sizes.items() if len(sizes) >= OF else ():
             others = statistics.median(other for each, other in sizes.items() if each != name)
             if size > most * others and others > 0:
                 found.setdefault(

@@ -18,8 +18,8 @@ class EncoderConfig(Values):
     """One modality's encoder. A size name sets the fields below it; fields given here win."""
 
     kind: str = Field(
-        description="what the modality is: sensor, vision, text, audio, or a kind of an installed package, whose "
-        "samples are read as arrays only (entry points edgefl.encoders)"
+        description="what the modality is: sensor, table, vision, text, audio, or a kind of an installed package, "
+        "whose samples are read as arrays only (entry points edgefl.encoders)"
     )
     size: str = Field("tiny", description="a size of this kind; `edgefl plan --sizes` lists them")
     width: Positive | None = Field(None, description="token width")
@@ -54,8 +54,13 @@ class EncoderConfig(Values):
     )
     standardize: Literal["none", "fleet"] | None = Field(
         None,
-        description="sensor only: fleet: the model takes (x - mean) / std of each channel, over all devices' data, of "
-        "which each sends count, mean and variance; default: none",
+        description="sensor and table only: fleet: the model takes (x - mean) / std of each channel or column, over "
+        "all devices' data, of which each sends count, mean and variance; default: none, of a table fleet",
+    )
+    columns: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(
+        {},
+        description="table only: each column's name with number (or number in UNIT), date (or date FORM, such as "
+        "%d.%m.%Y), or the list of a category's values; default: arrays of numbers, without names",
     )
     bands: Positive | None = Field(None, description="audio only: mel bands of a .wav; default: 40, or the size's own")
     seconds: Annotated[float, Field(gt=0, le=MAX_CLIP_S)] | None = Field(

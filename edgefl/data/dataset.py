@@ -156,7 +156,8 @@ class Dataset:
         """Read ``path``; with ``encoders`` only these modalities. Raises DataError (missing, damaged, inconsistent).
 
         Values become float32; unsigned bytes are pixels and become 0..1; other integers, and everything of a text
-        encoder, are token ids (int64). Feature vectors [N, d] become signals [N, d, 1].
+        encoder, are token ids (int64). Feature vectors [N, d] become signals [N, d, 1]; of a table encoder cells
+        [N, d, 2], of which NaN is one that is not there.
         """
         path = Path(path)
         kinds = None if encoders is None else {m: e.kind for m, e in encoders.items()}
@@ -202,6 +203,13 @@ def as_values(array: Array, kind: str = "") -> Array:
         return array.astype(np.float32)
 
 
+def as_cells(array: Array) -> Array:
+    """Rows of numbers [N, C], NaN where a cell is absent, as cells [N, C, 2]: the value, and 1 where it is there."""
+    values = as_values(array, "table")
+    absent = np.isnan(values)
+    return np.stack((np.where(absent, np.float32(0), values), (~absent).astype(np.float32)), axis=-1)
+
+
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
     for name in {"ids", "label_names"} & arrays.keys():
         if arrays[name].ndim != 1:
@@ -214,7 +222,10 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         # Small integers become float32 or int64: what they take then is bounded before it is taken.
         room += arrays[name].size * (8 if dtype.kind in "iu" and dtype != np.uint8 else 4)
         kind = kinds.get(name, "")
-        if len(shape) == 2 and (kind == "sensor" or (not kind and dtype.kind == "f")):
+        if kind == "table" and len(shape) == 2:
+            room += arrays[name].size * 4
+            arrays[name] = as_cells(arrays[name])
+        elif len(shape) == 2 and (kind == "sensor" or (not kind and dtype.kind == "f")):
             arrays[name] = arrays[name][:, :, None]  # features: a signal of one channel, as a list of numbers is
     if room > MAX_DATASET_BYTES:
         raise DataError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
+from edgefl.records import TableColumn
+
 
 class Encoder(Protocol):
     """Properties of a modality's encoder that reading needs; ``edgefl.models.spec.EncoderSpec`` is one.
@@ -30,6 +32,8 @@ class Encoder(Protocol):
     def crop(self) -> Literal["stretch", "center"]: ...
     @property
     def standardize(self) -> Literal["none", "fleet"]: ...
+    @property
+    def columns(self) -> tuple[TableColumn, ...]: ...
 
 
 #: Modality -> its encoder.

@@ -5,6 +5,7 @@
 | sensor | .npy, .csv (rows are time steps; a head line may name a time column), inline list | [time, channels] |
 | vision | .png, .jpg (on white, turned upright, resized), .npy (bytes, or 0..1) | [height, width, channels] in 0..1 |
 | audio | .wav (log-mel), .npy | [frames, bands] |
+| table | inline object of cells by column, or list of numbers | [columns, 2]: the value, and 1 where it is there |
 | text | inline string, .txt, .npy of ids | [length] token ids, 0 = padding |
 
 A string is a path relative to the data set's folder; for text it is the text itself unless it is one word that ends in
@@ -28,8 +29,10 @@ from edgefl.data.log_mel import log_mel, read_wav
 from edgefl.data.pictures import read_picture
 from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
 from edgefl.data.regular_files import regular_file_inside
+from edgefl.data.table_cells import cells_of
 from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.records import TableColumn
 from edgefl.storage.checkpoint_paths import is_own
 
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
@@ -68,6 +71,7 @@ class Target:
     source_rate: float = 0.0
     crop: Literal["stretch", "center"] = "stretch"
     guessed: bool = False
+    columns: tuple[TableColumn, ...] = ()
 
 
 def target(encoder: Encoder) -> Target:
@@ -84,6 +88,8 @@ def target(encoder: Encoder) -> Target:
         return Target(kind, shape, ids, tokenizer(ids, encoder.pretrained))
     if kind == "sensor":
         return Target(kind, shape, step=encoder.step, rate=encoder.rate, source_rate=encoder.source_rate)
+    if kind == "table":
+        return Target(kind, shape, columns=encoder.columns)
     # A public audio checkpoint has a spectrogram of its own; ours would be a silent mismatch.
     return Target("features" if kind == "audio" and public else kind, shape, crop=encoder.crop)
 
@@ -92,6 +98,8 @@ def guess(value: object) -> Target:
     """A target for a modality without an encoder, from one of its values. Raises SampleError."""
     if isinstance(value, list):
         return Target("sensor", guessed=True)
+    if isinstance(value, dict):
+        return Target("table", guessed=True)
     if not isinstance(value, str):
         raise SampleError(f"a value has to be a path, a text or a list of rows, not {type(value).__name__}")
     kind = _SUFFIXES.get(_suffix(value), "text")
@@ -185,6 +193,10 @@ def _recording(root: Path, value: object, to: Target) -> tuple[Array, Array]:
     return regular(found._replace(rows=rows), to.rate, to.source_rate)
 
 
+def _table(root: Path, value: object, to: Target) -> Array:
+    return cells_of(value, to.columns, to.shape[0] if to.shape else 0)
+
+
 def _listed(value: list[object]) -> Array:
     # Among texts numpy gives each the room of the longest: a line of 1 MiB could ask for a hundred GiB.
     for cell in (cell for row in value for cell in (row if isinstance(row, list) else (row,))):
@@ -259,6 +271,7 @@ READERS: dict[str, Callable[[Path, object, Target], Array]] = {
     "vision": _vision,
     "audio": _audio,
     "text": _text,
+    "table": _table,
     "features": _audio,
 }
-KINDS = ("sensor", "vision", "audio", "text")
+KINDS = ("sensor", "vision", "audio", "text", "table")

@@ -8,6 +8,7 @@ import msgspec
 
 from edgefl.export.bundle_format import BATCH, STAND_INS, ZERO, Manifest, Port
 from edgefl.models.spec import EncoderSpec
+from edgefl.records import TableColumn
 
 README, EXAMPLE = "README.md", "example.py"
 #: What a sample of a kind is, and how EdgeFL makes it of a file; of kinds of other packages the shape alone is known.
@@ -18,6 +19,8 @@ PREPARATION: dict[str, str] = {
     "audio": "frames by mel bands, from 0 (80 dB below the clip's loudest) to 1: windows of 32 ms every 16 ms, bands "
     "from 50 to 4000 Hz, cut or padded with 0 at the end",
     "text": "token ids, padded with 0",
+    "table": "cells as two numbers each, the value and 1 where it is there, else 0 and 0; a category's value is its "
+    "place from 0 in the column's list, a date's the days since 1970; in training's units and order of columns",
 }
 _HASHED = (
     "; 1 begins every text, and a lower-case word or punctuation mark is 2 + crc32(its UTF-8 bytes) mod "
@@ -25,7 +28,7 @@ _HASHED = (
 )
 #: Fields of an encoder that say nothing about its input.
 _INSIDE = {"kind", "input_shape", "width", "depth", "heads", "mlp_ratio", "patch", "dropout", "stride", "positions"}
-_INSIDE |= {"pretrained", "pool", "arch", "standardize", "mean", "std"}
+_INSIDE |= {"pretrained", "pool", "arch", "standardize", "mean", "std", "columns"}
 LABELS_SHOWN = 50
 
 
@@ -45,6 +48,7 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield "\n## How samples are prepared\n"
     for m, encoder in manifest.encoders.items():
         yield f"* **{m}** {list(encoder.input_shape)}: {_prepared(encoder)}."
+        yield from (f"  * {_column(column)}" for column in encoder.columns)
     yield "\n## How exact it is\n"
     yield from _exact(manifest)
 
@@ -107,6 +111,11 @@ def _prepared(encoder: EncoderSpec) -> str:
     fields = msgspec.structs.asdict(encoder).items()
     set_here = [f"{k} {v}" for k, v in fields if k not in _INSIDE and v != getattr(plain, k)]
     return f"{told} ({', '.join(set_here)})" if set_here else told
+
+
+def _column(column: TableColumn) -> str:
+    what = f"one of {', '.join(column.values)}" if column.values else column.kind
+    return f"`{column.name}`: {what}" + (f" ({column.unit})" if column.unit else "")
 
 
 def _exact(manifest: Manifest) -> Iterator[str]:

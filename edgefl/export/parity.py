@@ -224,14 +224,27 @@ def _largest(found: Mapping[str, Tensor], name: str, expected: Tensor) -> float:
 
 
 def _random(encoder: EncoderSpec, port: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
-    """Input as the encoder takes it: token ids with some padding, pixels in 0..1, anything else normal."""
+    """Input as the encoder takes it: token ids with some padding, pixels in 0..1, cells, anything else normal."""
     shape = [sizes[size] if isinstance(size, str) else size for size in port.shape]
     if encoder.kind == "text":
         ids = rng.integers(1, encoder.vocabulary, shape, dtype=np.int64)
         ids[:, shape[1] - shape[1] // 4 :] = 0
         return ids
+    if encoder.kind == "table":
+        return _random_cells(encoder, shape, rng)
     values = rng.random(shape) if encoder.kind == "vision" else rng.standard_normal(shape)
     return values.astype(np.float32)
+
+
+def _random_cells(encoder: EncoderSpec, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Cells [N, C, 2], one of ten absent: numbers as the fleet's, codes of categories and one beyond."""
+    values = rng.standard_normal(shape[:2])
+    values = values * np.array(encoder.std or 1.0) + np.array(encoder.mean or 0.0)
+    for c, column in enumerate(encoder.columns):
+        if column.values:
+            values[:, c] = rng.integers(0, len(column.values) + 1, shape[0])
+    there = rng.random(shape[:2]) < 0.9
+    return np.stack((np.where(there, values, 0.0), there), axis=2).astype(np.float32)
 
 
 def _conditions(

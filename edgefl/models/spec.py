@@ -14,10 +14,11 @@ modalities, and ``match/<m>``, the small models that find what belongs to a proj
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from edgefl.records import MAX_COLUMNS, TableColumn
 from edgefl.registry import method
 
 #: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
@@ -32,9 +33,10 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     """One modality's encoder. ``input_shape`` is one sample's shape without the batch axis.
 
     sensor: [time, channels]; vision: [height, width, channels] in 0..1; text: [length] token ids, 0 = padding;
-    audio: [frames, mel bands]. ``step`` to ``crop`` say how files become such a sample (``edgefl.data.readers``).
-    ``standardize`` "fleet": the model takes (x - ``mean``) / ``std`` of each channel, which the devices agree on before
-    the first round; until then they are ().
+    audio: [frames, mel bands]; table: [columns, 2], a cell's value and whether it is there. ``step`` to ``crop`` say
+    how files become such a sample (``edgefl.data.readers``). ``standardize`` "fleet": the model takes (x - ``mean``) /
+    ``std`` of each channel or column, which the devices agree on before the first round; until then they are ().
+    ``columns``: of the user's table that this is read from; (): of none, and a table's cells are numbers without names.
     """
 
     kind: str = "sensor"
@@ -55,9 +57,10 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     rate: float = 0.0  # sensor only: Hz to which recordings are resampled; 0: they stay as they are
     source_rate: float = 0.0  # sensor only: Hz of recordings that say no time; 0: not known
     crop: Literal["stretch", "center"] = "stretch"  # vision only: pictures of other proportions
-    standardize: Literal["none", "fleet"] = "none"  # sensor only
-    mean: tuple[float, ...] = ()  # of each channel
+    standardize: Literal["none", "fleet"] = "none"  # sensor and table only
+    mean: tuple[float, ...] = ()  # of each channel, or column
     std: tuple[float, ...] = ()
+    columns: Annotated[tuple[TableColumn, ...], msgspec.Meta(max_length=MAX_COLUMNS)] = ()  # table only
 
 
 class HeadSpec(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgefl.own_data.facts import Facts
+from edgefl.plan.preparation import column_field
 
 #: Modality -> its encoder's fields.
 Encoders = Mapping[str, Mapping[str, Any]]
@@ -112,7 +113,7 @@ def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
     if not raw:
         return {m: {"kind": each.kind, "size": size, **_of_arrays(each)} for m, each in facts.items()}
     windows = _windows({m: each for m, each in facts.items() if each.kind == "sensor"})
-    prepared = {"vision": _vision, "audio": _audio, "text": _text}
+    prepared = {"vision": _vision, "audio": _audio, "text": _text, "table": _table}
     return {
         m: {"kind": each.kind, "size": size, **(windows[m] if each.kind == "sensor" else prepared[each.kind](each))}
         for m, each in facts.items()
@@ -122,7 +123,14 @@ def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
 def _of_arrays(facts: Facts) -> dict[str, Any]:
     if facts.kind == "vision":
         return {"patch": max(p for p in range(1, max(2, facts.sides[0] // 7) + 1) if facts.sides[0] % p == 0)}
+    if facts.kind == "table":
+        return _table(facts)
     return {"patch": _patch(facts.steps[0]), **_FLEET} if facts.kind == "sensor" else {}
+
+
+def _table(facts: Facts) -> dict[str, Any]:
+    columns = {column.name: column_field(column) for column in facts.columns}
+    return {"depth": _STAGES, **({"columns": columns} if columns else {})}
 
 
 def _patch(steps: int) -> int:

@@ -15,6 +15,7 @@ from edgefl.data.readers import inside
 from edgefl.data.recording import Recording, read_csv
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.own_data.understood import Understood
+from edgefl.records import TableColumn
 
 #: Files of a modality that are looked into.
 LOOKED_AT = 200
@@ -24,7 +25,8 @@ class Facts(NamedTuple):
     """Properties of a modality's values. Empty where its kind has no such thing.
 
     ``sides``: the shorter sides of pictures, in pixels; ``alike``: whether all have one shape; ``seconds``: of sounds;
-    ``words``: of texts; ``steps``: rows of recordings; ``channels``; ``rate``: Hz by their time columns, 0: not known.
+    ``words``: of texts; ``steps``: rows of recordings; ``channels``; ``rate``: Hz by their time columns, 0: not known;
+    ``columns``: of the user's table that it is read from.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class Facts(NamedTuple):
     steps: Sequence[int] = ()
     channels: int = 0
     rate: float = 0.0
+    columns: Sequence[TableColumn] = ()
 
 
 def facts_of(found: Understood, modality: str) -> Facts:

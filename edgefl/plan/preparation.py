@@ -14,14 +14,16 @@ from edgefl.encoder_kinds import encoder_kind
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Preparation, RunPlan
+from edgefl.records import TableColumn
 from edgefl.registry import MIN_COUNT, choose
 
 #: Field -> the kind it is of, and of what that has.
 _ONLY = {
     **dict.fromkeys(("image_size", "crop"), ("vision", "pictures")),
-    **dict.fromkeys(("window", "step", "rate", "source_rate", "standardize"), ("sensor", "recordings of a sensor")),
+    **dict.fromkeys(("window", "step", "rate", "source_rate"), ("sensor", "recordings of a sensor")),
     **dict.fromkeys(("bands", "seconds"), ("audio", "sounds")),
     "length": ("text", "texts"),
+    "columns": ("table", "tables"),
 }
 #: Fields that only the shape of a sample tells of.
 _SHAPE = {"image_size", "window", "bands", "seconds", "length"}
@@ -33,6 +35,7 @@ def encoder_spec(config: EncoderConfig, shape: tuple[int, ...] = ()) -> EncoderS
     """The encoder of a run file for samples of ``shape``; (): the shape asked for, an axis of 0 as the data has it."""
     given = config.model_dump(exclude={"kind", "size", *_SHAPE})
     changes = {key: value for key, value in given.items() if value is not None}
+    changes["columns"] = tuple(_column(name, told) for name, told in config.columns.items())
     if config.kind == "sensor" and config.window is not None:
         changes["step"] = config.step or config.window
     spec = encoder_of_size(config.kind, config.size, tuple(shape), **changes)
@@ -55,7 +58,25 @@ def _asked(config: EncoderConfig, own: tuple[int, ...]) -> tuple[int, ...]:
         return (frames if config.seconds is None else frames_of(config.seconds)), config.bands or bands
     if config.kind == "text" and config.length is not None:
         return (config.length,)
+    if config.columns:
+        return len(config.columns), 2
     return own
+
+
+def _column(name: str, told: str | list[str]) -> TableColumn:
+    """The column of a run file: what it is, or a category's values."""
+    if isinstance(told, list):
+        return TableColumn(name, "category", tuple(told))
+    kind, _, rest = told.partition(" ")
+    return TableColumn(name, "date", unit=rest) if kind == "date" else TableColumn(name, unit=rest.removeprefix("in "))
+
+
+def column_field(column: TableColumn) -> str | list[str]:
+    """A column as a run file has it."""
+    if column.kind == "category":
+        return list(column.values)
+    joint = " in " if column.kind == "number" else " "
+    return f"{column.kind}{joint}{column.unit}" if column.unit else column.kind
 
 
 def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
@@ -90,7 +111,7 @@ def preparation_of(plan: RunPlan) -> Preparation:
 def out_of_place(config: EncoderConfig) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of fields that another kind of encoder has, or that are without effect."""
     for field, (kind, what) in _ONLY.items():
-        if getattr(config, field) is not None and config.kind != kind:
+        if getattr(config, field) not in (None, {}) and config.kind != kind:
             yield field, f"is for {what}, and the kind is {config.kind}"
     if config.step is not None and config.window is None:
         yield "step", "is from one window to the next; set window too"

@@ -83,3 +83,17 @@ def test_what_cannot_be_is_doubted(told: Moments, said: str):
     found = doubt(told, 2, 100)
     assert said in found
     assert bool(said) == bool(found)
+
+
+def test_each_column_counts_the_cells_that_are_there():
+    """Column 0: (2 * 1 + 4 * 4) / 6 = 3; column 1 is there on b alone; column 2 nowhere."""
+    sent = {
+        "a": Moments(4, (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (2, 0, 0)),
+        "b": Moments(4, (4.0, 7.0, 0.0), (0.0, 9.0, 0.0), (4, 4, 0)),
+    }
+    found = combined(sent, 1.0, 100.0)
+    assert found is not None
+    assert (found.mean, found.std) == (pytest.approx((3.0, 7.0, 0.0)), pytest.approx((math.sqrt(2.0), 3.0, 1.0)))
+    assert doubt(sent["a"], 3, 4) == ""
+    assert doubt(Moments(4, (0.0,), (1.0,), (5,)), 1, 4) == "of columns with more cells than samples"
+    assert "of 1 channels" in doubt(Moments(4, (0.0,), (1.0,), (1, 1)), 1, 4)

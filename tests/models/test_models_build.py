@@ -290,7 +290,7 @@ def _fresh(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kind", ["sensor", "vision", "audio", "text"])
+@pytest.mark.parametrize("kind", ["sensor", "vision", "audio", "text", "table"])
 def test_a_model_that_starts_at_random_never_imports_transformers(kind):
     """Its blocks would bring 147 MiB, sympy and torch's compiler among it."""
     _fresh(
@@ -299,7 +299,7 @@ def test_a_model_that_starts_at_random_never_imports_transformers(kind):
         "from edgefl.models.checkpoints import initial_parts\n"
         "from edgefl.models.check import encoder_of_size\n"
         "from edgefl.models.spec import HeadSpec, ModelSpec\n"
-        "shape = {'sensor': (16, 3), 'vision': (16, 16, 3), 'audio': (32, 16), 'text': (8,)}\n"
+        "shape = {'sensor': (16, 3), 'vision': (16, 16, 3), 'audio': (32, 16), 'text': (8,), 'table': (4, 2)}\n"
         f"spec = ModelSpec(encoders={{'m': encoder_of_size('{kind}', 'tiny', shape['{kind}'])}}, head=HeadSpec(8, 8))\n"
         f"kind = torch.long if '{kind}' == 'text' else torch.float32\n"
         f"build(spec).eval().encode('m', torch.ones(1, *shape['{kind}'], dtype=kind))\n"

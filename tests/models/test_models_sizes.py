@@ -15,7 +15,13 @@ from edgefl.models.staged import build
 torch.set_num_threads(1)
 
 HEAD = HeadSpec(width=24, out=16)
-SHAPES: dict[str, tuple[int, ...]] = {"sensor": (50, 3), "vision": (8, 12, 1), "text": (10,), "audio": (37, 20)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "sensor": (50, 3),
+    "vision": (8, 12, 1),
+    "text": (10,),
+    "audio": (37, 20),
+    "table": (7, 2),
+}
 
 
 def tiny(kind: str, shape: tuple[int, ...] = (), **changes: object) -> EncoderSpec:
