@@ -28,7 +28,7 @@ from benchmarks.common.result_lines import add_row, rows_in
 from benchmarks.own_data.baselines import baseline_accuracies
 from benchmarks.own_data.page import page_text
 from benchmarks.own_data.row import Row
-from benchmarks.own_data.sets import SETS, Missing, OwnData
+from benchmarks.own_data.sets import SETS, MissingError, OwnData
 
 FOLDER = Path("docs/results/own_data")
 ROWS = FOLDER / "rows.jsonl"
@@ -65,7 +65,7 @@ def measured(name: str, seed: int, more: list[str]) -> Row:
         root = Path(folder)
         try:
             data = SETS[name](root)
-        except (Missing, ModuleNotFoundError) as error:
+        except (MissingError, ModuleNotFoundError) as error:
             return Row(name, seed, "", error=f"not installed: {error}")
         started = time.monotonic()
         init = _edgefl(root, "init", str(data.source), "--yes", "-o", "own.yaml", *data.options, *more)

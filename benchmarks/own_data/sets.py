@@ -2,7 +2,7 @@
 
 Python packages: scikit-learn, sktime, palmerpenguins, vega_datasets, statsmodels. Debian packages: fortunes,
 tango-icon-theme, asterisk-core-sounds-{en,fr,es,it,ru}-wav, klettres-data. A set whose package is not installed raises
-``Missing``.
+``MissingError``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """A package that a data set comes in is not installed."""
 
 
 class OwnData(NamedTuple):
     """A data set on disk and the same samples for a baseline.
 
-    ``source``: what is given to ``edgefl init``; ``kind``: of its baseline (table, text, sound, picture, series, mixed);
-    ``labels``: of all samples in order; ``values``: per sample, as the baseline takes them; ``options``: of init, which
-    a user would name; ``number``: pattern of a sample's number (from ``first``) in its id.
+    ``source``: what is given to ``edgefl init``; ``kind``: of its baseline (table, text, sound, picture, series,
+    mixed); ``labels``: of all samples in order; ``values``: per sample, as the baseline takes them; ``options``: of
+    init, which a user would name; ``number``: pattern of a sample's number (from ``first``) in its id.
     """
 
     source: Path
@@ -141,7 +141,7 @@ def _fortunes(topics: Sequence[str], below: str = "") -> Callable[[Path], OwnDat
         rows = []
         for topic in topics:
             if not (root / topic).exists():
-                raise Missing(f"fortunes ({root / topic})")
+                raise MissingError(f"fortunes ({root / topic})")
             quotes = (root / topic).read_text("utf-8", "replace").split("\n%\n")
             rows += [(" ".join(q.split()), topic) for q in quotes if 4 < len(q.split()) < 120][:200]
         frame = pd.DataFrame(rows, columns=["quote", "topic"]).sample(frac=1, random_state=1).reset_index(drop=True)
@@ -152,10 +152,13 @@ def _fortunes(topics: Sequence[str], below: str = "") -> Callable[[Path], OwnDat
     return make
 
 
+_ICONS = frozenset({"actions", "apps", "devices", "mimetypes", "status", "places"})
+
+
 def _icon_files() -> Iterator[tuple[str, Path]]:
     root = Path("/usr/share/icons/Tango/32x32")
     if not root.exists():
-        raise Missing("tango-icon-theme")
+        raise MissingError("tango-icon-theme")
     for path in sorted(root.rglob("*.png")):
         if not path.is_symlink() and path.parent.name in {
             "actions",
@@ -235,7 +238,7 @@ def _voices(folder: Path) -> OwnData:
         short = [path for path in sorted(place.glob("*.wav")) if 8_000 < path.stat().st_size < 80_000]
         files += [(place.name.split("_")[0], path) for path in short[:120]]
     if len({label for label, _ in files}) < 3:
-        raise Missing("asterisk-core-sounds-*-wav")
+        raise MissingError("asterisk-core-sounds-*-wav")
     return _sounds(files, folder / "voices")
 
 
@@ -243,7 +246,7 @@ def _letters(folder: Path) -> OwnData:
     root = Path("/usr/share/klettres")
     languages = [path for path in sorted(root.glob("*")) if (path / "alpha").is_dir()][:6]
     if len(languages) < 3:
-        raise Missing("klettres-data")
+        raise MissingError("klettres-data")
     files = [(lang.name, path) for lang in languages for path in sorted((lang / "alpha").glob("*.ogg"))]
     return _sounds(files, folder / "letters")
 

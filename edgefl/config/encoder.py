@@ -77,7 +77,7 @@ class EncoderConfig(Values):
     )
     arch: Literal["distilbert", "bert", "bag"] | None = Field(
         None,
-        description="text only: whose blocks; bag: the mean of hashed words and n-grams, for a few hundred texts or more",
+        description="text only: whose blocks; bag: the mean of hashed words and n-grams",
     )
     pretrained: str = Field(
         "",
