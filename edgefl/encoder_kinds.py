@@ -238,7 +238,7 @@ OWN: dict[str, EncoderKind] = {
             # text length 40, arXiv 2407.15426
             "paper": {"width": 768, **_BERT, "input_shape": (40,)},
         },
-        lambda encoder: encoder.input_shape[0],
+        lambda encoder: 1 if encoder.arch == "bag" else encoder.input_shape[0],
         partial(_built, "published", "TEXT"),
         _faults,
     ),

@@ -16,6 +16,7 @@ from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder
 from edgefl.console import safe_text
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
+from edgefl.data.levels import target_errors
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import load
 from edgefl.errors import DataError
@@ -131,12 +132,22 @@ def _by_modality(files: list[str], wanted: Mapping[str, EncoderSpec]) -> dict[st
 
 
 def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
-    """Share of right answers among the labelled samples; None when none has a label."""
-    if data.labels is None:
+    """Share of right answers among the labelled samples; None when none has a label, or the label is a number."""
+    if data.labels is None or data.targets is not None:
         return None
     pairs = [(one.prediction.classes, data.labels[one.rows]) for one in answers if len(one.prediction.classes)]
     total = sum(int((truth >= 0).sum()) for _, truth in pairs)
     return sum(int(((found == truth) & (truth >= 0)).sum()) for found, truth in pairs) / total if total else None
+
+
+def errors(data: Dataset, answers: list[Answers]) -> dict[str, float]:
+    """R² and the mean errors among the samples with a numeric target; {} where there is none."""
+    if data.targets is None:
+        return {}
+    pairs = [(one.prediction.values, data.targets[one.rows]) for one in answers if one.prediction.values is not None]
+    values, truth = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.empty(0), np.empty(0))
+    known = ~np.isnan(truth)
+    return target_errors(values[known], truth[known]) if known.any() else {}
 
 
 def _given(one: Answers) -> str:
@@ -150,7 +161,7 @@ def _having(data: Dataset, row: int) -> str:
 def _truth(data: Dataset, row: int) -> str | None:
     if data.labels is None or data.labels[row] < 0:
         return None
-    return data.label_names[int(data.labels[row])]
+    return data.label_names[int(data.labels[row])] if data.targets is None else f"{data.targets[row]:.6g}"
 
 
 _Place = tuple[int, Answers, int]  # row of the data set, the answers that hold it, its place in them
@@ -171,7 +182,8 @@ def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
     def label(place: _Place) -> Cell:
         row, answer, at = place
         label, truth = answer.prediction.labels[at], _truth(data, row)
-        return Cell(label, tone="" if truth is None else "good" if truth == label else "bad")
+        numeric = answer.prediction.values is not None  # near is right
+        return Cell(label, tone="" if truth is None or numeric else "good" if truth == label else "bad")
 
     def probability(place: _Place) -> str:
         _, answer, at = place
@@ -184,8 +196,10 @@ def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
     if not len(answers[0].prediction.classes):
         columns.append(Column("embedding", vectors, text=True))
     else:
-        columns += [Column("label", label, text=True), Column("probability", probability)]
-        if accuracy(data, answers) is not None:
+        numeric = answers[0].prediction.values is not None
+        columns.append(Column("value" if numeric else "label", label, text=not numeric))
+        columns += [] if numeric else [Column("probability", probability)]
+        if accuracy(data, answers) is not None or errors(data, answers):
             columns.append(Column("truth", lambda place: _truth(data, place[0]) or units.NOTHING, text=True))
     rows = _places(answers, limit)
     return table("Predictions", columns, rows, _notes(data, answers, len(rows)))
@@ -222,6 +236,8 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
         each = [f"{_given(a)} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
         parts = f" ({', '.join(each)})" if len(each) > 1 else ""
         notes.append(f"Accuracy {units.percent(share)}{parts}.")
+    if wrong := errors(data, answers):
+        notes.append(", ".join(f"{units.metric_words(name)} {units.number(x)}" for name, x in wrong.items()) + ".")
     masks = [f"by {STAND_INS[one.mask]} (given {_given(one)})" for one in answers if one.mask in STAND_INS]
     if masks:
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
@@ -244,6 +260,7 @@ def _json(
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
+        "errors": errors(data, answers),
         "runs_on": list(dict.fromkeys(one.runs_on for one in answers)),
         "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),
         "by_bundle": {name: summary([a for a in answers if a.bundle == name]) for name in used},

@@ -80,7 +80,10 @@ class EncoderConfig(Values):
     positions: Positive | None = Field(
         None, description="text only: rows of the table of positions; default: the text's length"
     )
-    arch: Literal["distilbert", "bert"] | None = Field(None, description="text only: whose blocks")
+    arch: Literal["distilbert", "bert", "bag"] | None = Field(
+        None,
+        description="text only: whose blocks; bag: the mean of hashed words and n-grams",
+    )
     pretrained: str = Field(
         "",
         description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "

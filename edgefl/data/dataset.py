@@ -2,7 +2,8 @@
 
 As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``label`` [N], ``label_names`` [C],
 ``ids`` [N], ``group`` [N] and, where samples are windows of recordings, ``ids.recording`` [N]; of these only the
-modalities are required. Labels are numbers from 0 (-1: none) or names ("": none).
+modalities are required. Labels are numbers from 0 (-1: none), names ("": none), or a numeric target as floating-point
+numbers (NaN: none).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, read_npz, write_npz
 from edgefl.data.encoders import Encoders
+from edgefl.data.levels import Targets, as_labels, levels_in, nearest_level
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 
@@ -55,7 +57,8 @@ class Dataset:
     what was left out of good ones; ``recordings``: [N] strings, what each sample is a window of, None: of nothing;
     ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen;
     ``resizable``: modalities that were read from files which can be read again to another shape; ``whole``: [N] bool,
-    samples that had every modality before zeros took the place of absent ones, None: none did.
+    samples that had every modality before zeros took the place of absent ones, None: none did; ``targets``: [N]
+    float64, NaN for none, of a numeric target, whose ``labels`` are the nearest levels; None: labels are classes.
     """
 
     modalities: Mapping[str, Rows]
@@ -69,6 +72,7 @@ class Dataset:
     resizable: frozenset[str] = frozenset()
     recordings: Array | None = None
     whole: Flags | None = None
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -112,6 +116,7 @@ class Dataset:
             recordings=None if self.recordings is None else self.recordings[rows],
             encoded={m: e.rows(rows) for m, e in self.encoded.items()},
             whole=None if self.whole is None else self.whole[rows],
+            targets=None if self.targets is None else self.targets[rows],
         )
 
     @property
@@ -122,8 +127,18 @@ class Dataset:
     def relabelled(self, names: Sequence[str]) -> Dataset:
         """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named.
 
-        Labels named "0", "1", … came as bare numbers: they are taken to be numbered as ``names`` already.
+        Labels named "0", "1", … came as bare numbers: they are taken to be numbered as ``names`` already. Where
+        ``names`` are levels of a numeric target, labels that are numbers become targets.
         """
+        if (levels := levels_in(names)) is not None:
+            targets = self._as_targets()
+            labels = None if targets is None else nearest_level(targets, levels)
+            return replace(self, targets=targets, labels=labels, label_names=tuple(names))
+        if self.targets is not None:
+            raise DataError(
+                f"the labels are numbers such as {np.nanmedian(self.targets):g}, and the model knows: {_few(names)}",
+                remedy="Give names of classes, or whole numbers from 0.",
+            )
         if self.numbered or self.labels is None or tuple(names) == self.label_names:
             return replace(self, label_names=tuple(names))
         number = {name: i for i, name in enumerate(names)}
@@ -137,12 +152,25 @@ class Dataset:
         table = np.array([number.get(name, -1) for name in self.label_names] + [-1], dtype=np.int64)
         return replace(self, labels=table[self.labels], label_names=tuple(names))
 
+    def _as_targets(self) -> Targets | None:
+        """Targets, of whole numbers and names of numbers too. Raises DataError for other names."""
+        if self.targets is not None or self.labels is None:
+            return self.targets
+        try:
+            numbers = np.array([float(name) for name in self.label_names] + [np.nan])
+        except ValueError:
+            raise DataError(
+                f"the labels are names ({_few(self.label_names)}), and the model predicts a number",
+                remedy="Give numbers as labels, or leave this device out of the run.",
+            ) from None
+        return numbers[self.labels]
+
     def save_npz(self, path: Path | str) -> None:
         """Write to ``path``, whole or not at all. Raises StoreError."""
         arrays: dict[str, Array] = {m: np.asarray(values) for m, values in self.modalities.items()}
         arrays |= {f"{m}.present": p for m, p in self.present.items()}
         if self.labels is not None:
-            arrays["label"] = self.labels
+            arrays["label"] = self.labels if self.targets is None else self.targets
         arrays["label_names"] = np.array(self.label_names, dtype=np.str_)
         arrays["ids"] = np.array(self.ids, dtype=np.str_)
         if self.groups is not None:
@@ -238,7 +266,9 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
     for m, values in modalities.items():
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
-    labels, label_names = _labels(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
+    labels, label_names, targets = _labels(
+        arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ()))
+    )
     return Dataset(
         modalities=modalities,
         present=flags,
@@ -247,13 +277,20 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else arrays["group"].astype(np.str_),
         recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
+        targets=targets,
     )
 
 
-def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None, tuple[str, ...]]:
-    """Labels as numbers (-1: none), and their names: texts are numbered in alphabetical order unless ``names`` does."""
+def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None, tuple[str, ...], Targets | None]:
+    """Labels as numbers (-1: none), their names, and numeric targets, which floating-point numbers are.
+
+    Texts are numbered in alphabetical order unless ``names`` does.
+    """
     if given is None:
-        return None, names
+        return None, names, None
+    if given.dtype.kind == "f" and given.ndim == 1:
+        targets = given.astype(np.float64)
+        return *as_labels(targets, names), targets
     if given.dtype.kind == "U":
         found, places = np.unique(given, return_inverse=True)
         texts = [str(text) for text in found]
@@ -265,14 +302,14 @@ def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None
                 remedy="Name every label in 'label_names', or leave that array out.",
             )
         table = np.array([number[text] for text in texts], dtype=np.int64)
-        return table[places.reshape(given.shape)] if texts else np.empty(given.shape, dtype=np.int64), names
+        return table[places.reshape(given.shape)] if texts else np.empty(given.shape, dtype=np.int64), names, None
     if given.dtype.kind not in "iu":
         raise DataError(
             f"array 'label' has type {given.dtype}, not integers or texts",
             remedy="Number the labels from 0 (-1: no label), or write their names (an empty one: no label).",
         )
     labels = given.astype(np.int64)
-    return labels, names or tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES)))
+    return labels, names or tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES))), None
 
 
 def _few(names: Sequence[str]) -> str:
@@ -285,6 +322,7 @@ def _check(data: Dataset) -> None:
     flat: dict[str, Array] = {f"array '{m}.present'": p for m, p in data.present.items()}
     flat |= {} if data.labels is None else {"array 'label'": data.labels}
     flat |= {} if data.groups is None else {"array 'group'": data.groups}
+    flat |= {} if data.targets is None else {"targets": data.targets}
     flat |= {} if data.recordings is None else {f"array '{_RECORDING}'": data.recordings}
     for name, one in flat.items():
         if one.ndim != 1:

@@ -2,9 +2,10 @@
 
     {"id": "w1", "label": "walking", "group": "anna", "acc": "acc/w1.npy", "gyro": [[0.1, 0.0, 0.2], …]}
 
-``id``, ``label`` (a name, or a number from 0), ``group`` and ``meta`` (ignored) are optional; every other key is a
-modality (see ``readers``). An absent key, or null, is a missing modality. ``labels.json`` beside the manifest, a list
-of names, fixes the numbering of labels; without it the names found here are sorted.
+``id``, ``label`` (a name, a whole number from 0, or a numeric target such as 3.0), ``group`` and ``meta`` (ignored) are
+optional; every other key is a modality (see ``readers``). An absent key, or null, is a missing modality.
+``labels.json`` beside the manifest, a list of names, fixes the numbering of labels; without it the names found here are
+sorted.
 
 A line whose recordings are cut into windows gives as many samples as the recording with the fewest windows has:
 ``w1#0``, ``w1#1``, … with the line's label; what is not cut is in each of them. A window that touches a gap is missing.
@@ -24,7 +25,8 @@ import numpy as np
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
 from edgefl.data.dataset import Dataset, decide
 from edgefl.data.encoders import Encoders
-from edgefl.data.labels import named_labels, numbered
+from edgefl.data.labels import as_targets, named_labels, numbered
+from edgefl.data.levels import levels_in
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least
 from edgefl.data.regular_files import ANY_SIZE, regular_file_inside
@@ -47,7 +49,7 @@ class _Row:
     line: int
     id: str
     group: str
-    label: str | int | None
+    label: str | int | float | None
     values: dict[str, Array] = field(default_factory=dict)
     windows: dict[str, Windows] = field(default_factory=dict)
     recording: str = ""  # the id of the line that this is a window of
@@ -118,14 +120,19 @@ def read_manifest(
             else:
                 folder.problem(line, f"id: {row.id!r} is already used on line {first[row.id]}")
     rows = _same_shapes(folder, rows)
-    labels, names = numbered([row.label for row in rows], names, lambda i, text: folder.problem(rows[i].line, text))
-    kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
+    given = [row.label for row in rows]
+    classes = not any(isinstance(label, float) for label in given) or (bool(names) and levels_in(names) is None)
+    number = numbered if classes else as_targets
+    labels, names, numeric = number(given, names, lambda i, text: folder.problem(rows[i].line, text))
+    good = [i for i, label in enumerate(labels) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
-    decide(folder.problems, len(kept), bad_samples, str(path))
+    decide(folder.problems, len(good), bad_samples, str(path))
     skipped = [*folder.problems, *folder.notes]
-    data = _stack([row for row, _ in kept], [label for _, label in kept], names, skipped, str(path))
-    recordings = np.array([row.recording for row, _ in kept], dtype=np.str_) if folder.windowed else None
-    return replace(data, resizable=folder.resizable, recordings=recordings)
+    kept = [rows[i] for i in good]
+    data = _stack(kept, [label for label in labels if label is not None], names, skipped, str(path))
+    recordings = np.array([row.recording for row in kept], dtype=np.str_) if folder.windowed else None
+    numeric = None if numeric is None else numeric[good]
+    return replace(data, resizable=folder.resizable, recordings=recordings, targets=numeric)
 
 
 def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:
@@ -154,7 +161,7 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
         folder.problem(line, f"not a JSON object: {error}")
         return None
     label = record.get("label")
-    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
+    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int | float)):
         folder.problem(line, f"label: {label!r:.60} is neither a name nor a number")
         label = None
     row = _Row(line, str(record.get("id", f"line {line}")), str(record.get("group", "")), label)

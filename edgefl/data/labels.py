@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from edgefl.data.dataset import MAX_CLASSES
+from edgefl.data.levels import Targets
+from edgefl.data.levels import as_labels as levels_as_labels
 from edgefl.data.regular_files import regular_file_inside
 from edgefl.errors import DataError
 from edgefl.storage.disk import read_at_most
@@ -30,10 +34,26 @@ def named_labels(root: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def numbered(
-    given: Sequence[str | int | None], names: tuple[str, ...], problem: Callable[[int, str], None]
-) -> tuple[list[int | None], tuple[str, ...]]:
-    """Each sample's label as a number (-1: none; None: bad, a problem of its place), and the names."""
+#: Numbers of the labels (-1: none; None: bad, a problem of its place), their names, and numeric targets [N] or None.
+Numbered = tuple[list[int | None], tuple[str, ...], Targets | None]
+Given = Sequence[str | int | float | None]
+
+
+def as_targets(given: Given, names: tuple[str, ...], problem: Callable[[int, str], None]) -> Numbered:
+    """Labels of a numeric target: every one a finite number, or none."""
+    targets = np.full(len(given), np.nan)
+    for i, label in enumerate(given):
+        if isinstance(label, int | float) and math.isfinite(label):
+            targets[i] = label
+        elif label is not None:
+            problem(i, f"label: {label!r:.60} is no finite number, as the other labels are")
+    found, names = levels_as_labels(targets, names)
+    bad = [label is not None and math.isnan(targets[i]) for i, label in enumerate(given)]
+    return [None if wrong else int(label) for wrong, label in zip(bad, found, strict=True)], names, targets
+
+
+def numbered(given: Given, names: tuple[str, ...], problem: Callable[[int, str], None]) -> Numbered:
+    """Labels of classes: each sample's label as a number, and the names."""
     if not names:
         texts = {label for label in given if isinstance(label, str)}
         numbers = [label for label in given if isinstance(label, int) and 0 <= label < MAX_CLASSES]
@@ -47,9 +67,12 @@ def numbered(
             labels.append(number[label])
         elif isinstance(label, int) and 0 <= label < len(names):
             labels.append(label)
+        elif isinstance(label, float):
+            problem(i, f"label: {label!r:.60} is neither a name nor a whole number")
+            labels.append(None)
         else:
             listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
             valid = f"0 to {len(names) - 1} ({listed})" if names else "none"
             problem(i, f"label: {label!r:.60} is out of range; valid: {valid}")
             labels.append(None)
-    return labels, names
+    return labels, names, None

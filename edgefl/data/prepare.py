@@ -12,6 +12,7 @@ from edgefl.config.settings import DataConfig
 from edgefl.data.arrays import Indices, generator
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoders
+from edgefl.data.levels import level_names
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import as_test, load, load_pair
 from edgefl.errors import DataError
@@ -61,6 +62,14 @@ def prepare_shares(
         origin, tested = "official", official
     else:
         data, tested, origin = hold_out(data, config, len(devices), seed)
+    if data.targets is not None:  # levels of what is trained on alone
+        names = level_names(data.targets)
+        if len(names) < 2:
+            raise DataError(
+                f"the numeric labels that are trained on are all {np.nanmedian(data.targets):g}",
+                remedy="Name another label, or add samples with other values.",
+            )
+        data, tested = data.relabelled(names), tested.relabelled(names)
     _check_shapes(data, tested)
     groups = data.recordings if data.groups is None else data.groups
     parts = partition(Samples(data.labels, groups, len(data)), devices, config.partition, seed)

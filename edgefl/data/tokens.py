@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,32 @@ def hashed(text: str, length: int, vocabulary: int = DEFAULT_VOCABULARY) -> Ids:
     return ids
 
 
+#: Lengths of n-grams, of letters and of characters in scripts without blanks.
+_LETTERS, _SIGNS = (3, 4, 5), (1, 2, 3)
+#: The first character of such a script (CJK radicals; what comes before is written with blanks).
+_FIRST_SIGN = "\u2e80"
+
+
+def bag(text: str, length: int, vocabulary: int = DEFAULT_VOCABULARY) -> Ids:
+    """[length] ids of words and their n-grams, cut or padded with 0 (arXiv 1607.04606); words come first.
+
+    A word's n-grams have 3 to 5 letters, its ends marked by < and >; of scripts without blanks 1 to 3 characters.
+    """
+    words = _WORD.findall(text.lower())[:length]
+    grams = words + [gram for word in words for gram in _grams(word)]
+    ids = np.full(length, PADDING, dtype=np.int64)
+    kept = grams[:length]
+    ids[: len(kept)] = [2 + zlib.crc32(gram.encode()) % (vocabulary - 2) for gram in kept]
+    return ids
+
+
+def _grams(word: str) -> Iterator[str]:
+    signs = max(word) >= _FIRST_SIGN
+    marked = word if signs else f"<{word}>"
+    for n in _SIGNS if signs else _LETTERS:
+        yield from (marked[i : i + n] for i in range(len(marked) - n + 1))
+
+
 _WHOLE = "Give a folder with the tokenizer's files as they were published (tokenizer.json, or vocab.txt)"
 
 
@@ -60,15 +86,18 @@ def _check_tokens(pretrained: str, tokens: Mapping[str, int], special: int, voca
         )
 
 
-def tokenizer(vocabulary: int = 0, pretrained: str = "") -> Tokenizer:
+def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "") -> Tokenizer:
     """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "" or an own file.
+
+    Hashed n-grams as well for the arch bag.
 
     ``vocabulary``: ids that the encoder knows; 0: not known. Raises DataError when the checkpoint has no usable
     tokenizer, ModelError when its package or folder is not there, MissingDependencyError without transformers.
     """
     if not pretrained or is_own(pretrained):
         size = vocabulary or DEFAULT_VOCABULARY
-        return lambda text, length: hashed(text, length, size)
+        split = bag if arch == "bag" else hashed
+        return lambda text, length: split(text, length, size)
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -21,6 +21,8 @@ def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: st
     if not len(found.classes):
         return {**told, "embeddings": {m: vectors[at].tolist() for m, vectors in embeddings(answers).items()}}
     told |= {"label": found.labels[at], "probability": float(found.probabilities[at].max()), "truth": truth}
+    if found.values is not None:
+        told["value"] = float(found.values[at])
     told["probabilities"] = dict(zip(labels, found.probabilities[at].tolist(), strict=True))
     if found.matched:
         told["matched"] = {m: matched(answers, m, at, labels) for m in found.matched if m not in answers.modalities}

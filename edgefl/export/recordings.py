@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.levels import expected_value, levels_in
 from edgefl.export.runtime import Answers
 
 
@@ -34,10 +35,11 @@ def of_recordings(data: Dataset, answers: Sequence[Answers], labels: Sequence[st
         np.add.at(sums, unit[one.rows], one.prediction.probabilities)
         np.add.at(counts, unit[one.rows], 1)
     truth = np.full(len(data), -1) if data.labels is None else data.labels
+    levels = levels_in(labels)
     made = []
     for i in np.argsort(first):
         if counts[i]:
             mean = sums[i] / counts[i]
-            label = labels[int(mean.argmax())]
+            label = labels[int(mean.argmax())] if levels is None else f"{expected_value(mean, levels):.6g}"
             made.append(RecordingAnswer(str(found[i]), int(counts[i]), label, mean, int(truth[first[i]])))
     return made

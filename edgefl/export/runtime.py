@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.levels import expected_value, levels_in
 from edgefl.errors import DataError, ExportError
 from edgefl.export.bundle_format import (
     BATCH,
@@ -50,7 +51,7 @@ class Matched:
 @dataclass(frozen=True)
 class Prediction:
     """N samples' answers. A bundle without labels gives only ``embeddings``: modality -> [N, d], of length one, and
-    zero for samples that lack the modality.
+    zero for samples that lack the modality. ``values``: answers [N] of a numeric target, which ``labels`` are as texts.
     """
 
     labels: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class Prediction:
     logits: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [N, C]
     matched: dict[str, Matched] = field(default_factory=dict)
     embeddings: dict[str, Floats] = field(default_factory=dict)
+    values: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ class Bundle:
             for i, m in enumerate(self.manifest.fills)
             if "matched" in out and not (m in has and has[m].all())
         }
+        levels = levels_in(self.manifest.labels)
+        if levels is not None:
+            values = expected_value(out["probabilities"], levels)
+            labels = tuple(f"{value:.6g}" for value in values)
+            return Prediction(labels, classes, out["probabilities"], out["logits"], matched, values=values)
         labels = tuple(self.manifest.labels[c] for c in classes)
         return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
 

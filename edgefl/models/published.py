@@ -6,13 +6,14 @@ trainer, and they cannot run for the pooled tokens alone (docs/decisions/0020).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from edgefl.models.bag import BagBlock, BagEmbed
 from edgefl.models.encoder import Kind, TokenState, attend, first_token
 from edgefl.models.spec import EncoderSpec
 
@@ -217,11 +218,25 @@ class TextEmbed(nn.Module):
         return TokenState(self.embeddings(x), mask)
 
 
-def _block(spec: EncoderSpec) -> nn.Module:
-    return PostNormBlock(spec, BERT if spec.arch == "bert" else DISTILBERT)
+class Text(NamedTuple):
+    """The modules of a text encoder of one ``arch``."""
+
+    embed: Callable[[EncoderSpec], nn.Module]
+    block: Callable[[EncoderSpec], nn.Module]
+    norm: Callable[[EncoderSpec], nn.Module] = lambda _: nn.Identity()
 
 
-TEXT = Kind(embed=TextEmbed, block=_block, norm=lambda _: nn.Identity(), pool=first_token)
+_TEXTS = {
+    "distilbert": Text(TextEmbed, lambda spec: PostNormBlock(spec, DISTILBERT)),
+    "bert": Text(TextEmbed, lambda spec: PostNormBlock(spec, BERT)),
+    "bag": Text(BagEmbed, BagBlock, final_norm),
+}
+TEXT = Kind(
+    embed=lambda spec: _TEXTS[spec.arch].embed(spec),
+    block=lambda spec: _TEXTS[spec.arch].block(spec),
+    norm=lambda spec: _TEXTS[spec.arch].norm(spec),
+    pool=first_token,
+)
 
 
 class AudioEmbed(nn.Module):

@@ -14,8 +14,11 @@ Encoders = Mapping[str, Mapping[str, Any]]
 
 #: Image sides to choose from, each cut into eight by eight patches.
 _SIDES = (32, 48, 64)
-#: Lengths of texts to choose from, in tokens.
-_LENGTHS = (8, 16, 32, 64)
+#: Lengths of texts to choose from, in words and their n-grams, and how many of these a word has, about.
+_LENGTHS = (64, 128, 256, 512, 1024)
+_GRAMS = 10
+#: Rows of the table of n-grams: 60 % right on ten topics of 150 texts each, where tf-idf has 54 (own_data).
+_NGRAMS = 16_384
 _STAGES = 3
 #: Channels of a user's own sensors differ in scale; one that counts hundreds would drown the others.
 _FLEET = {"standardize": "fleet"}
@@ -149,7 +152,9 @@ def _audio(facts: Facts) -> dict[str, Any]:
 
 
 def _text(facts: Facts) -> dict[str, Any]:
-    return {"length": next((length for length in _LENGTHS if length > _most(facts.words)), _LENGTHS[-1])}
+    grams = _GRAMS * _most(facts.words)
+    length = next((length for length in _LENGTHS if length >= grams), _LENGTHS[-1])
+    return {"arch": "bag", "length": length, "vocabulary": _NGRAMS}
 
 
 def _most(values: Sequence[float]) -> float:

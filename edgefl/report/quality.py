@@ -18,6 +18,7 @@ _CLASSIFICATION = {
     "macro_recall": "recall",
     "macro_f1": "F1",
 }
+_REGRESSION = ("r2", "mae", "rmse")
 #: What tables call the rows that know the labels.
 _BOUND = f"{ORACLE} (upper bound)"
 _TOLD = "Bound: prototypes of each sample's true class, the most that a mask could give; it takes the label."
@@ -131,26 +132,31 @@ def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:
 
 
 def classification(report: RunReport) -> Grid:
-    """Accuracy and the macro averages under every condition."""
+    """Accuracy and the macro averages under every condition; of a numeric target R² and the mean errors."""
+    numeric = any(row.metric in _REGRESSION for row in latest(report.evaluations))
+    metrics = {name: units.metric_words(name) for name in _REGRESSION} if numeric else _CLASSIFICATION
     found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
     for row in latest(report.evaluations):
-        if row.metric in _CLASSIFICATION:
+        if row.metric in metrics:
             name = _BOUND if row.missing == ORACLE else row.missing
             mask = f"{name} by {row.matcher}" if row.matcher else name
             found.setdefault((" + ".join(row.available), mask), {})[row.metric] = row
 
     def share(metric: str, name: str) -> Column[tuple[str, str]]:
-        group = "" if metric == "accuracy" else "macro"
-        return Column(name, lambda row: score(found[row].get(metric)), "%", group)
+        group = "macro" if metric.startswith("macro_") else ""
+        return Column(name, lambda row: score(found[row].get(metric)), "%" if units.is_share(metric) else "", group)
 
     columns: list[Column[tuple[str, str]]] = [
         Column("given to the model", lambda row: row[0], key=True, text=True),
         Column("mask", lambda row: row[1], text=True),
-        *(share(metric, name) for metric, name in _CLASSIFICATION.items()),
+        *(share(metric, name) for metric, name in metrics.items()),
         Column("test samples", lambda row: list(found[row].values())[-1].samples),
     ]
     notes = ["Macro: the mean over the classes that occur, each counting alike."]
-    return table("Classification, all metrics", columns, found, notes, "The model does not classify.")
+    title = "Classification"
+    if numeric:
+        title, notes = "Regression", ["R²: 1 is exact, 0 no better than the mean; errors have the target's unit."]
+    return table(f"{title}, all metrics", columns, found, notes, "The model does not classify.")
 
 
 def retrieval(report: RunReport) -> Grid:

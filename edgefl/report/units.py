@@ -94,6 +94,10 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+#: Metrics of a numeric target -> their names.
+_ERRORS = {"r2": "R²", "mae": "mean absolute error", "rmse": "root mean square error"}
+
+
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of one and printed as percent."""
     return metric.startswith(("accuracy", "macro_", "recall", "precision", "f1", "top")) or "_recall_at_" in metric
@@ -101,7 +105,7 @@ def is_share(metric: str) -> bool:
 
 def is_leading(metric: str) -> bool:
     """Whether a metric is shown live; the others are in the report alone."""
-    return metric in {"accuracy", "loss", "rsum"} or metric.endswith("recall_at_1")
+    return metric in {"accuracy", "r2", "loss", "rsum"} or metric.endswith("recall_at_1")
 
 
 def score(metric: str, value: float) -> str:
@@ -111,6 +115,8 @@ def score(metric: str, value: float) -> str:
 
 def metric_words(metric: str) -> str:
     """A metric in words: "recall at 1 (acc to gyro)" of ``acc_to_gyro_recall_at_1``, "macro f1" of ``macro_f1``."""
+    if metric in _ERRORS:
+        return _ERRORS[metric]
     pair, _, at = metric.partition("_recall_at_")
     return f"recall at {at} ({pair.replace('_', ' ')})" if at else metric.replace("_", " ")
 

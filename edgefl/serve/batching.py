@@ -177,4 +177,5 @@ def rows_of(whole: Prediction, start: int, stop: int) -> Prediction:
         whole.logits[cut],
         {m: Matched(one.rows[cut], one.weights[cut]) for m, one in whole.matched.items()},
         {m: vectors[cut] for m, vectors in whole.embeddings.items()},
+        None if whole.values is None else whole.values[cut],
     )

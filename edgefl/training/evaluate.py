@@ -23,6 +23,7 @@ from torch import Tensor
 
 from edgefl.data import arrays
 from edgefl.data.dataset import Dataset
+from edgefl.data.levels import expected_value, levels_in, target_errors
 from edgefl.data.sources import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.encoder import TokenState
@@ -225,7 +226,7 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         if not has.size:
             continue
         told = mask == ORACLE
-        figures = _scores(judged.logits(available, has, of_tables[0] if told else mask, told), labels[has])
+        figures = _scores(judged.logits(available, has, of_tables[0] if told else mask, told), data, has)
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
         rows += _rows(available, mask, figures, has.size, judged.criteria.matcher.metric if mask in of_tables else "")
@@ -253,7 +254,7 @@ def _as_they_are(judged: _Judged, labels: np.ndarray, mask: str) -> dict[str, fl
     for pattern in np.unique(has[usable], axis=0):  # samples that have the same are filled in together
         rows = np.flatnonzero(usable & (has == pattern).all(axis=1))
         logits[rows] = judged.logits([m for m, there in zip(names, pattern, strict=True) if there], rows, mask)
-    return _scores(logits[usable], labels[usable])
+    return _scores(logits[usable], judged.data, np.flatnonzero(usable))
 
 
 def _right_by_k(judged: _Judged, labels: np.ndarray) -> dict[str, float]:
@@ -272,10 +273,18 @@ def _right_by_k(judged: _Judged, labels: np.ndarray) -> dict[str, float]:
     return figures
 
 
-def _scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """accuracy, loss, then the macro averages."""
-    figures = classification(logits.argmax(1), labels)
+def _scores(logits: np.ndarray, data: Dataset, rows: np.ndarray) -> dict[str, float]:
+    """Figures of logits [n, C] for the labelled samples ``rows`` [n] of ``data``.
+
+    accuracy, loss, then the macro averages; of a numeric target R², loss and the mean errors.
+    """
+    labels, levels = np.asarray(data.labels)[rows], levels_in(data.label_names)
     loss = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
+    if data.targets is not None and levels is not None:
+        answers = expected_value(torch.from_numpy(logits).double().softmax(1).numpy(), levels)
+        figures = target_errors(answers, data.targets[rows])
+        return {"r2": figures.pop("r2"), "loss": loss, **figures}
+    figures = classification(logits.argmax(1), labels)
     return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures}
 
 

@@ -120,6 +120,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
         projected={m: widened(r) for m, r in projected.items()},
         rows=batch.rows,
         labels=batch.labels,
+        targets=batch.targets,
         missing=(missing.name, missing.options),
         auxiliary=auxiliary,
         pseudo_labels=batch.pseudo_labels,

@@ -123,7 +123,7 @@ def test_relabelled_follows_the_names():
         ({"acc": np.ones((1, 3)), "label": np.array([-2])}, "label -2 is out of range"),
         ({"acc": np.ones((1, 3)), "label": np.array([2]), "label_names": np.array(["a", "b"])}, "there are 2 classes"),
         ({"acc": np.ones((1, 3)), "label": np.array([2**40])}, "out of range"),
-        ({"acc": np.ones((1, 3)), "label": np.ones(1)}, "not integers"),
+        ({"acc": np.ones((1, 3)), "label": np.ones(1, bool)}, "not integers"),
         ({"acc": np.array([["1"]])}, "not numbers"),
         ({"fusion": np.ones((2, 3))}, "cannot name a modality"),
     ],

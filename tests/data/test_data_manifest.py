@@ -74,7 +74,7 @@ BAD = [
     ({"acc": ROW, "label": -1}, "label: -1 is out of range"),
     ({"acc": ROW, "label": "wlak"}, "label: 'wlak' is out of range"),
     ({"acc": ROW, "label": True}, "label: True is neither a name nor a number"),
-    ({"acc": ROW, "label": 1.5}, "label: 1.5 is neither"),
+    ({"acc": ROW, "label": 1.5}, "label: 1.5 is neither a name nor a whole"),
     ({"acc": ROW, "id": "good"}, "id: 'good' is already used on line 1"),
     ({"label": "walk"}, "has no modality of acc, gyro"),
     ({"acc": ROW, "gyr": ROW}, "gyr: not a modality of this model; did you mean 'gyro'?"),

@@ -50,7 +50,7 @@ def test_label_names_number_labels_that_are_names(tmp_path: Path) -> None:
 
 def test_labels_of_another_type_say_what_is_taken(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not integers or texts") as wrong:
-        Dataset.load_npz(saved(tmp_path / "a.npz", acc=ACC, label=np.ones(4)))
+        Dataset.load_npz(saved(tmp_path / "a.npz", acc=ACC, label=np.ones(4, bool)))
     assert "write their names" in wrong.value.remedy
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from edgefl.data.log_mel import log_mel, mel_bank, read_wav
 from edgefl.data.readers import READERS, SampleError, Target, guess, inside, read, target
-from edgefl.data.tokens import SPARE_ROWS, hashed, tokenizer
+from edgefl.data.tokens import SPARE_ROWS, bag, hashed, tokenizer
 from edgefl.errors import DataError, MissingDependencyError, ModelError
 from edgefl.models.spec import EncoderSpec
 
@@ -190,6 +190,21 @@ def test_bad_sounds(tmp_path, monkeypatch):
     pretrained = target(EncoderSpec(kind="audio", input_shape=(61, 40), pretrained="some/ast"))
     with pytest.raises(SampleError, match="feature extractor"):
         read(tmp_path, "long.wav", pretrained)
+
+
+def test_a_bag_holds_words_then_their_n_grams():
+    # <cat> has 3 grams of three, 2 of four and 1 of five letters; what is over is cut, what is short is padded.
+    ids = bag("Cat cat!", 20, 1000)
+    grams = ["cat", "cat", "!", *2 * ["<ca", "cat", "at>", "<cat", "cat>", "<cat>"], "<!>"]
+    assert ids.tolist() == [2 + zlib.crc32(gram.encode()) % 998 for gram in grams] + [0] * 4
+    assert bag("Cat cat!", 2, 1000).tolist() == ids[:2].tolist()
+    shared = set(bag("running", 64).tolist()) & set(bag("runner", 64).tolist()) - {0}
+    assert len(shared) == 6  # <ru run unn <run runn <runn
+
+
+def test_scripts_without_blanks_share_characters_in_a_bag():
+    # 東京 and 東: the character, which is a word of its own there
+    assert set(bag("東", 8).tolist()) - {0} <= set(bag("東京都", 32).tolist())
 
 
 def test_hashed_tokens_by_hand():

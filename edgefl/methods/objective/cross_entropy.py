@@ -1,10 +1,14 @@
-"""Classification: CE(task(fusion([r_1; …; r_M])), y), the mean over the labelled samples; absent r_m are stand-ins."""
+"""Classification: CE(task(fusion([r_1; …; r_M])), y), the mean over the labelled samples; absent r_m are stand-ins.
+
+A numeric target is a pair of weights on its neighbouring levels (``edgefl.data.levels``), and CE that of soft labels.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.methods.objective.terms import known_cross_entropy
+from edgefl.data.levels import levels_in
+from edgefl.methods.objective.terms import between_levels, known_cross_entropy, soft_cross_entropy
 from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:
@@ -17,6 +21,9 @@ def loss(forward: Forward) -> Tensor:
     """Mean over the labelled samples; 0 when none is."""
     if forward.labels is None:
         return forward.nothing()
+    levels = levels_in(forward.model.spec.label_names)
+    if forward.targets is not None and levels is not None:
+        return soft_cross_entropy(forward.logits, between_levels(forward.targets, levels))
     return known_cross_entropy(forward.logits, forward.labels)
 
 

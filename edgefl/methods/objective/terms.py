@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+
 from edgefl.lazy import F, torch
 from edgefl.registry import Option, Rule
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -49,6 +52,26 @@ def known_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """CE of the rows of ``logits`` [N, C] whose ``target`` [N] is known, not -1: their mean; 0 when none is."""
     summed = F.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
     return summed / (target >= 0).sum().clamp(min=1)
+
+
+def between_levels(targets: Tensor, levels: npt.ArrayLike) -> Tensor:
+    """Weights [N, K] of the levels [K] whose mean is each target [N]; zeros where it is NaN.
+
+    A target beyond the levels is the nearest of them.
+    """
+    points = torch.as_tensor(np.asarray(levels), dtype=targets.dtype, device=targets.device)
+    inside = targets.nan_to_num().clamp(points[0], points[-1])
+    upper = torch.searchsorted(points, inside.contiguous()).clamp(1, len(points) - 1)
+    share = (inside - points[upper - 1]) / (points[upper] - points[upper - 1])
+    weights = torch.zeros(len(targets), len(points), dtype=targets.dtype, device=targets.device)
+    weights.scatter_(1, upper[:, None], share[:, None]).scatter_(1, upper[:, None] - 1, 1 - share[:, None])
+    return weights * ~targets.isnan()[:, None]
+
+
+def soft_cross_entropy(logits: Tensor, weights: Tensor) -> Tensor:
+    """CE of ``logits`` [N, K] with soft labels [N, K]: the mean over the rows that have one; 0 when none has."""
+    known = weights.sum(dim=1) > 0
+    return -(weights * F.log_softmax(logits, dim=1)).sum() / known.sum().clamp(min=1)
 
 
 def nothing(embeddings: Embeddings) -> Tensor:

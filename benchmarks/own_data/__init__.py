@@ -1,0 +1,1 @@
+"""Own data from init to a served model, beside simple baselines."""
