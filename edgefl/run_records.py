@@ -115,6 +115,14 @@ class EndToEnd(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """Scores of simple models on the run's own samples, all in one place. ``scores``: name -> score on the test set."""
+
+    metric: str = "accuracy"
+    scores: dict[str, float] = {}
+    samples: int = 0  # fitted on
+
+
 class RunReport(msgspec.Struct, frozen=True):
     """Everything known about one run."""
 
@@ -134,4 +142,5 @@ class RunReport(msgspec.Struct, frozen=True):
     evaluations: tuple[EvaluationRow, ...] = ()
     events: tuple[EventRow, ...] = ()
     bundles: tuple[BundleRow, ...] = ()
+    reference: Reference = Reference()  # no scores: not made
     end_to_end: dict[str, EndToEnd] = {}  # device -> its price; empty: not priced, or the run is end to end itself

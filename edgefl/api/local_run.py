@@ -24,7 +24,7 @@ from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, Problem, RunError
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
-from edgefl.storage.disk import begin_run, gone_if_empty, hold_directory, store_errors, write_new
+from edgefl.storage.disk import SHARES, begin_run, gone_if_empty, hold_directory, store_errors, write_new
 from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
@@ -118,7 +118,7 @@ class LocalRun:
 
     def _prepare(self) -> Path:
         """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""
-        folder, path, given = self.directory / "shares", self.directory / "run.yaml", self.config
+        folder, path, given = self.directory / SHARES, self.directory / "run.yaml", self.config
         if self.resume and path.is_file():
             self.config = self._as_begun(path)
         wanted = [device.name for device in self.config.fleet]
@@ -167,7 +167,7 @@ class LocalRun:
 
     def _places(self, device: str) -> tuple[str, str]:
         """A device's share, and its agent's directory."""
-        return str(self.directory / "shares" / f"{device}.npz"), str(self.directory / "devices" / device)
+        return str(self.directory / SHARES / f"{device}.npz"), str(self.directory / "devices" / device)
 
     def _every(self) -> list[Options]:
         """The agents' options, but for the broker."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.api.frames import Table, frame, report_frame
 from edgefl.api.needs import explained
+from edgefl.api.reference import referenced
 from edgefl.api.runs import RUNS, find_run, priced, read_run
 from edgefl.budget.fit import RunPrice
 from edgefl.errors import ExportError
@@ -178,4 +179,4 @@ def load_report(run: str | Path = "latest", *, directory: str | Path = RUNS) -> 
     RunError naming the runs there are, StoreError for a ledger that cannot be read.
     """
     found = find_run(run if isinstance(run, str) else str(run.absolute()), Path(directory))
-    return Report(priced(read_run(found), found), found)
+    return Report(referenced(priced(read_run(found), found), found), found)

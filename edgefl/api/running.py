@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from edgefl.api.export_run import export_run
 from edgefl.api.local_run import Feed, LocalOptions, LocalRun
 from edgefl.api.needs import explained
+from edgefl.api.reference import referenced
 from edgefl.api.results import Report, Run
 from edgefl.api.runs import PAGE, RUNS, priced, read_run, write_file
 from edgefl.config.profiles import RunSource
@@ -43,7 +44,7 @@ def carry_out(options: LocalOptions, feed: Feed, made: Made, begin: Begin) -> Ru
         asyncio.run(_train(local, begin))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         raise KeyboardInterrupt(local.way_on()) from error
-    report = read_run(local.directory)
+    report = referenced(read_run(local.directory), local.directory)
     if made.page:
         from edgefl.report.writers import to_html
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from edgefl.api.reference import referenced
 from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs
 from edgefl.cli.options import Format, RunArgument, RunsOption, drawn, show, write_out
 from edgefl.registry import ROLES, default, method
@@ -130,7 +131,7 @@ def report_command(
     Examples: edgefl report latest --format html · edgefl report demo-2026 --format csv -o run.csv
     """
     directory = find_run(run, runs)
-    report = priced(read_run(directory), directory)
+    report = referenced(priced(read_run(directory), directory), directory)
     if format in ("html", "parquet") and output is None:
         output = directory / f"report.{format}"
     elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:

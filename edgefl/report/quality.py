@@ -104,6 +104,9 @@ def evaluation(report: RunReport) -> Grid:
     ]
     if matchers := ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher)):
         notes.append(f"Prototype mask: classes matched by {matchers}.")
+    if scores := report.reference.scores:
+        listed = ", ".join(f"{name} {units.score(report.reference.metric, value)}" for name, value in scores.items())
+        notes.append(f"Simple models on the same samples, all in one place: {listed}.")
     if choices := [event.data for event in report.events if event.kind == "k_chosen"]:
         notes.append(f"Classes mixed: {in_words(choices[-1])}, by the devices; the test set had no part in it.")
     if any(row.missing == ORACLE for row in rows):

@@ -14,6 +14,8 @@ _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seven
 
 #: Devices that missed rounds and are named in the sentence.
 _NAMED = 2
+#: Share of a score that a run may lie below a simple model, by the model's name; of others ``_LITTLE``.
+_ADMITTED, _LITTLE = {"forest": 0.03}, 0.01
 
 
 class Saving(NamedTuple):
@@ -152,8 +154,25 @@ def _test_of(row: EvaluationRow) -> tuple[str, tuple[str, ...], str]:
     return row.metric, row.available, row.missing
 
 
+def below_reference(report: RunReport) -> str:
+    """The sentence of a run whose score is below that of a simple model on the same samples; "" where it is not."""
+    metric, scores = report.reference.metric, report.reference.scores
+    rows = [row for row in quality.latest(report.evaluations) if row.metric == metric and row.missing == "none"]
+    last = max(rows, key=lambda row: len(row.available), default=None)
+    if last is None or not scores:
+        return ""
+    name = max(scores, key=lambda one: scores[one] - _ADMITTED.get(one, _LITTLE))
+    if last.value >= scores[name] - _ADMITTED.get(name, _LITTLE):
+        return ""
+    reached, of = units.score(metric, scores[name]), units.score(metric, last.value)
+    return f"Below a simple model: {name} has {reached} on the same samples, all in one place, and this run {of}."
+
+
 def troubles(report: RunReport) -> list[str]:
-    """Faults of a run as sentences: how it ended unfinished, refusals with both numbers, absences, warnings."""
-    standing = rounds.standing(report)
+    """Faults of a run as sentences: how it ended unfinished, refusals with both numbers, absences, warnings.
+
+    First that it is below a simple model, if it is.
+    """
+    below, standing = below_reference(report), rounds.standing(report)
     warned = [f"Warning: {text}." for text in rounds.warnings(report)]
-    return [*([standing] if standing else []), *decisions.sentences(report), *warned]
+    return [*filter(None, (below, standing)), *decisions.sentences(report), *warned]

@@ -40,6 +40,8 @@ LOCK_TRIES = 5
 LOCK_PAUSE_S = 0.02
 #: The run's events, as JSON lines.
 EVENTS = "events.jsonl"
+#: Folder of the shares of a run's data, in its directory.
+SHARES = "shares"
 _GO_ON = ", then start again: what was finished is kept."
 #: What the system refuses for -> the way out. A permission is another's to give: ``_of_permission``.
 _WAYS_OUT = {

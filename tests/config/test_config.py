@@ -107,7 +107,9 @@ def test_every_problem_of_a_file_is_told_at_once_with_path_line_and_choices(tmp_
     told = {path: message for path, (_, message) in found.items()}
     assert "did you mean 'prototype'? valid: zero, completion, ignore, prototype, random" in told["slots.missing"]
     assert "did you mean 'objective'?" in told["slots.objectiv"]
-    assert "'sensr'; did you mean 'sensor'? valid: sensor, table, vision, text, audio" in told["model.encoders.acc.kind"]
+    assert (
+        "'sensr'; did you mean 'sensor'? valid: sensor, table, vision, text, audio" in told["model.encoders.acc.kind"]
+    )
     assert "did you mean 'width'?" in told["model.encoders.acc.widht"]
     assert "'natural', 'uniform', 'dirichlet' or 'shards'" in told["data.partition"]
     assert "did you mean 'cpu'?" in told["fleet.0.profile"]

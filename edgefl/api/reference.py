@@ -1,0 +1,147 @@
+"""Simple models on a run's own samples, all in one place: a majority, a linear model and a forest, by scikit-learn.
+
+They say what a script of a few lines reaches on the same split; a run far below them trains badly, whatever it costs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.data.arrays import Array, Rows
+from edgefl.data.dataset import Dataset
+from edgefl.data.levels import target_errors
+from edgefl.data.prepare import TEST
+from edgefl.errors import DataError
+from edgefl.run_records import Reference, RunReport
+from edgefl.storage.disk import SHARES, write_new
+
+#: The reference of a run, kept beside its ledger.
+REFERENCE = "reference.json"
+#: Training samples at most, on which a forest takes seconds.
+_MOST_SAMPLES = 20_000
+#: Numbers of a series that are taken as they are, beside mean and deviation of each channel.
+_MOST_NUMBERS = 1024
+#: Pixels of a picture's side that are looked at.
+_SIDE = 16
+#: Columns of features that are held without sparsity; of token ids eight times as many are told apart.
+_WIDEST = 2**15
+
+
+def referenced(report: RunReport, directory: Path) -> RunReport:
+    """The report with its reference: as kept in ``directory``, else made now of the shares there, and kept.
+
+    The report stays as it is where the shares are elsewhere, nothing is labelled, or scikit-learn is not installed.
+    """
+    kept, test = directory / REFERENCE, directory / SHARES / f"{TEST}.npz"
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.structs.replace(report, reference=msgspec.json.decode(kept.read_bytes(), type=Reference))
+    paths = [directory / SHARES / f"{row.device}.npz" for row in report.devices]
+    paths = [path for path in paths if path.is_file()]
+    if report.status != "done" or not paths or not test.is_file():
+        return report
+    try:
+        scores = reference_scores([Dataset.load_npz(path) for path in paths], Dataset.load_npz(test))
+    except (ModuleNotFoundError, DataError):
+        return report
+    if scores is None:
+        return report
+    with suppress(OSError):  # another user's run can be read and not written
+        write_new(kept, msgspec.json.encode(scores))
+    return msgspec.structs.replace(report, reference=scores)
+
+
+def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | None:
+    """Accuracy, or R² of a numeric target, on ``test`` of simple models fitted on all ``shares``; None: no labels.
+
+    Raises ModuleNotFoundError without scikit-learn.
+    """
+    names, numeric = test.label_names, test.targets is not None
+    labelled = [share.relabelled(names) for share in shares if share.labels is not None]
+    truth = _truth(test)
+    if not labelled or truth is None:
+        return None
+    y = np.concatenate([_truth(share) for share in labelled])
+    known, tested = np.flatnonzero(~np.isnan(y)), np.flatnonzero(~np.isnan(truth))
+    known = known[np.linspace(0, len(known) - 1, min(len(known), _MOST_SAMPLES)).astype(int)]
+    if len(np.unique(y[known])) < 2 or not len(tested):
+        return None
+    modalities = list(test.signature())
+    x, z = _features([*labelled, test], modalities, sum(map(len, labelled)))
+    scores = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a model that has not converged: the score says it
+        for name, model in _models(numeric, sparse=any(v.dtype.kind == "i" for v in test.modalities.values())):
+            answers = model.fit(x[known], y[known]).predict(z[tested])
+            right = truth[tested]
+            scores[name] = target_errors(answers, right)["r2"] if numeric else float((answers == right).mean())
+    return Reference("r2" if numeric else "accuracy", scores, len(known))
+
+
+def _truth(data: Dataset) -> Array | None:
+    """Labels [N] as numbers, NaN: none; targets as they are."""
+    if data.labels is None:
+        return None
+    return data.targets if data.targets is not None else np.where(data.labels < 0, np.nan, data.labels)
+
+
+def _models(numeric: bool, *, sparse: bool) -> list[tuple[str, Any]]:
+    """Name -> model. ``sparse``: without a forest, which takes minutes on counts of words."""
+    from sklearn.dummy import DummyClassifier
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+
+    if numeric:
+        models: list[tuple[str, Any]] = [("ridge", RidgeCV(np.logspace(-2, 4, 13)))]
+        return models if sparse else [*models, ("forest", RandomForestRegressor(200, random_state=0))]
+    models = [("majority", DummyClassifier()), ("logistic regression", LogisticRegression(max_iter=500))]
+    return models if sparse else [*models, ("forest", RandomForestClassifier(200, random_state=0))]
+
+
+def _features(parts: Sequence[Dataset], modalities: Sequence[str], count: int) -> tuple[Any, Any]:
+    """Rows of numbers of all modalities, scaled by the first ``count`` samples of ``parts``: of these, and of the rest.
+
+    An absent modality is zeros.
+    """
+    from scipy import sparse
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.preprocessing import StandardScaler
+
+    blocks = []
+    for m in modalities:
+        like = next(part.modalities[m] for part in parts if m in part.modalities)
+        values = [part.modalities.get(m, np.zeros((len(part), *like.shape[1:]), like.dtype)) for part in parts]
+        words = like.dtype.kind == "i"
+        block = sparse.vstack([_counts(v) if words else sparse.csr_matrix(_numbers(np.asarray(v))) for v in values])
+        scale = TfidfTransformer(sublinear_tf=True) if words else StandardScaler(with_mean=False)
+        blocks.append(scale.fit(block.tocsr()[:count]).transform(block))
+    whole = sparse.hstack(blocks).tocsr()
+    whole = whole if whole.shape[1] > _WIDEST else whole.toarray()
+    return whole[:count], whole[count:]
+
+
+def _counts(values: Rows) -> Any:
+    """Counts of token ids [N, ids], sparse."""
+    from scipy import sparse
+
+    ids = np.asarray(values)
+    rows, _ = np.nonzero(ids)
+    return sparse.csr_matrix((np.ones(len(rows), np.float32), (rows, ids[ids != 0])), shape=(len(ids), _WIDEST * 8))
+
+
+def _numbers(values: Array) -> Array:
+    """Numbers of samples [N, F]: small pictures, short series as they are, and moments of a series' channels."""
+    if values.ndim == 4:
+        tall, wide = (max(1, side // _SIDE) for side in values.shape[1:3])
+        return values[:, ::tall, ::wide].reshape(len(values), -1)
+    flat = values.reshape(len(values), -1)
+    if values.ndim < 3 or values.shape[1] < 2:
+        return flat
+    moments = [values.mean(axis=1), values.std(axis=1)]
+    return np.concatenate(moments if flat.shape[1] > _MOST_NUMBERS else [flat, *moments], axis=1)

@@ -1,0 +1,84 @@
+"""Simple models beside a run: their scores, and the sentence of a run that is below them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgefl.api.reference import REFERENCE, reference_scores, referenced
+from edgefl.data.dataset import Dataset
+from edgefl.records import EvaluationRow
+from edgefl.report import quality, story
+from edgefl.run_records import DeviceRow, Reference, RunReport
+
+
+def dataset(seed: int, count: int = 60, *, text: bool = False, target: bool = False) -> Dataset:
+    """Three classes that the first channel, or a word, tells."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % 3
+    if text:
+        values = rng.integers(10, 50, (count, 6))
+        values[:, 2] = y + 2
+    else:
+        values = rng.normal(0, 0.1, (count, 8, 2)).astype(np.float32)
+        values[:, :, 0] += y[:, None]
+    names = ("a", "b", "c")
+    return Dataset(
+        {"m": values}, {"m": np.ones(count, bool)}, y.astype(np.int64), ("~0", "~1", "~2") if target else names,
+        [str(i) for i in range(count)], targets=y.astype(np.float64) if target else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_simple_models_learn_what_the_shares_tell(text: bool) -> None:
+    found = reference_scores([dataset(1, text=text), dataset(2, text=text)], dataset(3, text=text))
+    assert found is not None
+    assert (found.metric, found.samples) == ("accuracy", 120)
+    assert found.scores["majority"] == pytest.approx(1 / 3)
+    assert found.scores["logistic regression"] == 1.0
+    assert found.scores.get("forest", 1.0) == 1.0
+
+
+def test_a_numeric_target_is_judged_by_r2() -> None:
+    found = reference_scores([dataset(1, target=True)], dataset(3, target=True))
+    assert found is not None
+    assert found.metric == "r2"
+    assert found.scores["ridge"] > 0.95
+
+
+def test_without_labels_there_is_none() -> None:
+    data = dataset(1)
+    unlabelled = Dataset(data.modalities, data.present, None, (), data.ids)
+    assert reference_scores([unlabelled], unlabelled) is None
+
+
+def report(accuracy: float, **scores: float) -> RunReport:
+    row = EvaluationRow(1, 1, ("m",), "none", "accuracy", accuracy, 60)
+    return RunReport(evaluations=(row,), status="done", reference=Reference("accuracy", scores))
+
+
+def test_a_run_below_a_simple_model_says_so_first() -> None:
+    below = report(0.706, **{"logistic regression": 0.985, "forest": 0.971})
+    assert story.troubles(below)[0] == (
+        "Below a simple model: logistic regression has 98.5 % on the same samples, all in one place, "
+        "and this run 70.6 %."
+    )
+    assert "logistic regression 98.5 %, forest 97.1 %" in " ".join(quality.evaluation(below).notes)
+
+
+def test_a_point_less_than_a_line_or_three_less_than_a_forest_is_no_trouble() -> None:
+    assert story.below_reference(report(0.96, **{"logistic regression": 0.965, "forest": 0.985})) == ""
+    assert "forest" in story.below_reference(report(0.95, **{"logistic regression": 0.955, "forest": 0.985}))
+
+
+def test_a_runs_reference_is_made_once_and_kept(tmp_path) -> None:
+    (tmp_path / "shares").mkdir()
+    dataset(1).save_npz(tmp_path / "shares" / "left.npz")
+    dataset(3).save_npz(tmp_path / "shares" / "test.npz")
+    run = RunReport(status="done", devices=(DeviceRow(device="left"),))
+    made = referenced(run, tmp_path)
+    assert made.reference.scores["logistic regression"] == 1.0
+    (tmp_path / "shares" / "left.npz").unlink()
+    assert referenced(run, tmp_path) == made
+    assert (tmp_path / REFERENCE).is_file()
+    assert referenced(RunReport(status="done"), tmp_path / "elsewhere").reference.scores == {}
