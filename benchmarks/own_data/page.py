@@ -17,8 +17,9 @@ _HEAD = """# Own data
 
 `python -m benchmarks.own_data --seeds 5`, then `--page`. Every set comes inside a package; `edgefl init` and its
 defaults decide everything but what a user would name (a label column of several). Accuracy in percent, or 100 R² of a
-numeric target, mean over the splits; a difference is EdgeFL less the baseline on the same split, with its 95 % interval (Student's t). Baselines are
-scripts of a few lines by scikit-learn on the raw samples, all in one place; EdgeFL trains on the fleet that init wrote.
+numeric target, mean over the splits; a difference is EdgeFL less the baseline on the same split, with its 95 %
+interval (Student's t). Baselines are scripts of a few lines by scikit-learn on the raw samples, all in one place;
+EdgeFL trains on the fleet that init wrote.
 """
 
 

@@ -24,8 +24,9 @@ class OwnData(NamedTuple):
     """A data set on disk and the same samples for a baseline.
 
     ``source``: what is given to ``edgefl init``; ``kind``: of its baseline (table, numeric, text, sound, picture,
-    series, mixed), numeric being a table with a numeric target; ``labels``: of all samples in order; ``values``: per sample, as the baseline takes them; ``options``: of
-    init, which a user would name; ``number``: pattern of a sample's number (from ``first``) in its id.
+    series, mixed), numeric being a table with a numeric target; ``labels``: of all samples in order; ``values``: per
+    sample, as the baseline takes them; ``options``: of init, which a user would name; ``number``: pattern of a sample's
+    number (from ``first``) in its id.
     """
 
     source: Path

@@ -34,6 +34,8 @@ SIZES = ("small", "tiny")
 #: Steps of a round and of a stage, which a device with few samples gets by more epochs, then by more rounds.
 _ROUND_STEPS, _STAGE_STEPS = 30, 240
 _MOST_EPOCHS, _LEAST_ROUNDS, _MOST_ROUNDS = 8, 4, 10
+#: Rows whose mean and variance a batch norm can be trained on: with 3 it stays at chance where layer norm is right.
+_LEAST_FOR_BATCH_NORM = 8
 
 
 class Wishes(NamedTuple):
@@ -68,6 +70,7 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     share = max(2, int(outline.samples * _windows_each(facts, given) * 0.8 / len(profiles)))
     batch = max(2, min(16, share // 4))
     steps = max(1, share // batch)
+    head = {"width": 128, "out": 64, **({"norm": "layer"} if batch < _LEAST_FOR_BATCH_NORM else {})}
     epochs = min(_MOST_EPOCHS, max(1, round(_ROUND_STEPS / steps)))
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(_STAGE_STEPS / (steps * epochs))))
     return {
@@ -75,7 +78,7 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
         "seed": 1,
         "recipe": wishes.recipe or recipe_for(outline, len(facts)),
         "data": _data(paths, facts, given, natural=outline.groups > len(profiles)),
-        "model": {"stages": _STAGES, "encoders": given, "head": {"width": 128, "out": 64}, "fusion_width": 64},
+        "model": {"stages": _STAGES, "encoders": given, "head": head, "fusion_width": 64},
         "training": {
             "rounds": [rounds] * _STAGES,
             "epochs": epochs,
