@@ -181,6 +181,8 @@ def _sensor(root: Path, value: object, to: Target) -> Array:
 
 def _recording(root: Path, value: object, to: Target) -> tuple[Array, Array]:
     """Rows [T, C] at the target's rate, and where gaps lie between them [T]."""
+    if isinstance(value, dict):
+        raise SampleError("is an object; a sensor's rows are a list")
     found = Recording(_listed(value)) if isinstance(value, list) else None
     if found is None:
         path, suffix = _open(root, value, "sensor", ".npy", ".csv")

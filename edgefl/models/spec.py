@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from edgefl.records import MAX_COLUMNS, TableColumn
+from edgefl.records import MAX_COLUMNS, CellName, TableColumn
 from edgefl.registry import method
 
 #: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
@@ -107,6 +107,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fusion_width: int = 256
     classes: int = 0
     label_names: tuple[str, ...] = ()
+    label_column: CellName = ""  # of the user's table
     encoder_sharing: str = "separate"
     fusion: str = "concat"
     joint: JointSpec = JointSpec()

@@ -47,12 +47,15 @@ class Wishes(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The run's name, and its data as in the run file. ``test`` "": held out of the source. ``arrays``: an .npz."""
+    """The run's name, and its data as in the run file. ``test`` "": held out of the source. ``arrays``: an .npz;
+    ``label``: the column that labels came from.
+    """
 
     name: str
     source: str
     test: str = ""
     arrays: bool = False
+    label: str = ""
 
 
 class Outline(NamedTuple):
@@ -97,6 +100,7 @@ def _data(paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural:
         "source": paths.source,
         "partition": "natural" if natural else "uniform",
         **({"test": paths.test} if paths.test else {}),
+        **({"label": paths.label} if paths.label else {}),
         **({"bad_samples": "skip"} if short else {}),
     }
 
@@ -122,6 +126,7 @@ def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
     prepared = {"vision": _vision, "audio": _audio, "text": _text, "table": _table}
     return {
         m: {"kind": each.kind, "size": size, **(windows[m] if each.kind == "sensor" else prepared[each.kind](each))}
+        | _columns(each)
         for m, each in facts.items()
     }
 
@@ -135,8 +140,13 @@ def _of_arrays(facts: Facts) -> dict[str, Any]:
 
 
 def _table(facts: Facts) -> dict[str, Any]:
+    return {"depth": _STAGES}
+
+
+def _columns(facts: Facts) -> dict[str, Any]:
+    """The columns of the user's table that a modality is read from, by which `edgefl predict` knows them."""
     columns = {column.name: column_field(column) for column in facts.columns}
-    return {"depth": _STAGES, **({"columns": columns} if columns else {})}
+    return {"columns": columns} if columns else {}
 
 
 def _patch(steps: int) -> int:

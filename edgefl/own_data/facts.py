@@ -44,8 +44,11 @@ def facts_of(found: Understood, modality: str) -> Facts:
     """The facts of one modality, from its first files. Raises DataError where none can be read."""
     values = [sample.values[modality] for sample in found.samples if modality in sample.values]
     kind, looked = found.kinds[modality], _spread(values)
-    look = {"vision": _pictures, "audio": _sounds, "text": _texts, "sensor": _sensors}[kind]
-    return look(found.root, looked)
+    look = {"vision": _pictures, "audio": _sounds, "text": _texts, "sensor": _sensors}
+    columns = found.columns.get(modality, ())
+    if kind == "table":
+        return Facts(kind, columns=columns)
+    return look[kind](found.root, looked)._replace(columns=columns)
 
 
 def _spread(values: Sequence[object]) -> list[object]:

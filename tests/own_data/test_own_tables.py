@@ -10,7 +10,8 @@ from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.samples import understand
-from edgefl.own_data.tables import MAX_COLUMNS, MAX_TABLE_BYTES, has_head, read_table
+from edgefl.own_data.table_rows import MAX_COLUMNS, MAX_TABLE_BYTES
+from edgefl.own_data.tables import has_head, read_table
 
 
 def table(folder: Path, name: str, text: str) -> Path:
@@ -79,7 +80,7 @@ def test_a_parquet_of_many_equal_cells_is_refused_before_it_is_unpacked(
     with pytest.raises(DataError, match="has 4000001 rows of 1 columns, more than can be held"):
         read_table(path)
     pq.write_table(pa.table({"x": ["word " * 200] * 3000}), path)
-    monkeypatch.setattr("edgefl.own_data.tables.MAX_TABLE_BYTES", 2**20)
+    monkeypatch.setattr("edgefl.own_data.table_rows.MAX_TABLE_BYTES", 2**20)
     with pytest.raises(DataError, match="unpacked it has more than 1048576 bytes"):
         read_table(path)
     pq.write_table(pa.table({f"c{i}": [1] for i in range(MAX_COLUMNS + 1)}), path)
