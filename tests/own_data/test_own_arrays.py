@@ -9,6 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
+from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.npz import Arrays, facts_of_arrays, read_arrays
 
 
@@ -42,3 +43,11 @@ def test_rows_of_numbers_are_a_table_unless_the_user_says_otherwise(tmp_path: Pa
     }  # fmt: skip
     said = facts_of_arrays(data, rows, {"digits": "sensor"})
     assert said["digits"].kind == "sensor"
+
+
+def test_grey_pictures_in_an_array_are_pictures_where_the_user_says_so(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", digits=np.ones((9, 8, 8)))
+    data = Dataset.load_npz(tmp_path / "a.npz")
+    assert facts_of_arrays(data, (), {"digits": "vision"})["digits"].sides == [8]
+    again = Dataset.load_npz(tmp_path / "a.npz", {"digits": EncoderSpec("vision", (8, 8, 1))})
+    assert again.signature() == {"digits": (8, 8, 1)}
