@@ -35,7 +35,7 @@ _MOST_STAMP = 1e30
 #: Rows resampled at a time: bounds what that takes beside its result.
 _BLOCK = 2**16
 #: Seconds of a unit of the time column.
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: The name of a time column, in small letters, with its unit.
 TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
 #: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
@@ -147,10 +147,10 @@ def _seconds(stamps: Array, unit: str | None) -> Array:
         raise DataError(f"row {row}: {stamp:g} is no time" if np.isfinite(stamp) else f"row {row} has no time")
     if (back := np.flatnonzero(np.diff(stamps) < 0)).size:
         raise DataError(f"row {int(back[0]) + 3}: its time lies before the row above; sort the rows by time")
-    return np.asarray((stamps - stamps[0]) * _UNITS[unit or _unit_of(stamps)])
+    return np.asarray((stamps - stamps[0]) * UNITS[unit or unit_of(stamps)])
 
 
-def _unit_of(stamps: Array) -> str:
+def unit_of(stamps: Array) -> str:
     """The unit of time stamps that say none: seconds, unless they are too large for that.
 
     Then that in which they lie within 130 years of 1970 and beyond 1990, else (a clock since it was switched on) the
@@ -159,8 +159,8 @@ def _unit_of(stamps: Array) -> str:
     if stamps[0] < _EPOCH_MS:
         return "s"
     period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else 0.0
-    since = [unit for unit in ("ms", "us", "ns") if _SINCE_1970[0] <= stamps[0] * _UNITS[unit] <= _SINCE_1970[1]]
-    often = [unit for unit in ("ms", "us", "ns") if period * _UNITS[unit] <= 1.0]
+    since = [unit for unit in ("ms", "us", "ns") if _SINCE_1970[0] <= stamps[0] * UNITS[unit] <= _SINCE_1970[1]]
+    often = [unit for unit in ("ms", "us", "ns") if period * UNITS[unit] <= 1.0]
     return next(iter([*since, *often]), "ms")
 
 

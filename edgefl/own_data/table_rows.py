@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,10 @@ def _csv(path: Path, most: int | None) -> Rows:
             encoding="utf-8-sig", skipinitialspace=True, nrows=most,
         )  # fmt: skip
     except (UnicodeDecodeError, ValueError, pd.errors.ParserError) as error:
+        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            most_cells, line, count = ragged.groups()
+            text = f"{path}: line {line} has {count} cells, the head line {most_cells}"
+            raise DataError(text, remedy="Put cells with separators in them into double quotes.") from error
         raise DataError(f"{path}: is no readable table: {error}", remedy="Save it as CSV in UTF-8.") from error
     rows: Rows = [
         {str(name): "" if cell != cell else str(cell).strip() for name, cell in row.items() if name not in unnamed}

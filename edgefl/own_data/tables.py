@@ -19,6 +19,7 @@ from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError
 from edgefl.own_data.label_columns import Guess, best_label
 from edgefl.own_data.table_rows import AS_ARRAYS, LOOKED_AT, MAX_COLUMNS, MAX_TABLE_BYTES, head_of, read_rows
+from edgefl.own_data.tidy_tables import wide
 from edgefl.own_data.wishes import NO_ROLES, Roles
 from edgefl.records import MAX_CATEGORIES, MAX_CELL_NAME, TableColumn, is_modality
 
@@ -34,7 +35,10 @@ What = Literal["list", "recording", "features"]
 _GROUP = re.compile(
     r"(group|person|people|subject|user|speaker|participant|patient|client|device|vendor|site)(_?id)?", re.IGNORECASE
 )
-_PART = re.compile(r"(session|recording|record|trial|experiment|segment|sequence|take|run)(_?id)?", re.IGNORECASE)
+_PART = re.compile(
+    r"(session|recording|record|trial|experiment|segment|sequence|take|run|utterance|clip|episode|series)(_?id)?",
+    re.IGNORECASE,
+)
 #: Names of time columns that tables have beside those that the reader of sensors knows, with their unit.
 _TIMES = {"seconds": "s", "sec": "s", "ms": "ms", "datetime": "", "date": ""}
 _AXES = frozenset("xyzw")
@@ -92,9 +96,20 @@ def read_table(
         raise DataError(f"{path}: has {len(columns)} columns, more than {MAX_COLUMNS}", remedy=AS_ARRAYS)
     if unknown := [name for name in roles.named if name not in columns]:
         raise DataError(f"{path}: has no column {', '.join(unknown)}", remedy=f"Its columns: {', '.join(columns)}.")
+    if most is None and (made := widened(path, rows, columns)) is not None:
+        rows, columns = made, list(dict.fromkeys(itertools.chain.from_iterable(made[:LOOKED_AT])))
     table = Table(path, rows, columns, units=units)
     _find_roles(table, is_file, roles)
     return table
+
+
+def widened(path: Path, rows: list[dict[str, str]], columns: Sequence[str]) -> list[dict[str, str]] | None:
+    """The rows of a long table with a column a channel; None: it is none. Raises DataError."""
+    clock = next((column for column in columns if time_unit(column) is not None), "")
+    try:
+        return wide(rows, columns, clock)
+    except DataError as error:
+        raise DataError(f"{path}: {error.message}", remedy=error.remedy) from None
 
 
 def has_head(path: Path) -> bool:
@@ -117,7 +132,12 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
     timed = any(time_unit(column) is not None for column in free)
     open_columns = {column: values[column] for column in free if column not in axes and column != roles.group}
     if not roles.label:
-        open_columns = {c: v for c, v in open_columns.items() if time_unit(c) is None and not _is_files(v, is_file)}
+        open_columns = {
+            column: cells
+            for column, cells in open_columns.items()
+            if not (time_unit(column) is not None or _GROUP.fullmatch(column) or _PART.fullmatch(column))
+            and not _is_files(cells, is_file)
+        }
     table.guess = best_label(open_columns, roles.label, numbers=not timed and not axes)
     table.label = table.guess.column
     for column in free:
@@ -125,6 +145,8 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
             _give_role(table, column, values[column], is_file, roles)
     names = distinct({sensor: _sensor_name(sensor) for sensor in table.sensors})
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
+    if table.time:
+        untangle(table)
     if table.files:
         table.what = "list"
     elif table.time and _is_dated(table):
@@ -236,13 +258,21 @@ def time_unit(column: str) -> str | None:
 
 
 def _is_dated(table: Table) -> bool:
-    """Whether a column of time only dates samples, one a row: labels change from row to row, or there is one sensor of
-    many columns and no label that lasts.
-    """
+    """Whether a column of time only dates samples, one a row: the label is a quantity, or changes from row to row."""
     if not table.label:
         return False
     runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
     return table.guess.numeric or len(table.rows) / runs < _STEPS
+
+
+def untangle(table: Table) -> None:
+    """Bring rows of one group and recording together, where several were written at a time, by a clock."""
+    clock = table.rows[0].get(table.time, "")
+    runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
+    kinds = len({table.key(row) for row in table.rows})
+    timed = is_number(clock) or ":" in clock
+    if (table.group or table.part) and timed and len(table.rows) / runs < _STEPS and len(table.rows) >= 8 * kinds:
+        table.rows.sort(key=table.key)  # stable: in each by time, as before
 
 
 def _has_recordings(table: Table) -> bool:

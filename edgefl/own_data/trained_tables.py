@@ -18,7 +18,7 @@ from edgefl.errors import DataError, Problem
 from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.table_rows import MAX_TABLE_BYTES, read_rows
-from edgefl.own_data.tables import SUFFIXES, Table, name_columns
+from edgefl.own_data.tables import SUFFIXES, Table, name_columns, untangle, widened
 from edgefl.own_data.understood import Sample
 
 Encoders = Mapping[str, EncoderSpec]
@@ -37,8 +37,9 @@ def read_trained(
     A label that the model does not know is none, and is said in ``Dataset.skipped``. Raises DataError.
     """
     regular_file(path, MAX_TABLE_BYTES)
-    table = Table(path, (read := read_rows(path)).rows, [], units=read.units)
-    table.columns = list(dict.fromkeys(name for row in table.rows[:100] for name in row))
+    rows = read_rows(path).rows
+    rows = widened(path, rows, list(rows[0])) or rows if rows else rows
+    table = Table(path, rows, list(dict.fromkeys(name for row in rows[:100] for name in row)))
     table.label = label_column if label_column in table.columns else ""
     _check_columns(table, encoders)
     levels = levels_in(labels) is not None
@@ -94,6 +95,8 @@ def _recordings(table: Table, encoders: Encoders, root: Path) -> list[Sample]:
                 )
             table.sensors[m] = columns
     name_columns(table)
+    if table.time:
+        untangle(table)
     made = write_recordings(table, root, "recordings")
     return [Sample(one.id, dict(one.files), one.label, one.group) for one in made]
 
