@@ -99,9 +99,10 @@ class EncoderConfig(Values):
     positions: Positive | None = Field(
         None, description="text only: rows of the table of positions; default: the text's length"
     )
-    arch: Literal["distilbert", "bert", "bag"] | None = Field(
+    arch: Literal["distilbert", "bert", "bag", "bands"] | None = Field(
         None,
-        description="text only: whose blocks; bag: the mean of hashed words and n-grams",
+        description="text: whose blocks, or bag: the mean of hashed words and n-grams; audio: bands: spans of all "
+        "mel bands, with each band's mean and deviation, in place of AST's squares",
     )
     pretrained: str = Field(
         "",

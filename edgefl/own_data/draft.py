@@ -161,7 +161,12 @@ def _vision(facts: Facts) -> dict[str, Any]:
 
 
 def _audio(facts: Facts) -> dict[str, Any]:
-    return {"seconds": round(min(max(_most(facts.seconds), 0.3), _MOST_SECONDS), 1)}
+    return {
+        "arch": "bands",
+        "patch": 4,
+        **_FLEET,
+        "seconds": round(min(max(_most(facts.seconds), 0.3), _MOST_SECONDS), 1),
+    }
 
 
 def _text(facts: Facts) -> dict[str, Any]:
