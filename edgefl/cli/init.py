@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -23,6 +25,7 @@ from edgefl.own_data.draft import SIZES, Outline, Paths, Wishes, encoders, recip
 from edgefl.own_data.facts import Facts, facts_of
 from edgefl.own_data.npz import facts_of_arrays, read_arrays, write_arrays
 from edgefl.own_data.samples import MANIFEST, halves, understand
+from edgefl.own_data.table_samples import MADE
 from edgefl.own_data.understood import Understood
 from edgefl.own_data.wishes import MODALITY_KINDS, Roles, wished
 
@@ -86,6 +89,9 @@ def command(
             "audio, text); repeatable.",
         ),
     ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, now and in the run.")
+    ] = False,
     recipe: Annotated[str, typer.Option(help="Recipe of the run; default: by what the data has.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing, also at a terminal.")] = False,
     force: Annotated[
@@ -111,19 +117,16 @@ def command(
     if run_file.exists() and not force:
         raise StoreError(f"{run_file} is there already", remedy="Name another by --out, or write over it by --force.")
     roles = wished(label, group, drop or [], kind or [])
-    if source.suffix.lower() == ".npz":
-        data = _arrays(source, roles)
-    else:
-        data = _files(source, path, roles, asks=asks, force=force)
-    if not (recipe or recipe_for(data.outline, len(data.facts))):
-        raise DataError(
-            f"{source}: one modality ({next(iter(data.facts))}) and no label: there is nothing to learn",
-            remedy="Put the files into a folder a label, name labels in a table, or say by --path where the label is.",
-        )
-    wishes = Wishes(tuple(device or (_ask_devices() if asks else ())), recipe=recipe)
-    if format == "terminal":
-        _say(source, data)
-    size, fits, sentence = _write_fitting(run_file, name, data, wishes)
+    with _undone(source, run_file):
+        if source.suffix.lower() == ".npz":
+            data = _arrays(source, roles)
+        else:
+            data = _files(source, path, roles, asks=asks, force=force, skip_bad=skip_bad)
+        _check_task(source, recipe, data)
+        wishes = Wishes(tuple(device or (_ask_devices() if asks else ())), recipe=recipe, skip_bad=skip_bad)
+        if format == "terminal":
+            _say(source, data)
+        size, fits, sentence = _write_fitting(run_file, name, data, wishes)
     chosen = encoders(data.facts, size, raw=not _is_arrays(data))
     if format == "json":
         show("json", Started(str(data.path), str(run_file), tuple(data.said), data.unused, size, fits, sentence))
@@ -134,6 +137,34 @@ def command(
         typer.echo(f"wrote {made}")
     typer.secho(f"\n{sentence}", bold=True)
     typer.echo(f"\nNext: edgefl run {run_file}\nThen: edgefl predict latest FILE, with a file of yours")
+
+
+def _check_task(source: Path, recipe: str, data: Source) -> None:
+    """Raise DataError where nothing can be learned."""
+    if not (recipe or recipe_for(data.outline, len(data.facts))):
+        raise DataError(
+            f"{source}: one modality ({next(iter(data.facts))}) and no label: there is nothing to learn",
+            remedy="Put the files into a folder a label, name labels in a table, or say by --path where the label is.",
+        )
+
+
+@contextmanager
+def _undone(source: Path, run_file: Path) -> Iterator[None]:
+    """Leave nothing behind that an unfinished ``init`` wrote: manifests, recordings, arrays, the run file."""
+    root = source if source.is_dir() else source.parent
+    halved = [root, *(path for path in root.iterdir() if path.is_dir())]
+    beside = (f"{source.stem}-edgefl", f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
+    made = [folder / name for folder in halved for name in (MANIFEST, MADE)] + [root / name for name in beside]
+    there = {path for path in (*made, run_file) if path.exists()}
+    try:
+        yield
+    except BaseException:
+        for path in {*made, run_file} - there:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _run_name(source: Path) -> str:
@@ -148,7 +179,7 @@ def _ask_devices() -> list[str]:
     return str(told).split()
 
 
-def _files(source: Path, template: str, roles: Roles, *, asks: bool, force: bool) -> Source:
+def _files(source: Path, template: str, roles: Roles, *, asks: bool, force: bool, skip_bad: bool) -> Source:
     """A folder or a table; each half of it gets a manifest."""
     train, test = halves(source)
     if (train / MANIFEST).is_file() and train.is_dir() and not force:
@@ -160,11 +191,11 @@ def _files(source: Path, template: str, roles: Roles, *, asks: bool, force: bool
     _change_kinds(found, roles)
     _check_labels(source, found)
     held = understand(test, found.layout, roles) if test is not None else None
+    facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
     written = _write_manifests([found] if held is None else [found, held], force=force)
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
-    facts = {modality: facts_of(found, modality) for modality in sorted(found.kinds)}
     outline = Outline(len(found.samples), bool(found.labels), len(found.groups))
     return Source(
         found.root,

@@ -47,7 +47,7 @@ def command(
         typer.Argument(
             metavar="FILE...",
             help="An .npz file, a folder with manifest.jsonl, a table like that which the model was trained on, or one "
-            "sample: one file a modality, .npy .csv .png .jpg .wav .txt, or MODALITY=FILE where a file may be several.",
+            "sample: one file a modality, .npy .csv .txt, picture, sound, or MODALITY=FILE where one may be several.",
         ),
     ],
     modality: Annotated[

@@ -81,10 +81,10 @@ class EncoderConfig(Values):
             raise ValueError(f"{len(value)} columns; at most {MAX_COLUMNS} are taken")
         return value
 
-    bands: Positive | None = Field(None, description="audio only: mel bands of a .wav; default: 40, or the size's own")
+    bands: Positive | None = Field(None, description="audio only: mel bands of a sound; default: 40, or the size's own")
     seconds: Annotated[float, Field(gt=0, le=MAX_CLIP_S)] | None = Field(
         None,
-        description="audio only: a .wav is cut or padded to this long; default: the size's own, else that of the first",
+        description="audio only: sounds are cut or padded to this long; default: the size's own, else the first's",
     )
     length: Annotated[int, Field(ge=2, le=MAX_LENGTH)] | None = Field(
         None, description="text only: token ids that a text is cut or padded to; default: 32, or the size's own"

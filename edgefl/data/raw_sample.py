@@ -17,16 +17,15 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder, Encoders
 from edgefl.data.readers import SampleError, read_samples, read_text, target
 from edgefl.data.recording import GAP, Windows, joined, least
+from edgefl.data.suffixes import PICTURES, SOUNDS
 from edgefl.errors import DataError, Problem
 
 #: Ends of a single sample's file -> kinds of modality it may hold.
 SAMPLES: dict[str, tuple[str, ...]] = {
     ".npy": ("sensor", "vision", "audio", "text"),
     ".csv": ("sensor",),
-    ".png": ("vision",),
-    ".jpg": ("vision",),
-    ".jpeg": ("vision",),
-    ".wav": ("audio",),
+    **dict.fromkeys(PICTURES, ("vision",)),
+    **dict.fromkeys(SOUNDS, ("audio",)),
     ".txt": ("text",),
 }
 #: Windows of one request: of a file of 64 MiB, with overlap; a server has several at once.

@@ -39,11 +39,15 @@ _LEAST_FOR_BATCH_NORM = 8
 
 
 class Wishes(NamedTuple):
-    """Wishes of the user. ``devices``: profiles, one a device; ``size``: of the encoders; ``recipe`` "": chosen."""
+    """Wishes of the user. ``devices``: profiles, one a device; ``size``: of the encoders; ``recipe`` "": chosen.
+
+    ``skip_bad``: samples that cannot be read are left out.
+    """
 
     devices: Sequence[str] = ()
     size: str = SIZES[0]
     recipe: str = ""
+    skip_bad: bool = False
 
 
 class Paths(NamedTuple):
@@ -80,7 +84,7 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
         "name": paths.name,
         "seed": 1,
         "recipe": wishes.recipe or recipe_for(outline, len(facts)),
-        "data": _data(paths, facts, given, natural=outline.groups > len(profiles)),
+        "data": _data(paths, facts, given, natural=outline.groups > len(profiles), skip_bad=wishes.skip_bad),
         "model": {"stages": _STAGES, "encoders": given, "head": head, "fusion_width": 64},
         "training": {
             "rounds": [rounds] * _STAGES,
@@ -94,14 +98,16 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     }
 
 
-def _data(paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural: bool) -> dict[str, object]:
+def _data(
+    paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural: bool, skip_bad: bool
+) -> dict[str, object]:
     short = any(min(facts[m].steps) < encoder["window"] for m, encoder in given.items() if "window" in encoder)
     return {
         "source": paths.source,
         "partition": "natural" if natural else "uniform",
         **({"test": paths.test} if paths.test else {}),
         **({"label": paths.label} if paths.label else {}),
-        **({"bad_samples": "skip"} if short else {}),
+        **({"bad_samples": "skip"} if short or skip_bad else {}),
     }
 
 

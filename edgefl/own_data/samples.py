@@ -10,9 +10,10 @@ from pathlib import Path
 from edgefl.data.arrays import MAX_FILE_BYTES
 from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
 from edgefl.data.regular_files import regular_file_inside
+from edgefl.data.suffixes import KIND_OF
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
-from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess, kind_of
+from edgefl.own_data.layout import NAME_OF, Layout, guess, kind_of
 from edgefl.own_data.table_rows import LOOKED_AT, MAX_TABLE_BYTES
 from edgefl.own_data.table_samples import MADE, add_list, add_table, inside_folder, modality_name
 from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table

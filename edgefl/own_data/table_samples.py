@@ -12,9 +12,10 @@ from edgefl.data.arrays import MAX_FILE_BYTES
 from edgefl.data.folder import MAX_NAME
 from edgefl.data.recording import is_number
 from edgefl.data.regular_files import regular_file_inside
+from edgefl.data.suffixes import KIND_OF
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
-from edgefl.own_data.layout import KIND_OF, NAME_OF, kind_of
+from edgefl.own_data.layout import NAME_OF, kind_of
 from edgefl.own_data.tables import Table, distinct
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.own_data.wishes import NO_ROLES, Roles
