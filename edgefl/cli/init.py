@@ -19,6 +19,7 @@ from edgefl.cli.options import Format, show
 from edgefl.config.yaml_files import yaml_text
 from edgefl.console import safe_text
 from edgefl.data.dataset import Dataset
+from edgefl.data.recording import is_number
 from edgefl.data.sources import load
 from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import SIZES, Outline, Paths, Wishes, encoders, recipe_for, run_values
@@ -254,7 +255,10 @@ def _counted(found: Understood) -> list[str]:
     )
     told = [f"{count} samples of {listed}"]
     for noun, counts in (("label", found.labels), ("group", found.groups)):
-        if counts:
+        if counts and noun == "label" and found.numeric:
+            numbers = [float(label) for label in counts if is_number(label)]
+            told.append(f"{counts.total()} labels from {min(numbers):g} to {max(numbers):g}")
+        elif counts:
             named = ", ".join(f"{name} {n}" for name, n in counts.most_common(SHOWN))
             more = f", … and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
             told.append(f"{len(counts)} {noun}{'' if len(counts) == 1 else 's'}: {named}{more}")

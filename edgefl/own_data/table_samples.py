@@ -25,6 +25,8 @@ from edgefl.records import TableColumn, is_modality
 MADE = "edgefl-recordings"
 #: The modality of a table's numbers, categories and dates.
 FEATURES = "features"
+#: Columns that are named beside a guess of the label.
+_OTHERS = 4
 
 
 def inside_folder(root: Path, text: str) -> bool:
@@ -155,7 +157,8 @@ def _note_label(found: Understood, table: Table) -> None:
     if not guess.column:
         return
     found.label_column, found.numeric = guess.column, guess.numeric
-    others = f"; others possible: {', '.join(guess.others[:6])}" if guess.others else ""
+    more = ", …" if len(guess.others) > _OTHERS else ""
+    others = f"; others possible: {', '.join(guess.others[:_OTHERS])}{more}" if guess.others else ""
     what = "label, a number to be predicted" if guess.numeric else "label"
     if guess.said and not (others or guess.numeric):
         found.said.append(f"{what}: {guess.column}")

@@ -145,6 +145,11 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
             _give_role(table, column, values[column], is_file, roles)
     names = distinct({sensor: _sensor_name(sensor) for sensor in table.sensors})
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
+    _choose_what(table, values)
+
+
+def _choose_what(table: Table, values: Mapping[str, Sequence[str]]) -> None:
+    """What the table is, by the roles of its columns, which get their last ones by that."""
     if table.time:
         untangle(table)
     if table.files:

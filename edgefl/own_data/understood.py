@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgefl.data.recording import is_number
 from edgefl.records import TableColumn
 
 
@@ -20,7 +21,7 @@ class Sample:
 
     def line(self, *, numeric: bool = False) -> dict[str, object]:
         """The fields of its line in the manifest. ``numeric``: its label is a quantity."""
-        label = float(self.label) if numeric and self.label else self.label or None
+        label = float(self.label) if numeric and is_number(self.label) else self.label or None
         own = {"id": self.id, "label": label, "group": self.group or None}
         return {key: value for key, value in own.items() if value is not None} | self.values
 

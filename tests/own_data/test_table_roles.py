@@ -126,7 +126,9 @@ def test_init_says_the_guess_and_what_else_it_could_be(
     }  # fmt: skip
     words = ["cars.jsonl", "--force", "--label", "Weight", "--drop", "Year", "--format", "json"]
     assert init(tmp_path, *words, monkeypatch=monkeypatch) == 0
-    assert "label, a number to be predicted: Weight" in json.loads(capsys.readouterr().out)["understood"][-1]
+    understood = json.loads(capsys.readouterr().out)["understood"]
+    assert "60 labels from 900.5 to 959.5" in understood
+    assert "label, a number to be predicted: Weight" in understood[-1]
     lines = (tmp_path / "cars-edgefl/manifest.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["label"] == 900.5
 
@@ -136,3 +138,10 @@ def test_one_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert init(tmp_path, "one.csv", monkeypatch=monkeypatch) == 11
     assert "all 40 labels (column class) are 'yes': there is nothing to tell apart" in capsys.readouterr().err
     assert not (tmp_path / "one-edgefl").exists()
+
+
+def test_a_text_among_numeric_labels_is_a_bad_sample_by_its_line(tmp_path: Path):
+    rows = "".join(f"{i},{i / 7}\n" for i in range(2100))
+    found = understand(written(tmp_path / "n.csv", "size,target\n" + rows + "1,unknown\n"))
+    assert found.numeric
+    assert [sample.line(numeric=True)["label"] for sample in found.samples[-2:]] == [pytest.approx(2099 / 7), "unknown"]
