@@ -7,9 +7,11 @@ vocabulary of 8192 and 2000 distinct words, about one word in five shares its id
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -86,10 +88,20 @@ def _check_tokens(pretrained: str, tokens: Mapping[str, int], special: int, voca
         )
 
 
-def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "") -> Tokenizer:
+def padding_id(config: str) -> int:
+    """The id that a library's configuration (JSON) pads with; 0 for "", of encoders of our own."""
+    return int(json.loads(config).get("pad_token_id") or 0) if config else PADDING
+
+
+def swapped(ids: Ids, padding: int) -> Ids:
+    """Ids in which 0 and a checkpoint's own padding have changed places, so that 0 always pads."""
+    return np.where(ids == padding, PADDING, np.where(ids == PADDING, padding, ids)) if padding else ids
+
+
+def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "", config: str = "") -> Tokenizer:
     """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "" or an own file.
 
-    Hashed n-grams as well for the arch bag.
+    Hashed n-grams as well for the arch bag. ``config``: the library's, of an encoder of its own modules.
 
     ``vocabulary``: ids that the encoder knows; 0: not known. Raises DataError when the checkpoint has no usable
     tokenizer, ModelError when its package or folder is not there, MissingDependencyError without transformers.
@@ -104,7 +116,7 @@ def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "") -> Toke
         raise MissingDependencyError("transformers", "train") from None
     place = located(pretrained)
     try:
-        own = AutoTokenizer.from_pretrained(place)
+        own = AutoTokenizer.from_pretrained(place, **({"local_files_only": True} if Path(place).is_dir() else {}))
     except Exception as error:  # of a damaged file the package tokenizers raises Exception itself
         told = str(error).strip().splitlines() or [""]
         raise DataError(
@@ -112,14 +124,15 @@ def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "") -> Toke
             remedy=f"{_WHOLE}, or a name that can be downloaded or is cached.",
         ) from None
     _check_tokens(pretrained, own.get_vocab(), len(own.all_special_ids), vocabulary)
-    if own.pad_token_id != PADDING:
+    padding = padding_id(config)
+    if own.pad_token_id != padding:
         raise DataError(
-            f"the tokenizer of {pretrained!r} pads with id {own.pad_token_id}; id {PADDING} is expected",
-            remedy="Choose a checkpoint of the BERT family.",
+            f"the tokenizer of {pretrained!r} pads with id {own.pad_token_id}, the encoder with {padding}",
+            remedy=f"{_WHOLE}: these are of another checkpoint.",
         )
 
     def encode(text: str, length: int) -> Ids:
         ids = own(text, truncation=True, padding="max_length", max_length=length)["input_ids"]
-        return np.asarray(ids, dtype=np.int64)
+        return swapped(np.asarray(ids, dtype=np.int64), padding)
 
     return encode
