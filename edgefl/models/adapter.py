@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -51,17 +51,40 @@ class _Stop(Exception):  # noqa: N818 - no error: the end of the embedding
         self.tokens = tokens
 
 
-class _End(nn.Module):
+class _End:
     """In place of the first block: ends the library's forward pass with the tokens."""
 
     def __init__(self, tokens: str, first: nn.Module) -> None:
-        super().__init__()
         self.tokens = tokens
-        if hasattr(first, "attention_type"):  # which the library reads to choose the block's arguments
-            self.attention_type = first.attention_type
+        self.attention_type = getattr(first, "attention_type", "")  # by which the library chooses a block's arguments
 
-    def forward(self, *positional: Tensor, **named: Tensor) -> Tensor:
+    def __call__(self, *positional: Tensor, **named: Tensor) -> Tensor:
         raise _Stop(positional[0] if positional else named[self.tokens])
+
+
+class _Ended:
+    """The result of a module that ended early: ends its caller where that looks at it.
+
+    Exceptions must not leave a module, because torch's exporter keeps a stack of those that run.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.__dict__["tokens"] = tokens
+
+    def _end(self, *_: object) -> Any:
+        raise _Stop(self.__dict__["tokens"])
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = _end
+
+
+def _ending(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*positional: Any, **named: Any) -> Any:
+        try:
+            return forward(*positional, **named)
+        except _Stop as end:
+            return _Ended(end.tokens)
+
+    return run
 
 
 def library_config(spec: EncoderSpec) -> Any:
@@ -250,8 +273,12 @@ class LibraryEmbed(nn.Module):
         super().__init__()
         owner, _, name = cut.blocks.rpartition(".")
         end = _End(cut.tokens, model.get_submodule(cut.blocks)[0])
-        model.get_submodule(owner)._modules[name] = nn.ModuleList([end])  # noqa: SLF001
-        _keep(model, "", cut.used | {cut.blocks, *_owners([cut.blocks])}, cut.blocks)
+        del model.get_submodule(owner)._modules[name]  # noqa: SLF001
+        setattr(model.get_submodule(owner), name, [end])
+        for path in _owners([cut.blocks]):
+            module = model.get_submodule(path)
+            module.forward = _ending(module.forward)
+        _keep(model, "", cut.used | _owners([cut.blocks]))
         self.model, self.spec = model, spec
 
     def forward(self, x: Tensor) -> TokenState:
@@ -260,21 +287,18 @@ class LibraryEmbed(nn.Module):
         if name == "input_ids":
             # A text that is all padding (an absent sample's row of zeros) keeps its first token.
             mask = torch.cat((torch.ones_like(x[:, :1], dtype=torch.bool), x[:, 1:] != 0), dim=1)
-        try:
-            self.model(**library_inputs(self.spec, name, x))
-        except _Stop as end:
-            return TokenState(end.tokens.flatten(1, -2), mask)
-        raise ModelError("the library's encoder ended before its first block")
+        ended = self.model(**library_inputs(self.spec, name, x))
+        if not isinstance(ended, _Ended):
+            raise ModelError("the library's encoder ended before its first block")
+        return TokenState(ended.__dict__["tokens"].flatten(1, -2), mask)
 
 
-def _keep(module: nn.Module, path: str, used: Iterable[str], blocks: str) -> None:
+def _keep(module: nn.Module, path: str, used: Iterable[str]) -> None:
     """Take out everything that does not run before the first block."""
     for name, child in list(module._modules.items()):  # noqa: SLF001
         inside = f"{path}.{name}" if path else name
-        if child is None or inside == blocks:
-            continue
-        if inside in used:
-            _keep(child, inside, used, blocks)
+        if child is not None and inside in used:
+            _keep(child, inside, used)
         else:
             module._modules[name] = None  # noqa: SLF001
 
@@ -303,7 +327,7 @@ class LibraryBlock(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """As ``edgefl.models.published.PreNormBlock.forward``."""
         for constant, made in self.calls:
-            shaped = tokens.view(len(tokens), *self.cut.inner, -1) if len(self.cut.inner) > 1 else tokens
+            shaped = tokens.view(tokens.shape[0], *self.cut.inner, -1) if len(self.cut.inner) > 1 else tokens
             ways = {name: self._made(how, tokens, mask) for name, how in made.items()}
             result = self.block(**{self.cut.tokens: shaped, **constant, **ways})
             tokens = (result[0] if isinstance(result, tuple) else result).reshape(tokens.shape)
