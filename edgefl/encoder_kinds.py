@@ -7,13 +7,15 @@ travel between coordinator and devices, never code. No torch here; ``EncoderKind
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from edgefl.encoder_families import family_of, longest
 from edgefl.errors import ModelError
 from edgefl.records import DATE_FORMS, MAX_COLUMNS, MAX_COLUMNS_BYTES
 
@@ -59,6 +61,35 @@ def kind_names() -> list[str]:
 def encoder_kind(name: str) -> EncoderKind:
     """The kind of this name. Raises ModelError that lists what is installed, or names a package that does not load."""
     return OWN[name] if name in OWN else _installed(name)
+
+
+def kind_of(encoder: EncoderSpec) -> EncoderKind:
+    """The kind of an encoder; of one of `transformers`' own modules, with what these need."""
+    kind = encoder_kind(encoder.kind)
+    if not encoder.config:
+        return kind
+    return replace(
+        kind, tokens=_library_tokens, build=partial(_built, "adapter", "KIND"), faults=_library_faults, pooled=1
+    )
+
+
+def _library_tokens(encoder: EncoderSpec) -> int:
+    config = json.loads(encoder.config)
+    return family_of(config.get("model_type", ""), encoder.kind).tokens(config, encoder.input_shape)
+
+
+def _library_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    try:
+        config = json.loads(encoder.config)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        yield "config", "is no configuration of transformers"
+        return
+    if encoder.kind == "text":
+        yield from _text_faults(encoder)
+        if 0 < longest(config) < encoder.input_shape[0]:
+            yield "length", f"is {encoder.input_shape[0]}, and the checkpoint has {longest(config)} positions"
 
 
 def kinds_not_installed(names: Iterable[str]) -> str:

@@ -172,6 +172,8 @@ def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
         found["data"] = {**data, **paths}
     if "recipe" in values:
         found["recipe"] = _path(values["recipe"], folder, "recipe", shipped("recipes"))
+    if isinstance(model := values.get("model"), dict) and isinstance(encoders := model.get("encoders"), dict):
+        found["model"] = {**model, "encoders": {name: _beside(value, folder) for name, value in encoders.items()}}
     if isinstance(fleet := values.get("fleet"), list):
         names = shipped("devices")
         found["fleet"] = [
@@ -181,6 +183,18 @@ def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
             for i, device in enumerate(fleet)
         ]
     return found
+
+
+def _beside(encoder: object, folder: Path) -> object:
+    """The encoder with a checkpoint that lies beside the run file, and not below the working directory, as its path."""
+    name = encoder.get("pretrained") if isinstance(encoder, dict) else None
+    if not isinstance(encoder, dict) or not isinstance(name, str) or not name:
+        return encoder
+    try:
+        there = not Path(name).exists() and (folder / name).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return encoder
+    return {**encoder, "pretrained": str((folder / name).absolute())} if there else encoder
 
 
 def _path(value: object, folder: Path, field: str, names: Sequence[str] = ()) -> object:

@@ -77,7 +77,7 @@ def target(encoder: Encoder) -> Target:
     public = bool(encoder.pretrained) and not is_own(encoder.pretrained)
     if kind == "text":
         ids = encoder.vocabulary or (0 if public else DEFAULT_VOCABULARY)
-        return Target(kind, shape, ids, tokenizer(ids, encoder.pretrained, encoder.arch))
+        return Target(kind, shape, ids, tokenizer(ids, encoder.pretrained, encoder.arch, encoder.config))
     if kind == "sensor":
         return Target(kind, shape, step=encoder.step, rate=encoder.rate, source_rate=encoder.source_rate)
     if kind == "table":

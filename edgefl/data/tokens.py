@@ -7,9 +7,13 @@ vocabulary of 8192 and 2000 distinct words, about one word in five shares its id
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,25 +90,15 @@ def _check_tokens(pretrained: str, tokens: Mapping[str, int], special: int, voca
         )
 
 
-def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "") -> Tokenizer:
-    """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "" or an own file.
-
-    Hashed n-grams as well for the arch bag.
-
-    ``vocabulary``: ids that the encoder knows; 0: not known. Raises DataError when the checkpoint has no usable
-    tokenizer, ModelError when its package or folder is not there, MissingDependencyError without transformers.
-    """
-    if not pretrained or is_own(pretrained):
-        size = vocabulary or DEFAULT_VOCABULARY
-        split = bag if arch == "bag" else hashed
-        return lambda text, length: split(text, length, size)
+def _published(pretrained: str, vocabulary: int) -> Any:
+    """A checkpoint's tokenizer, as `transformers` reads it. Raises as :func:`tokenizer`."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise MissingDependencyError("transformers", "train") from None
     place = located(pretrained)
     try:
-        own = AutoTokenizer.from_pretrained(place)
+        own = AutoTokenizer.from_pretrained(place, **({"local_files_only": True} if Path(place).is_dir() else {}))
     except Exception as error:  # of a damaged file the package tokenizers raises Exception itself
         told = str(error).strip().splitlines() or [""]
         raise DataError(
@@ -112,14 +106,87 @@ def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "") -> Toke
             remedy=f"{_WHOLE}, or a name that can be downloaded or is cached.",
         ) from None
     _check_tokens(pretrained, own.get_vocab(), len(own.all_special_ids), vocabulary)
-    if own.pad_token_id != PADDING:
+    return own
+
+
+#: A tokenizer's own file, which a bundle has beside its model; read without `transformers`.
+FILE_ENDING = "tokenizer.json"
+
+
+def tokenizer_file(pretrained: str, vocabulary: int) -> bytes:
+    """A checkpoint's tokenizer as one file, without lengths. Raises as :func:`tokenizer`."""
+    own = _published(pretrained, vocabulary)
+    backend = getattr(own, "backend_tokenizer", None)
+    if backend is None:
         raise DataError(
-            f"the tokenizer of {pretrained!r} pads with id {own.pad_token_id}; id {PADDING} is expected",
-            remedy="Choose a checkpoint of the BERT family.",
+            f"the tokenizer of {pretrained!r} is written in Python, and cannot be kept as one file",
+            remedy="Give a checkpoint with a tokenizer.json.",
+        )
+    values = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
+    return json.dumps(values, ensure_ascii=False).encode()
+
+
+def _from_file(path: Path, vocabulary: int, padding: int) -> Tokenizer:
+    """The tokenizer of a bundle. Raises DataError for a damaged file, MissingDependencyError without tokenizers."""
+    try:
+        from tokenizers import Tokenizer as Backend
+    except ImportError:
+        raise MissingDependencyError("tokenizers", "serve") from None
+    try:
+        text = path.read_text(encoding="utf-8")
+        count = Backend.from_str(text).get_vocab_size()
+    except Exception as error:  # of a damaged file the package raises Exception itself
+        raise DataError(
+            f"{path} holds no tokenizer that can be read: {error}", remedy="Copy the bundle's folder again."
+        ) from None
+    if vocabulary and count > vocabulary:
+        raise DataError(
+            f"{path} has {count} token ids, the encoder {vocabulary}", remedy="Copy the bundle's folder again."
+        )
+
+    @cache
+    def cut(length: int) -> Any:
+        backend = Backend.from_str(text)
+        backend.enable_truncation(length)
+        backend.enable_padding(pad_id=padding, length=length)
+        return backend
+
+    return lambda text, length: swapped(np.asarray(cut(length).encode(text).ids, dtype=np.int64), padding)
+
+
+def padding_id(config: str) -> int:
+    """The id that a library's configuration (JSON) pads with; 0 for "", of encoders of our own."""
+    return int(json.loads(config).get("pad_token_id") or 0) if config else PADDING
+
+
+def swapped(ids: Ids, padding: int) -> Ids:
+    """Ids in which 0 and a checkpoint's own padding have changed places, so that 0 always pads."""
+    return np.where(ids == padding, PADDING, np.where(ids == PADDING, padding, ids)) if padding else ids
+
+
+def tokenizer(vocabulary: int = 0, pretrained: str = "", arch: str = "", config: str = "") -> Tokenizer:
+    """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "" or an own file.
+
+    Hashed n-grams as well for the arch bag. ``config``: the library's, of an encoder of its own modules.
+
+    ``vocabulary``: ids that the encoder knows; 0: not known. Raises DataError when the checkpoint has no usable
+    tokenizer, ModelError when its package or folder is not there, MissingDependencyError without transformers.
+    """
+    if pretrained.endswith(FILE_ENDING):
+        return _from_file(Path(pretrained), vocabulary, padding_id(config))
+    if not pretrained or is_own(pretrained):
+        size = vocabulary or DEFAULT_VOCABULARY
+        split = bag if arch == "bag" else hashed
+        return lambda text, length: split(text, length, size)
+    own, padding = _published(pretrained, vocabulary), padding_id(config)
+    if own.pad_token_id != padding:
+        raise DataError(
+            f"the tokenizer of {pretrained!r} pads with id {own.pad_token_id}, the encoder with {padding}",
+            remedy=f"{_WHOLE}: these are of another checkpoint.",
         )
 
     def encode(text: str, length: int) -> Ids:
         ids = own(text, truncation=True, padding="max_length", max_length=length)["input_ids"]
-        return np.asarray(ids, dtype=np.int64)
+        return swapped(np.asarray(ids, dtype=np.int64), padding)
 
     return encode

@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 
 from edgefl import __version__
-from edgefl.errors import ExportError, MissingDependencyError
+from edgefl.data.tokens import FILE_ENDING, tokenizer_file
+from edgefl.errors import EdgeFLError, ExportError, MissingDependencyError
 from edgefl.export import triton
 from edgefl.export.bundle_format import (
     INDEX_FILE,
@@ -33,6 +34,7 @@ from edgefl.export.bundle_format import (
     Manifest,
     Mask,
     MaskName,
+    TokenizerFile,
     bundle_name,
     encode_json,
     fillable,
@@ -57,6 +59,7 @@ from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
+from edgefl.storage.checkpoint_paths import is_own
 from edgefl.storage.disk import write_new
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
@@ -93,6 +96,7 @@ def export_bundles(
     tables = padded(state.model, state.parts, masks, capacity)
     wanted = _inputs(state.model)
     places = {kind: folder_of(directory, kind) for kind in form.precisions}
+    tokenizers = _tokenizers(state.model, progress)
     rows: dict[Precision, list[BundleRow]] = {kind: [] for kind in places}
     with replaced(list(places.values())) as building:
         drafts = drafted(state, [_described(state, given, masks, tables, form) for given in wanted], tables)
@@ -101,7 +105,7 @@ def export_bundles(
             progress(f"bundle {i + 1} of {len(drafts)}: {draft.manifest.name}")
             exact = _exact(draft, tables, tolerance, tracing.to_onnx(draft, form, files))
             for root, (kind, own) in zip(building, rows.items(), strict=True):
-                own.append(_write(root, _as(exact, kind, samples, form, progress), form.layout))
+                own.append(_write(root, _as(exact, kind, samples, form, progress), form.layout, tokenizers))
         for root, own in zip(building, rows.values(), strict=True):
             write_new(root / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(own))))
     return [
@@ -229,7 +233,29 @@ def _exact(draft: Draft, padded: Mapping[str, ClassMeans], tolerance: float, dat
     return Exact(manifest, data, draft.tables)
 
 
-def _write(root: Path, bundle: Exact, layout: Layout) -> BundleRow:
+def _tokenizers(model: ModelSpec, progress: Callable[[str], None]) -> dict[str, bytes]:
+    """The tokenizers of texts' checkpoints as files; one that cannot be had is said, and left out."""
+    found = {}
+    for modality, encoder in model.encoders.items():
+        if encoder.kind == "text" and encoder.pretrained and not is_own(encoder.pretrained):
+            try:
+                found[modality] = tokenizer_file(encoder.pretrained, encoder.vocabulary)
+            except EdgeFLError as error:
+                progress(f"warning: the bundles hold no tokenizer for {modality!r}: {error.message}")
+    return found
+
+
+def _with_tokenizers(folder: Path, manifest: Manifest, tokenizers: Mapping[str, bytes]) -> Manifest:
+    """The manifest with the tokenizers of the bundle's texts, written beside it."""
+    files = {}
+    for modality in (m for m in manifest.modalities if m in tokenizers):
+        name = FILE_ENDING if len(tokenizers) == 1 else f"{modality}.{FILE_ENDING}"
+        write_new(folder / name, tokenizers[modality])
+        files[modality] = TokenizerFile(name, hashlib.sha256(tokenizers[modality]).hexdigest())
+    return msgspec.structs.replace(manifest, tokenizers=files)
+
+
+def _write(root: Path, bundle: Exact, layout: Layout, tokenizers: Mapping[str, bytes]) -> BundleRow:
     """Write the bundle's folder into ``root``."""
     manifest = bundle.manifest
     folder = root / manifest.name
@@ -239,6 +265,7 @@ def _write(root: Path, bundle: Exact, layout: Layout) -> BundleRow:
         beside = encode_tables(bundle.tables)
         write_new(folder / manifest.table_file, beside)
         manifest = msgspec.structs.replace(manifest, table_sha256=hashlib.sha256(beside).hexdigest())
+    manifest = _with_tokenizers(folder, manifest, tokenizers)
     write_new(folder / MANIFEST_FILE, encode_json(manifest))
     write_new(folder / README, readme(manifest).encode())
     write_new(folder / EXAMPLE, example(manifest).encode())

@@ -95,6 +95,13 @@ class Check(msgspec.Struct, frozen=True):
     differences: dict[str, float] = {}
 
 
+class TokenizerFile(msgspec.Struct, frozen=True):
+    """A text's tokenizer beside the model."""
+
+    file: str = ""
+    sha256: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """A bundle's description. ``masks``: the masks it was checked with; ``absent``: the modalities no sample has.
 
@@ -140,6 +147,7 @@ class Manifest(msgspec.Struct, frozen=True):
     parts: dict[str, ObjectRef] = {}
     untrained: tuple[str, ...] = ()
     versions: dict[str, str] = {}
+    tokenizers: dict[str, TokenizerFile] = {}  # of texts whose checkpoint has one
     precision: Precision = EXACT
     reduced: Reduced | None = None  # None: it is f32
 
@@ -260,7 +268,22 @@ def read_manifest(directory: Path) -> Manifest:
         raise ExportError(f"{path} names {count} labels, more than {MAX_CLASSES}", remedy=DAMAGED)
     if odd := [port.shape for port in manifest.outputs if port.name == "logits" and port.shape[-1:] != (count,)]:
         raise ExportError(f"{path} names {count} labels, and its logits are {odd[0]!r:.60}", remedy=DAMAGED)
-    return manifest
+    return _with_tokenizers(directory, manifest) if manifest.tokenizers else manifest
+
+
+def _with_tokenizers(directory: Path, manifest: Manifest) -> Manifest:
+    """The manifest, its texts' checkpoints replaced by the tokenizers in the bundle. Raises ExportError."""
+    encoders = dict(manifest.encoders)
+    for modality, tokenizer in manifest.tokenizers.items():
+        path = directory / Path(tokenizer.file).name  # a manifest cannot point out of its folder
+        try:
+            data = read_at_most(path, MAX_MANIFEST_BYTES)
+        except (OSError, ValueError) as error:
+            raise ExportError(f"{path}: the tokenizer cannot be read: {error}", remedy=DAMAGED) from error
+        if hashlib.sha256(data).hexdigest() != tokenizer.sha256 or modality not in encoders:
+            raise ExportError(f"{path} is not the tokenizer that the manifest names", remedy=DAMAGED)
+        encoders[modality] = msgspec.structs.replace(encoders[modality], pretrained=str(path))
+    return msgspec.structs.replace(manifest, encoders=encoders)
 
 
 def read_model(directory: Path, manifest: Manifest) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from edgefl.data.tokens import padding_id
 from edgefl.export.bundle_format import BATCH, STAND_INS, ZERO, Manifest, Port
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import TableColumn
@@ -28,7 +29,7 @@ _HASHED = (
 )
 #: Fields of an encoder that say nothing about its input.
 _INSIDE = {"kind", "input_shape", "width", "depth", "heads", "mlp_ratio", "patch", "dropout", "stride", "positions"}
-_INSIDE |= {"pretrained", "pool", "arch", "standardize", "mean", "std", "columns"}
+_INSIDE |= {"pretrained", "pool", "arch", "config", "standardize", "mean", "std", "columns"}
 LABELS_SHOWN = 50
 
 
@@ -107,6 +108,8 @@ def _prepared(encoder: EncoderSpec) -> str:
     told = PREPARATION.get(encoder.kind, f"float32 as the kind '{encoder.kind}' takes them")
     if encoder.kind == "text":
         told += f" by the tokenizer of {encoder.pretrained}" if encoder.pretrained else _HASHED
+        if padding := padding_id(encoder.config):
+            told += f", in which 0 and the padding {padding} have changed places"
     plain = EncoderSpec()
     fields = msgspec.structs.asdict(encoder).items()
     set_here = [f"{k} {v}" for k, v in fields if k not in _INSIDE and v != getattr(plain, k)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from edgefl.encoder_kinds import encoder_kind, kinds_not_installed, preparation_faults
+from edgefl.encoder_kinds import encoder_kind, kind_of, kinds_not_installed, preparation_faults
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
 from edgefl.records import MODALITY_RULE, is_modality
@@ -41,7 +41,7 @@ def encoder_of_size(kind: str, size: str, input_shape: tuple[int, ...] = (), **c
 
 def token_count(encoder: EncoderSpec) -> int:
     """Tokens of one sample, class tokens included."""
-    return encoder_kind(encoder.kind).tokens(encoder)
+    return kind_of(encoder).tokens(encoder)
 
 
 def spec_problems(spec: ModelSpec) -> list[Problem]:
@@ -134,7 +134,7 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
     if unknown := kinds_not_installed([encoder.kind]):
         yield "kind", unknown
         return
-    kind = encoder_kind(encoder.kind)
+    kind = kind_of(encoder)
     if encoder.heads < 1 or encoder.width < 1 or encoder.width % encoder.heads:
         yield "width", f"{encoder.width} is no multiple of the {encoder.heads} attention heads; change one of them"
     if encoder.depth < 1 or (stages > 0 and encoder.depth % stages):

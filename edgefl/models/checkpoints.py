@@ -8,20 +8,24 @@ and what the specification cannot express (another activation, another norm) is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import nn
 
+from edgefl.encoder_families import taken
 from edgefl.errors import MissingDependencyError, ModelError
-from edgefl.models.check import CHOICES, check_spec
+from edgefl.models.check import CHOICES, check_spec, token_count
+from edgefl.models.checkpoint_shapes import place_of, stored_shapes
 from edgefl.models.own_checkpoint import SHARED, check_own, own_parts
 from edgefl.models.parts import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
-from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names, shares_attention
+from edgefl.models.spec import EncoderSpec, ModelSpec, encoder_parts, is_encoder, part_names, shares_attention
 from edgefl.models.staged import build
 from edgefl.storage.checkpoint_paths import is_own, located
 
@@ -95,6 +99,9 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
     encoder = spec.encoders[modality]
     source = _Source(modality, encoder)
     checkpoint = source.load()
+    if encoder.config:
+        yield from _library_parts(spec, modality, source, checkpoint)
+        return
     for part, modules in _split(spec, modality, checkpoint).items():
         tensors = {f"{prefix}{name}": t for prefix, m in modules.items() for name, t in module_tensors(m).items()}
         if part.endswith("/embed"):
@@ -108,13 +115,34 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
         yield part, tensors
 
 
+def _library_parts(
+    spec: ModelSpec, modality: str, source: _Source, checkpoint: nn.Module
+) -> Iterator[tuple[str, Tensors]]:
+    """As ``pretrained_parts``, of an encoder that runs the library's own modules."""
+    from edgefl.models.adapter import LibraryEmbed, blocks_of, cut_of, norm_of
+
+    encoder = spec.encoders[modality]
+    cut = cut_of(encoder)
+    blocks, norm, per_stage = blocks_of(checkpoint, cut), norm_of(checkpoint, cut), encoder.depth // spec.stages
+    modules: dict[str, nn.Module] = {f"{modality}/embed": LibraryEmbed(checkpoint, encoder, cut)}
+    for k in range(spec.stages):
+        stage = nn.Module()
+        stage.blocks = nn.ModuleList(blocks[k * per_stage : (k + 1) * per_stage])
+        modules[f"{modality}/stage{k + 1}"] = stage
+    modules[f"{modality}/norm"] = norm
+    for part, module in modules.items():
+        yield part, module_tensors(module)
+
+
 def check_pretrained(spec: ModelSpec) -> None:
     """Raises ModelError when a checkpoint that the model names is not there or is described as something else."""
     for modality, encoder in spec.encoders.items():
         if is_own(encoder.pretrained):
             check_own(spec, modality)
         elif encoder.pretrained:
-            _Source(modality, encoder).check()
+            source = _Source(modality, encoder)
+            source.check_library() if encoder.config else source.check()
+            source.check_shapes(spec)
     if shares_attention(spec) and is_own(_checkpoint(spec, SHARED)):
         check_own(spec, SHARED)
 
@@ -123,32 +151,43 @@ class _Source:
     """One encoder's checkpoint: reading it, and saying what is wrong with it."""
 
     def __init__(self, modality: str, encoder: EncoderSpec) -> None:
-        self.encoder = encoder
+        self.modality, self.encoder = modality, encoder
         self.name = located(encoder.pretrained)
         self.architecture = ARCHITECTURES.get(encoder.arch if encoder.kind == "text" else encoder.kind)
+        #: A folder on this machine is never looked for on a hub.
+        self.local = {"local_files_only": True} if Path(self.name).is_dir() else {}
         self.label = f"checkpoint '{encoder.pretrained}' for modality '{modality}'"
 
     def misfit(self, message: str) -> ModelError:
         return ModelError(f"the {self.label} does not fit the model: {message}")
+
+    def check_library(self) -> None:
+        """Raises ModelError when the library's own modules cannot be cut, or give other tokens than are planned for."""
+        from edgefl.models.adapter import cut_of
+
+        counted, planned = prod(cut_of(self.encoder).inner), token_count(self.encoder)
+        if counted != planned:
+            raise self.misfit(f"it makes {counted} tokens of a sample, and {planned} are planned for")
 
     def check(self) -> Architecture:
         """Raises ModelError when the checkpoint's own description does not fit; its weights are not read."""
         encoder, architecture = self.encoder, self.architecture
         if architecture is None:
             raise ModelError(
-                f"the {self.label} cannot be used: a {encoder.kind} encoder has no public checkpoints",
-                remedy="Leave `pretrained` empty for this modality, or name an own file (.safetensors).",
+                f"the {self.label} cannot be used: our own {encoder.kind} encoder has no public checkpoints",
+                remedy="Name a checkpoint's folder with its config.json, or an own file (.safetensors).",
             )
         if find_spec("transformers") is None:
             raise MissingDependencyError("transformers", "train")
         import transformers
 
-        config = self._read(transformers.AutoConfig.from_pretrained)
+        config = self._read(partial(transformers.AutoConfig.from_pretrained, **self.local))
         if config.model_type != architecture.model_type:
             mended = encoder.kind == "text" and config.model_type in CHOICES["arch"]
-            other = f"; set its arch to {config.model_type}" if mended else ""
+            other = f"; set its arch to {config.model_type}" if mended else f"; taken: {', '.join(taken(encoder.kind))}"
             raise self.misfit(
-                f"it is a '{config.model_type}', but a {encoder.kind} encoder takes '{architecture.model_type}'{other}"
+                f"it is of type '{config.model_type}', and the {encoder.kind} encoder of type "
+                f"'{architecture.model_type}'{other}"
             )
         if config.num_hidden_layers != encoder.depth:
             last = min(config.num_hidden_layers, encoder.depth)
@@ -168,6 +207,8 @@ class _Source:
 
     def load(self) -> nn.Module:
         """The checkpoint as `transformers` builds it, with every tensor read from the file."""
+        if self.encoder.config:
+            return self._load_library()
         architecture = self.check()
         import transformers
 
@@ -177,16 +218,63 @@ class _Source:
             use_safetensors=True,
             output_loading_info=True,
             **architecture.options,
+            **self.local,
         )
         module: nn.Module
         module, report = self._read(reader)
+        self._complain(report, report["missing_keys"])
+        return module
+
+    def _load_library(self) -> nn.Module:
+        import transformers
+
+        from edgefl.models.adapter import cut_of, encoder_of, library_config, runs
+
+        self.check_library()
+        reader = partial(
+            transformers.AutoModel.from_pretrained,
+            config=library_config(self.encoder),
+            use_safetensors=True,
+            output_loading_info=True,
+            dtype="float32",
+            **self.local,
+        )
+        whole, report = self._read(reader)
+        module: nn.Module = encoder_of(whole)
+        prefix = "" if module is whole else "encoder."
+        cut = cut_of(self.encoder)
+        inside = (key.removeprefix(prefix) for key in map(str, report["missing_keys"]) if key.startswith(prefix))
+        self._complain(report, [key for key in inside if runs(cut, key)])
+        return module
+
+    def _complain(self, report: Mapping[str, Any], missing: Iterable[object]) -> None:
+        """Raises ModelError where the file lacks a tensor, or has one of another shape than its configuration says."""
         # The final norm and every block count; a classifier or pooler the file has besides does not matter.
-        if missing := sorted(str(key) for key in report["missing_keys"]):
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise self.misfit(f"it lacks the tensor '{missing[0]}'{more}")
+        if lacking := sorted(map(str, missing)):
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise self.misfit(f"it lacks the tensor '{lacking[0]}'{more}")
         if misshapen := report.get("mismatched_keys"):
             raise self.misfit(f"tensors differ from its own configuration: {min(map(str, misshapen))}")
-        return module
+
+    def check_shapes(self, spec: ModelSpec) -> None:
+        """Raises ModelError where a tensor in the folder's files has another shape than the model; headers alone."""
+        stored = stored_shapes(self.name)
+        per_stage = self.encoder.depth // spec.stages
+        for part in encoder_parts(spec, self.modality)[:-1]:  # without the head
+            stage = re.fullmatch(r".*/stage(\d+)", part)
+            first = (int(stage[1]) - 1) * per_stage if stage else 0
+            for name, tensor in named_tensors(build(spec, [part], device="meta").part(part)).items():
+                shape = tuple(tensor.shape)
+                place, inner = place_of(name, first)
+                for found, theirs in stored.get(inner, ()):
+                    if found == place and theirs != shape and not self._is_cut(name, theirs, shape):
+                        raise self.misfit(
+                            f"its tensor '{name}' of {part} is {list(theirs)}, and the model's {list(shape)}"
+                        )
+
+    def _is_cut(self, name: str, theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+        """Whether a table of positions is taken in part."""
+        return "position_embeddings" in name and self.encoder.kind == "text" and theirs[0] >= ours[0]
 
     def _read(self, reader: Callable[[str], T]) -> T:
         from safetensors import SafetensorError
@@ -265,6 +353,9 @@ def _preprocessing(name: str) -> dict[str, Any]:
     """Preprocessing of pictures as the checkpoint states it; {}: not stated."""
     from transformers.utils.hub import cached_file
 
-    path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+    if Path(name).is_dir():  # never looked for on a hub
+        path = file if (file := Path(name) / "preprocessor_config.json").is_file() else None
+    else:
+        path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
     settings: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
     return settings

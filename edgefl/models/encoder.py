@@ -64,14 +64,15 @@ class Kind:
     block: Callable[[EncoderSpec], nn.Module]  # tokens, mask, how many are wanted (0: all) -> tokens
     norm: Callable[[EncoderSpec], nn.Module]  # tokens -> tokens
     pool: Callable[[Tensor], Tensor]  # tokens [B, N, D] -> [B, D]
+    blocks: Callable[[EncoderSpec, range], Sequence[nn.Module]] | None = None  # where they differ by their place
 
 
 class Stage(nn.Module):
     """Neighbouring transformer blocks of one encoder: TokenState -> TokenState."""
 
-    def __init__(self, kind: Kind, spec: EncoderSpec, count: int) -> None:
+    def __init__(self, kind: Kind, spec: EncoderSpec, places: range) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
+        self.blocks = nn.ModuleList(kind.blocks(spec, places) if kind.blocks else (kind.block(spec) for _ in places))
         self.activation_checkpointing = False  # of the blocks
 
     def forward(self, state: TokenState, leading: int = 0) -> TokenState:

@@ -45,12 +45,12 @@ def module_tensors(module: nn.Module, *, copy: bool = True) -> Tensors:
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """A module's parameters and persistent buffers (not copied) under their stable names."""
-    return {_stable(name): tensor.detach() for name, tensor in module.state_dict().items()}
+    return {stable_name(name): tensor.detach() for name, tensor in module.state_dict().items()}
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """A module's parameters under their stable names."""
-    return {_stable(name): parameter for name, parameter in module.named_parameters()}
+    return {stable_name(name): parameter for name, parameter in module.named_parameters()}
 
 
 def load_part(model: StagedModel, part: str, tensors: Mapping[str, np.ndarray]) -> None:
@@ -114,7 +114,8 @@ def part_layout(model: StagedModel, part: str) -> dict[str, tuple[str, tuple[int
     return {n: (whole.get(t.dtype, "F32"), tuple(t.shape)) for n, t in named_tensors(model.part(part)).items()}
 
 
-def _stable(name: str) -> str:
+def stable_name(name: str) -> str:
+    """A tensor's name, the same for every version of the library."""
     for pattern, replacement in _RENAMED:
         renamed, count = pattern.subn(replacement, name)
         if count:

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from edgefl.encoder_families import MAX_CONFIG_BYTES
 from edgefl.records import MAX_COLUMNS, CellName, TableColumn
 from edgefl.registry import method
 
@@ -37,6 +38,7 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     how files become such a sample (``edgefl.data.readers``). ``standardize`` "fleet": the model takes (x - ``mean``) /
     ``std`` of each channel or column, which the devices agree on before the first round; until then they are ().
     ``columns``: of the user's table that this is read from; (): of none, and a table's cells are numbers without names.
+    ``config``: of `transformers`, whose modules then are the encoder (``edgefl.models.adapter``); "": ours are.
     """
 
     kind: str = "sensor"
@@ -62,6 +64,7 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     mean: tuple[float, ...] = ()  # of each channel, or column
     std: tuple[float, ...] = ()
     columns: Annotated[tuple[TableColumn, ...], msgspec.Meta(max_length=MAX_COLUMNS)] = ()  # table only
+    config: Annotated[str, msgspec.Meta(max_length=MAX_CONFIG_BYTES)] = ""  # of the library's own modules, as JSON
 
 
 class HeadSpec(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from edgefl.encoder_kinds import encoder_kind
+from edgefl.encoder_kinds import kind_of
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
@@ -48,7 +48,7 @@ class StagedModel(nn.Module):
         super().__init__()
         self.spec = spec
         own = {modality_of(part) for part in modules if is_encoder(part)}
-        self._kinds = {m: encoder_kind(e.kind).build() for m, e in spec.encoders.items() if m in own}
+        self._kinds = {m: kind_of(e).build() for m, e in spec.encoders.items() if m in own}
         self._multiway = shares_attention(spec)
         self._shared = shares_projection(spec)
         self._parts = nn.ModuleDict(dict(modules))
@@ -117,7 +117,7 @@ class StagedModel(nn.Module):
             return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
         state = self._through(modality, x, last - 1)
         if state.depth < last:
-            pooled = encoder_kind(self.spec.encoders[modality].kind).pooled
+            pooled = kind_of(self.spec.encoders[modality]).pooled
             state = cast("Stage", self.part(f"{modality}/stage{last}"))(state, pooled)
         return self.pool(modality, state)
 
@@ -299,10 +299,13 @@ def _module(spec: ModelSpec, part: str) -> nn.Module:
     count = encoder.depth // spec.stages
     if owner == "shared":
         return MultiwayStage(SharedAttention, encoder, count)
-    kind = encoder_kind(encoder.kind).build()
+    kind = kind_of(encoder).build()
     if rest == "embed":
         return kind.embed(encoder)
     if rest == "norm":
         # Multiway layers are pre-norm for every kind, so text, whose own blocks are not, has a final norm here too.
         return nn.LayerNorm(encoder.width) if multiway else kind.norm(encoder)
-    return MultiwayStage(FeedForward, encoder, count) if multiway else Stage(kind, encoder, count)
+    if multiway:
+        return MultiwayStage(FeedForward, encoder, count)
+    last = int(rest.removeprefix("stage")) * count
+    return Stage(kind, encoder, range(last - count, last))

@@ -29,6 +29,7 @@ from edgefl.models.spec import (
     modality_of,
     shares_projection,
 )
+from edgefl.plan.checkpoint_fields import checkpoint_problems, told
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
@@ -109,7 +110,9 @@ def model_spec(
     config: RunConfig, recipe: RecipeConfig, shapes: Mapping[str, tuple[int, ...]], label_names: tuple[str, ...]
 ) -> ModelSpec:
     """The model with every size resolved. Raises ConfigError."""
-    problems: list[Problem] = []
+    problems = checkpoint_problems(config)
+    if problems:
+        raise ConfigError(config.name, problems)
     encoders: dict[str, EncoderSpec] = {}
     for modality, encoder in config.model.encoders.items():
         path = f"model.encoders.{modality}"
@@ -122,6 +125,10 @@ def model_spec(
             continue
         problems += [Problem(f"{path}.{field}", text) for field, text in out_of_place(encoder)]
         encoders[modality] = encoder_spec(encoder, shapes.get(modality, ()))
+        fixed = told(encoder).fields.get("input_shape", ())
+        if fixed and tuple(fixed) != tuple(encoders[modality].input_shape):
+            has, takes = list(encoders[modality].input_shape), list(fixed)
+            problems.append(Problem(path, f"samples are {has}, and {encoder.pretrained!r} takes {takes}"))
     problems += [Problem(f"model.encoders.{field}", text) for field, text in out_of_step(encoders)]
     problems += _readable(config.training, recipe) + unmeasured(recipe.slots, config.training.holdout)
     terms = chosen("objective", recipe.slots["objective"])

@@ -11,8 +11,10 @@ from edgefl.config.encoder import EncoderConfig
 from edgefl.config.settings import RunConfig
 from edgefl.data.log_mel import frames_of
 from edgefl.encoder_kinds import encoder_kind
+from edgefl.errors import ConfigError
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec
+from edgefl.plan.checkpoint_fields import checkpoint_problems, told
 from edgefl.plan.job import Preparation, RunPlan
 from edgefl.records import TableColumn
 from edgefl.registry import MIN_COUNT, choose
@@ -33,11 +35,12 @@ DRIFT = 1e-3
 def encoder_spec(config: EncoderConfig, shape: tuple[int, ...] = ()) -> EncoderSpec:
     """The encoder of a run file for samples of ``shape``; (): the shape asked for, an axis of 0 as the data has it."""
     given = config.model_dump(exclude={"kind", "size", *_SHAPE})
-    changes = {key: value for key, value in given.items() if value is not None}
-    changes["columns"] = tuple(_column(name, told) for name, told in config.columns.items())
+    changes = {**told(config).fields, **{key: value for key, value in given.items() if value is not None}}
+    changes["columns"] = tuple(_column(name, said) for name, said in config.columns.items())
     if config.kind == "sensor" and config.window is not None:
         changes["step"] = config.step or config.window
-    spec = encoder_of_size(config.kind, config.size, tuple(shape), **changes)
+    fixed = changes.pop("input_shape", ())
+    spec = encoder_of_size(config.kind, config.size, tuple(shape) or fixed, **changes)
     return spec if shape else msgspec.structs.replace(spec, input_shape=_asked(config, spec.input_shape))
 
 
@@ -84,6 +87,8 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
     For reading before the model is known, whose remaining shapes come from the data. ``folder``: the data are files,
     which are brought to the shape of an encoder's named size too; arrays are as they are. An axis of 0 is as found.
     """
+    if problems := checkpoint_problems(config):
+        raise ConfigError(config.name, problems)
     found: dict[str, EncoderSpec] = {}
     for modality, encoder in config.model.encoders.items():
         if encoder.size not in encoder_kind(encoder.kind).sizes:

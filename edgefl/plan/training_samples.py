@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.encoder_kinds import encoder_kind
+from edgefl.encoder_kinds import kind_of
 from edgefl.models.check import token_count
 from edgefl.models.spec import EncoderSpec, fuses_tokens, shares_attention
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
@@ -126,7 +126,7 @@ def prefixes(job: Job) -> dict[str, Prefix]:
         if frozen and not shares_attention(job.model):
             depth = len(frozen) - 1
             pooled = depth == job.stage.depth and encoder.pool != "mean" and not fuses_tokens(job.model)
-            tokens = encoder_kind(encoder.kind).pooled if pooled else token_count(encoder)
+            tokens = kind_of(encoder).pooled if pooled else token_count(encoder)
             found[m] = Prefix(tuple(frozen), depth, tokens)
     return found
 

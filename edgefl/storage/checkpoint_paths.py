@@ -19,13 +19,32 @@ def is_own(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
+def local_folder(name: str) -> Path | None:
+    """The folder on this machine that a checkpoint's name means; None: it is the name of one on a hub.
+
+    Raises ModelError as :func:`located`.
+    """
+    path = Path(located(name))
+    return path if path.is_dir() else None
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is that of a folder, there or not: it begins as one, is deeper than OWNER/NAME, or lies in one."""
+    path = PurePosixPath(name)
+    return (
+        name.startswith(("/", ".", "~"))
+        or len(path.parts) > 2
+        or (len(path.parts) == 2 and Path(path.parts[0]).is_dir())
+    )
+
+
 def located(name: str) -> str:
     """``name`` as a path where it lies in a package; any other name as it is.
 
     Raises ModelError when the package is not installed or holds no such file or folder, or a folder is not there.
     """
     if not name.startswith(PACKAGE):
-        if name.startswith(("/", ".")) and not is_own(name) and not Path(name).is_dir():  # no name of a hub
+        if not is_own(name) and not Path(name).is_dir() and _is_path(name):  # no name of a hub
             raise ModelError(
                 f"'{name}': there is no such folder", remedy="Name the checkpoint's folder as it is on this machine."
             )

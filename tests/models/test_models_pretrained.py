@@ -196,8 +196,12 @@ def test_a_pixel_scale_that_can_not_be_met_is_refused(
         ("vision", {"heads": 4}, r"has 2 attention heads, the model 4"),
         ("text", {"vocabulary": 60}, r"word_embeddings.weight' has shape \[50, 32\], but the model needs \[60, 32\]"),
         ("bert", {"vocabulary": 60}, r"word_embeddings.weight' has shape \[50, 32\], but the model needs \[60, 32\]"),
-        ("bert", {"arch": "distilbert"}, r"it is a 'bert', but a text encoder takes 'distilbert'; set its arch"),
-        ("text", {"arch": "bert"}, r"it is a 'distilbert', but a text encoder takes 'bert'; set its arch"),
+        (
+            "bert",
+            {"arch": "distilbert"},
+            r"of type .bert., and the text encoder of type .distilbert.; set its arch",
+        ),
+        ("text", {"arch": "bert"}, r"it is of type 'distilbert', and the text encoder of type 'bert'; set its arch"),
         ("text", {"input_shape": (20,)}, r"position_embeddings.weight' has shape \[12, 32\].* \[20, 32\]"),
         ("audio", {"stride": 8}, r"its frequency_stride is 6, but the model computes with 8"),
         ("vision", {"input_shape": (8, 32, 3)}, r"its image_size is \[16, 16\], but the model computes with \[8, 32\]"),
@@ -215,7 +219,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
 
 
 def test_another_architecture_is_refused(checkpoints: dict[str, Path]):
-    with pytest.raises(ModelError, match="it is a 'distilbert', but a vision encoder takes 'vit'"):
+    with pytest.raises(
+        ModelError, match="of type 'distilbert', and the vision encoder of type 'vit'; taken: vit, deit"
+    ):
         list(initial_parts(spec_for("vision", checkpoints["text"])))
 
 
@@ -279,7 +285,7 @@ def test_damaged_weights_are_reported(checkpoints: dict[str, Path], tmp_path: Pa
 
 def test_a_sensor_has_no_checkpoints():
     spec = ModelSpec(encoders={"acc": encoder_of_size("sensor", "tiny", (16, 3), pretrained="somewhere")})
-    with pytest.raises(ModelError, match="a sensor encoder has no public checkpoints"):
+    with pytest.raises(ModelError, match="our own sensor encoder has no public checkpoints"):
         list(initial_parts(spec))
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder
-from edgefl.data.tokens import DEFAULT_LENGTH, tokenizer
+from edgefl.data.tokens import DEFAULT_LENGTH, padding_id, swapped, tokenizer
 from edgefl.errors import ConfigError, DataError, MissingDependencyError, Problem
 from edgefl.methods.missing.public_pool import public_pool
 from edgefl.methods.missing.stand_ins import zero
@@ -181,7 +181,7 @@ def image_to_text(checkpoint: str, questions: Sequence[str] = QUESTIONS) -> Gene
     model.eval()
 
     def generate(source: Encoder, target: Encoder, values: Array, classes: Sequence[str]) -> Array:
-        encode = tokenizer(target.vocabulary, target.pretrained)
+        encode = tokenizer(target.vocabulary, target.pretrained, target.arch, target.config)
         length = next(iter(target.input_shape), DEFAULT_LENGTH)
         texts = [_describe(processor, model, picture, questions) for picture in values]
         named = [prompt_of(name, text) if name else text for name, text in zip(classes, texts, strict=True)]
@@ -290,7 +290,8 @@ def _words(encoder: Encoder, values: Array) -> list[str]:
         )
     from transformers import AutoTokenizer
 
-    texts: list[str] = _load(encoder.pretrained, AutoTokenizer).batch_decode(values, skip_special_tokens=True)
+    ids = swapped(values.astype(np.int64), padding_id(encoder.config))
+    texts: list[str] = _load(encoder.pretrained, AutoTokenizer).batch_decode(ids, skip_special_tokens=True)
     return texts
 
 
