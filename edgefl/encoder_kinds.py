@@ -133,9 +133,18 @@ def _built(module: str, name: str) -> Kind:
     return kind
 
 
+#: The ``arch`` of a specification that says none.
+_PLAIN = "distilbert"
+
+
 def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
     """Rules of our own kinds: only patches of audio overlap, and text has no patches."""
     kind, shape, patch, stride = encoder.kind, encoder.input_shape, encoder.patch, encoder.stride
+    if kind != "text" and encoder.arch not in {_PLAIN, *({"bands"} if kind == "audio" else ())}:
+        yield (
+            "arch",
+            f"'{encoder.arch}' is none of {kind}; leave it out" + (", or set bands" if kind == "audio" else ""),
+        )
     if kind == "audio" and stride < 0:
         yield "stride", f"is {stride}; use 0 (no overlap) or more"
     if kind != "audio" and stride:
@@ -144,13 +153,15 @@ def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
         yield "patch", f"is {patch}; use 1 or more"
     if kind == "vision" and patch > 0 and (shape[0] % patch or shape[1] % patch):
         yield "patch", f"{patch} does not divide an image of {shape[0]} x {shape[1]}; choose a common divisor"
-    if kind == "audio" and min(shape) < patch:
+    if kind == "audio" and min(shape[: 1 if encoder.arch == "bands" else 2]) < patch:
         yield "patch", f"{patch} is larger than a spectrogram of {shape[0]} x {shape[1]}; choose a smaller patch"
     if kind == "text":
         yield from _text_faults(encoder)
 
 
 def _text_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    if encoder.arch == "bands":
+        yield "arch", "'bands' is of audio; choose distilbert, bert, bag"
     if encoder.vocabulary < 2:
         yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
     if encoder.positions and encoder.positions < encoder.input_shape[0]:
@@ -198,6 +209,8 @@ def preparation_faults(encoder: EncoderSpec) -> Iterator[Fault]:
         yield "standardize", f"'{encoder.standardize}' is unknown; choose none, fleet"
     elif encoder.standardize == "fleet" and scaled is None:
         yield "standardize", f"is of the channels of a sensor and the columns of a table; leave it out for {kind}"
+    elif encoder.standardize == "fleet" and kind == "audio" and encoder.arch != "bands":
+        yield "standardize", "is of audio by bands; set arch: bands, or leave it out"
     if len(encoder.columns) > 1 and kind not in {"table", "sensor"}:
         yield "columns", f"are {len(encoder.columns)}, and {kind} is read from one"
     size = sum(len(text.encode()) for column in encoder.columns for text in (column.name, column.unit, *column.values))
@@ -211,6 +224,8 @@ def preparation_faults(encoder: EncoderSpec) -> Iterator[Fault]:
 
 
 def _audio_tokens(encoder: EncoderSpec) -> int:
+    if encoder.arch == "bands":
+        return 2 + -(-encoder.input_shape[0] // encoder.patch)
     frames, bands = ((size - encoder.patch) // (encoder.stride or encoder.patch) + 1 for size in encoder.input_shape)
     return 2 + frames * bands
 
@@ -285,5 +300,6 @@ OWN: dict[str, EncoderKind] = {
         partial(_built, "published", "AUDIO"),
         _faults,
         pooled=2,
+        scaled=1,
     ),
 }

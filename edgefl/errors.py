@@ -16,6 +16,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "torch": ("torch", "train"),
     "transformers": ("transformers", "train"),
     "PIL": ("pillow", "serve"),
+    "soundfile": ("soundfile", "sound"),
     "diffusers": ("diffusers", "completion"),
     "sqlalchemy": ("SQLAlchemy", "coordinator"),
     "alembic": ("alembic", "coordinator"),

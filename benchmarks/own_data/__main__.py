@@ -112,8 +112,8 @@ def _test_samples(directory: Path, data: OwnData) -> list[int]:
 
 
 def _accuracy(report: Any) -> float:
-    """Accuracy in percent of the last model with all modalities."""
-    rows = [row for row in report["evaluations"] if row["metric"] == "accuracy"]
+    """Accuracy in percent, or 100 R², of the last model with all modalities."""
+    rows = [row for row in report["evaluations"] if row["metric"] in {"accuracy", "r2"}]
     last = max(rows, key=lambda row: (row["stage"], row.get("round", 0), len(row["available"])))
     return 100 * float(last["value"])
 

@@ -23,9 +23,10 @@ class MissingError(Exception):
 class OwnData(NamedTuple):
     """A data set on disk and the same samples for a baseline.
 
-    ``source``: what is given to ``edgefl init``; ``kind``: of its baseline (table, text, sound, picture, series,
-    mixed); ``labels``: of all samples in order; ``values``: per sample, as the baseline takes them; ``options``: of
-    init, which a user would name; ``number``: pattern of a sample's number (from ``first``) in its id.
+    ``source``: what is given to ``edgefl init``; ``kind``: of its baseline (table, numeric, text, sound, picture,
+    series, mixed), numeric being a table with a numeric target; ``labels``: of all samples in order; ``values``: per
+    sample, as the baseline takes them; ``options``: of init, which a user would name; ``number``: pattern of a sample's
+    number (from ``first``) in its id.
     """
 
     source: Path
@@ -106,6 +107,29 @@ def _heart_votes(folder: Path) -> OwnData:
     frame = anes96.load_pandas().data
     frame = frame.assign(vote=["Clinton" if v == 0 else "Dole" for v in frame["vote"]])
     return _table(folder, "voters", frame, "vote")
+
+
+def _diabetes(folder: Path) -> OwnData:
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(as_frame=True, scaled=False)
+    return _table(folder, "diabetes", data.data.assign(progression=data.target), "progression")._replace(kind="numeric")
+
+
+def _mileage(folder: Path) -> OwnData:
+    from vega_datasets import local_data
+
+    frame = local_data.cars().drop(columns="Name")
+    label = ("--label", "Miles_per_Gallon")
+    return _table(folder, "mileage", frame, "Miles_per_Gallon", *label)._replace(kind="numeric")
+
+
+def _economy(folder: Path) -> OwnData:
+    """Unemployment in 203 quarters of the United States, by the state of its economy."""
+    from statsmodels.datasets import macrodata
+
+    frame = macrodata.load_pandas().data
+    return _table(folder, "economy", frame, "unemp", "--label", "unemp")._replace(kind="numeric")
 
 
 def _affairs(folder: Path) -> OwnData:
@@ -278,6 +302,9 @@ SETS: dict[str, Callable[[Path], OwnData]] = {
     "wein": _german_wine,
     "voters": _heart_votes,
     "affairs": _affairs,
+    "diabetes": _diabetes,
+    "mileage": _mileage,
+    "economy": _economy,
     "gunpoint": _series("gunpoint"),
     "motions": _series("basic_motions"),
     "power": _series("italy_power_demand"),

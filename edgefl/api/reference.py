@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from edgefl.data.arrays import Array, Rows
 from edgefl.data.dataset import Dataset
 from edgefl.data.levels import target_errors
-from edgefl.data.prepare import TEST
-from edgefl.errors import DataError
-from edgefl.run_records import Reference, RunReport
-from edgefl.storage.disk import SHARES, write_new
+from edgefl.run_records import Reference
 
-#: The reference of a run, kept beside its ledger.
-REFERENCE = "reference.json"
 #: Training samples at most, on which a forest takes seconds.
 _MOST_SAMPLES = 20_000
 #: Numbers of a series that are taken as they are, beside mean and deviation of each channel.
@@ -32,29 +24,6 @@ _MOST_NUMBERS = 1024
 _SIDE = 16
 #: Columns of features that are held without sparsity; of token ids eight times as many are told apart.
 _WIDEST = 2**15
-
-
-def referenced(report: RunReport, directory: Path) -> RunReport:
-    """The report with its reference: as kept in ``directory``, else made now of the shares there, and kept.
-
-    The report stays as it is where the shares are elsewhere, nothing is labelled, or scikit-learn is not installed.
-    """
-    kept, test = directory / REFERENCE, directory / SHARES / f"{TEST}.npz"
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.structs.replace(report, reference=msgspec.json.decode(kept.read_bytes(), type=Reference))
-    paths = [directory / SHARES / f"{row.device}.npz" for row in report.devices]
-    paths = [path for path in paths if path.is_file()]
-    if report.status != "done" or not paths or not test.is_file():
-        return report
-    try:
-        scores = reference_scores([Dataset.load_npz(path) for path in paths], Dataset.load_npz(test))
-    except (ModuleNotFoundError, DataError):
-        return report
-    if scores is None:
-        return report
-    with suppress(OSError):  # another user's run can be read and not written
-        write_new(kept, msgspec.json.encode(scores))
-    return msgspec.structs.replace(report, reference=scores)
 
 
 def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | None:

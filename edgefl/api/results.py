@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.api.frames import Table, frame, report_frame
 from edgefl.api.needs import explained
-from edgefl.api.reference import referenced
-from edgefl.api.runs import RUNS, find_run, priced, read_run
+from edgefl.api.runs import RUNS, find_run, priced, read_run, referenced
 from edgefl.budget.fit import RunPrice
 from edgefl.errors import ExportError
 from edgefl.report import quality

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from edgefl.api.export_run import export_run
 from edgefl.api.local_run import Feed, LocalOptions, LocalRun
 from edgefl.api.needs import explained
-from edgefl.api.reference import referenced
 from edgefl.api.results import Report, Run
-from edgefl.api.runs import PAGE, RUNS, priced, read_run, write_file
+from edgefl.api.runs import PAGE, RUNS, priced, read_run, referenced, write_file
 from edgefl.config.profiles import RunSource
 from edgefl.config.yaml_files import Overrides
 

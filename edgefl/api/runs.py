@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.errors import ModelError, RunError, StoreError
-from edgefl.run_records import EndToEnd, RunReport
-from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of, write_new
+from edgefl.errors import DataError, ModelError, RunError, StoreError
+from edgefl.run_records import EndToEnd, Reference, RunReport
+from edgefl.storage.disk import EVENTS, SHARES, is_held, ledger_file, ledger_of, write_new
 
 RUNS = Path("runs")
 #: A run's page, in its directory.
@@ -19,6 +19,8 @@ PAGE = "report.html"
 BUNDLES = "bundles"
 #: What the run would have cost end to end, priced once, beside its ledger.
 END_TO_END = "end_to_end.json"
+#: Scores of simple models on the run's samples, made once, beside its ledger.
+REFERENCE = "reference.json"
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -121,6 +123,35 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     with suppress(OSError):  # another user's run can be read and not written: it is priced each time
         write_new(kept, msgspec.json.encode(found))
     return msgspec.structs.replace(report, end_to_end=found)
+
+
+def referenced(report: RunReport, directory: Path) -> RunReport:
+    """The report with the scores of simple models: as kept in ``directory``, else made now of its shares, and kept.
+
+    The report stays as it is where the shares are elsewhere, nothing is labelled, or scikit-learn is not installed.
+    """
+    kept, test = directory / REFERENCE, directory / SHARES / "test.npz"
+    with suppress(OSError, msgspec.DecodeError):  # absent, or not whole: it is made again
+        return msgspec.structs.replace(report, reference=msgspec.json.decode(kept.read_bytes(), type=Reference))
+    shares = [path for row in report.devices if (path := directory / SHARES / f"{row.device}.npz").is_file()]
+    if report.status != "done" or not shares or not test.is_file():
+        return report
+    try:
+        from edgefl.api.reference import reference_scores
+        from edgefl.data.dataset import Dataset
+
+        scores = reference_scores([Dataset.load_npz(path) for path in shares], Dataset.load_npz(test))
+    except DataError:
+        return report
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise
+        return report
+    if scores is None:
+        return report
+    with suppress(OSError):  # another user's run can be read and not written: it is made each time
+        write_new(kept, msgspec.json.encode(scores))
+    return msgspec.structs.replace(report, reference=scores)
 
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:

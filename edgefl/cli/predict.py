@@ -25,6 +25,8 @@ from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec
+from edgefl.own_data.table_rows import head_of
+from edgefl.own_data.trained_tables import read_trained, takes_tables
 from edgefl.records import is_modality
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, table
@@ -44,8 +46,8 @@ def command(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="An .npz file, a folder with manifest.jsonl, or one sample: one file a modality, .npy .csv .png .jpg "
-            ".wav .txt, or MODALITY=FILE where a file may be several.",
+            help="An .npz file, a folder with manifest.jsonl, a table like that which the model was trained on, or one "
+            "sample: one file a modality, .npy .csv .txt, picture, sound, or MODALITY=FILE where one may be several.",
         ),
     ],
     modality: Annotated[
@@ -79,7 +81,8 @@ def command(
     edgefl predict bundles image=cat.png text=cat.txt
     """
     bundles = find_bundles(bundle_folder(bundle, runs))
-    data = read_input(file, encoders(bundles), next(iter(bundles.values())).labels, modality or [], bad_samples)
+    first = next(iter(bundles.values()))
+    data = read_input(file, encoders(bundles), first.labels, modality or [], bad_samples, first.label_column)
     if any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
         sys.stderr.write(f"warning: {UNTRAINED}\n")
         data = replace(data, labels=None)
@@ -103,16 +106,35 @@ def command(
 
 
 def read_input(
-    files: list[str], known: Mapping[str, EncoderSpec], labels: tuple[str, ...], only: list[str], bad_samples: str
+    files: list[str],
+    known: Mapping[str, EncoderSpec],
+    labels: tuple[str, ...],
+    only: list[str],
+    bad_samples: str,
+    label_column: str = "",
 ) -> Dataset:
-    """The samples in the files, as the encoders ``known`` take them; several are one sample. Raises DataError."""
+    """The samples in the files, as the encoders ``known`` take them; several are one sample. Raises DataError.
+
+    A table like that which a model was trained on is read by the columns that the model knows.
+    """
     unknown = [m for m in only if m not in known]
     if unknown:
         raise DataError(f"no bundle takes {', '.join(unknown)}", remedy=f"Choose from: {', '.join(known)}.")
     wanted = {m: encoder for m, encoder in known.items() if not only or m in only}
+    if len(files) == 1 and takes_tables(Path(files[0]), wanted) and not _is_recording(Path(files[0]), wanted):
+        return read_trained(Path(files[0]), wanted, labels, label_column, bad_samples)
     if len(files) > 1 or _is_sample(files[0]):
         return raw_samples(_by_modality(files, wanted), wanted)
     return load(Path(files[0]), bad_samples=bad_samples, modalities=wanted, label_names=labels)
+
+
+def _is_recording(file: Path, wanted: Mapping[str, EncoderSpec]) -> bool:
+    """Whether a .csv is one recording as a sensor's reader takes it: it has none of the columns' names."""
+    sensors = [encoder for encoder in wanted.values() if encoder.kind == "sensor"]
+    if not sensors or file.suffix.lower() != ".csv":
+        return False
+    head = set(head_of(file).head)
+    return not any(column.name in head for encoder in wanted.values() for column in encoder.columns)
 
 
 def _is_sample(file: str) -> bool:

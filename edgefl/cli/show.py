@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.api.reference import referenced
-from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs
+from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs, referenced
 from edgefl.cli.options import Format, RunArgument, RunsOption, drawn, show, write_out
 from edgefl.registry import ROLES, default, method
 from edgefl.report import units

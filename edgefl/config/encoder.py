@@ -9,8 +9,11 @@ from pydantic import Field
 
 from edgefl.config.yaml_files import Positive, Values, valid_names
 from edgefl.encoder_kinds import kind_names
+from edgefl.records import MAX_CATEGORIES, MAX_CELL_NAME, MAX_COLUMNS
 
 MAX_CLIP_S = 60.0  # as edgefl.data.log_mel admits
+#: Kinds of columns that are said by a word.
+COLUMN_KINDS = ("number", "date", "text", "file")
 MAX_LENGTH = 4096  # attention over more tokens than this fits no device here
 
 
@@ -59,13 +62,29 @@ class EncoderConfig(Values):
     )
     columns: dict[str, str | Annotated[list[str], Field(min_length=1)]] = Field(
         {},
-        description="table only: each column's name with number (or number in UNIT), date (or date FORM, such as "
-        "%d.%m.%Y), or the list of a category's values; default: arrays of numbers, without names",
+        description="the columns of the user's table that it is read from, each with number (or number in UNIT), date "
+        "(or date FORM, such as %d.%m.%Y), text, file, or the list of a category's values; needed for tables with rows "
+        "by name, else what `edgefl predict` takes of such a file",
     )
-    bands: Positive | None = Field(None, description="audio only: mel bands of a .wav; default: 40, or the size's own")
+
+    @pydantic.field_validator("columns")
+    @classmethod
+    def _described(cls, value: dict[str, str | list[str]]) -> dict[str, str | list[str]]:
+        for name, told in value.items():
+            if isinstance(told, str) and told.split(" ")[0] not in COLUMN_KINDS:
+                raise ValueError(f"{name} is {told!r}; write {', '.join(COLUMN_KINDS)}, or a list of values")
+            if max(map(len, [name, told] if isinstance(told, str) else [name, *told])) > MAX_CELL_NAME:
+                raise ValueError(f"{name:.40}: names and values may have {MAX_CELL_NAME} characters")
+            if isinstance(told, list) and len(told) > MAX_CATEGORIES:
+                raise ValueError(f"{name} has {len(told)} values; at most {MAX_CATEGORIES} are taken")
+        if len(value) > MAX_COLUMNS:
+            raise ValueError(f"{len(value)} columns; at most {MAX_COLUMNS} are taken")
+        return value
+
+    bands: Positive | None = Field(None, description="audio only: mel bands of a sound; default: 40, or the size's own")
     seconds: Annotated[float, Field(gt=0, le=MAX_CLIP_S)] | None = Field(
         None,
-        description="audio only: a .wav is cut or padded to this long; default: the size's own, else that of the first",
+        description="audio only: sounds are cut or padded to this long; default: the size's own, else the first's",
     )
     length: Annotated[int, Field(ge=2, le=MAX_LENGTH)] | None = Field(
         None, description="text only: token ids that a text is cut or padded to; default: 32, or the size's own"
@@ -80,9 +99,10 @@ class EncoderConfig(Values):
     positions: Positive | None = Field(
         None, description="text only: rows of the table of positions; default: the text's length"
     )
-    arch: Literal["distilbert", "bert", "bag"] | None = Field(
+    arch: Literal["distilbert", "bert", "bag", "bands"] | None = Field(
         None,
-        description="text only: whose blocks; bag: the mean of hashed words and n-grams",
+        description="text: whose blocks, or bag: the mean of hashed words and n-grams; audio: bands: spans of all "
+        "mel bands, with each band's mean and deviation, in place of AST's squares",
     )
     pretrained: str = Field(
         "",

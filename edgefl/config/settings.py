@@ -23,7 +23,7 @@ from edgefl.config.yaml_files import (
     valid_names,
 )
 from edgefl.errors import Problem
-from edgefl.records import Budget, Packing, Speed
+from edgefl.records import MAX_CELL_NAME, Budget, Packing, Speed
 
 
 class BudgetConfig(Values):
@@ -161,6 +161,12 @@ class DataConfig(Values):
         "",
         description="test set of the coordinator: .npz, folder with manifest.jsonl, or {av_digits: {…}} (its test "
         "part, unless `part` says another); empty: from the source",
+    )
+
+    label: Annotated[str, Field(max_length=MAX_CELL_NAME)] = Field(
+        "",
+        description="column of the table that labels came from; bundles know it, and `edgefl predict` finds the truth "
+        "there",
     )
 
     @pydantic.field_validator("partition", mode="before")

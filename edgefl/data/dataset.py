@@ -184,8 +184,8 @@ class Dataset:
         """Read ``path``; with ``encoders`` only these modalities. Raises DataError (missing, damaged, inconsistent).
 
         Values become float32; unsigned bytes are pixels and become 0..1; other integers, and everything of a text
-        encoder, are token ids (int64). Feature vectors [N, d] become signals [N, d, 1]; of a table encoder cells
-        [N, d, 2], of which NaN is one that is not there.
+        encoder, are token ids (int64). Grey pictures get one channel. Feature vectors [N, d] become signals [N, d, 1];
+        of a table encoder cells [N, d, 2], of which NaN is one that is not there.
         """
         path = Path(path)
         kinds = None if encoders is None else {m: e.kind for m, e in encoders.items()}
@@ -253,6 +253,8 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         if kind == "table" and len(shape) == 2:
             room += arrays[name].size * 4
             arrays[name] = as_cells(arrays[name])
+        elif kind == "vision" and len(shape) == 3:
+            arrays[name] = arrays[name][:, :, :, None]  # grey pictures
         elif len(shape) == 2 and (kind == "sensor" or (not kind and dtype.kind == "f")):
             arrays[name] = arrays[name][:, :, None]  # features: a signal of one channel, as a list of numbers is
     if room > MAX_DATASET_BYTES:

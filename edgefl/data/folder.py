@@ -91,17 +91,24 @@ class _Folder:
 
 
 def read_manifest(
-    root: Path, *, bad_samples: str = "error", encoders: Encoders | None = None, label_names: Sequence[str] = ()
+    root: Path,
+    *,
+    bad_samples: str = "error",
+    encoders: Encoders | None = None,
+    label_names: Sequence[str] = (),
+    manifest: Path | None = None,
 ) -> Dataset:
     """All samples of the folder ``root``.
 
     Bad samples (missing file, wrong shape, not finite, label out of range, line that is no JSON object, …) are all
     collected. ``bad_samples`` "error": DataError with the first 20 and their number; "skip": left out and kept in
     ``Dataset.skipped``, where windows with a gap always are; DataError when nothing is left. ``encoders``:
-    the modalities to read, with kind and shape.
+    the modalities to read, with kind and shape. ``manifest``: a file elsewhere, of paths below ``root``.
     """
-    path = root / "manifest.jsonl"
-    if path.exists() or path.is_symlink():
+    path = manifest or root / "manifest.jsonl"
+    if manifest is not None:
+        pass
+    elif path.exists() or path.is_symlink():
         regular_file_inside(root, path.name, ANY_SIZE)
     else:
         raise DataError(

@@ -17,27 +17,33 @@ if TYPE_CHECKING:
 #: Beyond the largest phone cameras. 4 bytes a pixel decoded, and as much turned or on white: 400 MB; as numbers, where
 #: it is not made smaller, 1.1 GB.
 MAX_PIXELS = 50_000_000
+#: Formats by Pillow's names; of animated ones the first picture.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+#: What is said of a file that is none of them, however it is called.
+UNKNOWN_FORMAT = f"no picture of a format that is read: {', '.join(FORMATS)}"
 #: Rows put on white at a time, which takes three copies of them.
 _ROWS = 256
 
 
 def read_picture(path: Path, shape: tuple[int, ...], crop: Literal["stretch", "center"]) -> Array:
-    """[height, width, channels] in 0..1 of a .png or .jpg, turned upright, on white; ``shape`` (): as it is.
+    """[height, width, channels] in 0..1 of a picture, turned upright, on white; ``shape`` (): as it is.
 
     Raises DataError, MissingDependencyError.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise MissingDependencyError("pillow", "serve") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is stricter
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
+            with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise DataError(f"{image.width} x {image.height} pixels are too many")
-                if image.mode.startswith(("I", "F")):
-                    raise DataError("16-bit pictures are not supported; store .npy in 0..1")
+                if image.mode == "F":
+                    raise DataError("its pixels are floating-point numbers; store .npy in 0..1")
+                if image.mode.startswith("I"):
+                    return _deep(image, shape, crop)
                 grey = shape[2] == 1 if len(shape) == 3 and shape[2] else image.mode in {"1", "L", "LA"}
                 ImageOps.exif_transpose(image, in_place=True)
                 picture = _on_white(image, "L" if grey else "RGB")
@@ -46,9 +52,23 @@ def read_picture(path: Path, shape: tuple[int, ...], crop: Literal["stretch", "c
                     picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box)
                 pixels = np.array(picture, dtype=np.float32)
                 pixels /= np.float32(255)
+    except UnidentifiedImageError:
+        raise DataError(UNKNOWN_FORMAT) from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"not a readable picture: {error}") from None
     return np.asarray(pixels[:, :, None] if grey else pixels)
+
+
+def _deep(image: Image.Image, shape: tuple[int, ...], crop: Literal["stretch", "center"]) -> Array:
+    """A grey picture of 16 bits [height, width, 1 or as ``shape`` says], by its type's range."""
+    from PIL import Image, ImageOps
+
+    picture = Image.fromarray(np.asarray(ImageOps.exif_transpose(image)).astype(np.float32))
+    if len(shape) == 3 and picture.size != (shape[1], shape[0]):
+        box = _middle(picture.size, (shape[1], shape[0])) if crop == "center" else None
+        picture = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box)
+    pixels = np.clip(np.asarray(picture) / np.float32(65535), 0, 1)[:, :, None]
+    return np.repeat(pixels, shape[2], axis=2) if len(shape) == 3 and shape[2] > 1 else pixels
 
 
 def _on_white(picture: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:

@@ -17,16 +17,15 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder, Encoders
 from edgefl.data.readers import SampleError, read_samples, read_text, target
 from edgefl.data.recording import GAP, Windows, joined, least
+from edgefl.data.suffixes import PICTURES, SOUNDS
 from edgefl.errors import DataError, Problem
 
 #: Ends of a single sample's file -> kinds of modality it may hold.
 SAMPLES: dict[str, tuple[str, ...]] = {
     ".npy": ("sensor", "vision", "audio", "text"),
     ".csv": ("sensor",),
-    ".png": ("vision",),
-    ".jpg": ("vision",),
-    ".jpeg": ("vision",),
-    ".wav": ("audio",),
+    **dict.fromkeys(PICTURES, ("vision",)),
+    **dict.fromkeys(SOUNDS, ("audio",)),
     ".txt": ("text",),
 }
 #: Windows of one request: of a file of 64 MiB, with overlap; a server has several at once.
@@ -38,8 +37,12 @@ _LENGTH = (
 )
 
 
-def raw_samples(files: Mapping[str, Path | str], encoders: Encoders) -> Dataset:
-    """The one sample whose modalities are these files, or texts as they are (``str``); or its windows.
+#: A modality's value: a file, a text as it is, a table's row by columns, or a list of numbers or rows of them.
+Value = Path | str | Mapping[str, object] | list[object]
+
+
+def raw_samples(files: Mapping[str, Value], encoders: Encoders) -> Dataset:
+    """The one sample whose modalities are these files or values as they are; or its windows.
 
     Raises DataError.
     """
@@ -123,8 +126,12 @@ def _kinds(path: Path) -> tuple[str, ...]:
     return kinds
 
 
-def _read(value: Path | str, encoder: Encoder) -> Windows:
+def _read(value: Value, encoder: Encoder) -> Windows:
     to = target(encoder)
+    if isinstance(value, Mapping | list):
+        if encoder.kind not in {"table", "sensor"}:
+            raise SampleError(f"{'a list' if isinstance(value, list) else 'an object'} is no {encoder.kind} sample")
+        return read_samples(Path(), value, to)
     if isinstance(value, str):
         if encoder.kind != "text":
             raise SampleError(f"a text is no {encoder.kind} sample")
@@ -134,9 +141,10 @@ def _read(value: Path | str, encoder: Encoder) -> Windows:
     return read_samples(value.parent, value.name, to)
 
 
-def _refused(value: Path | str, reasons: list[str]) -> DataError:
+def _refused(value: Value, reasons: list[str]) -> DataError:
     shaped = any(": has shape" in reason for reason in reasons)
+    what = value if isinstance(value, Path) else "the text" if isinstance(value, str) else "the record"
     return DataError(
-        f"{value if isinstance(value, Path) else 'the text'}: is no sample of these bundles ({'; '.join(reasons)})",
+        f"{what}: is no sample of these bundles ({'; '.join(reasons)})",
         remedy=_LENGTH if shaped else "Give another file.",
     )

@@ -3,8 +3,8 @@
 | kind | accepted | result |
 |---|---|---|
 | sensor | .npy, .csv (rows are time steps; a head line may name a time column), inline list | [time, channels] |
-| vision | .png, .jpg (on white, turned upright, resized), .npy (bytes, or 0..1) | [height, width, channels] in 0..1 |
-| audio | .wav (log-mel), .npy | [frames, bands] |
+| vision | pictures (on white, turned upright, resized), .npy (bytes, or 0..1) | [height, width, channels] in 0..1 |
+| audio | sounds (log-mel), .npy | [frames, bands] |
 | table | inline object of cells by column, or list of numbers | [columns, 2]: the value, and 1 where it is there |
 | text | inline string, .txt, .npy of ids | [length] token ids, 0 = padding |
 
@@ -25,10 +25,12 @@ import numpy as np
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.dataset import as_values
 from edgefl.data.encoders import Encoder, fits, shown
-from edgefl.data.log_mel import log_mel, read_wav
+from edgefl.data.log_mel import log_mel
 from edgefl.data.pictures import read_picture
 from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
 from edgefl.data.regular_files import regular_file_inside
+from edgefl.data.sounds import read_sound
+from edgefl.data.suffixes import KIND_OF, PICTURES, SOUNDS
 from edgefl.data.table_cells import cells_of
 from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
@@ -38,16 +40,6 @@ from edgefl.storage.checkpoint_paths import is_own
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
 DEFAULT_BANDS = 40  # as in av_digits
 _NOT_FINITE = "holds values that are not finite (NaN or infinite)"
-
-_SUFFIXES = {
-    ".npy": "sensor",
-    ".csv": "sensor",
-    ".png": "vision",
-    ".jpg": "vision",
-    ".jpeg": "vision",
-    ".wav": "audio",
-    ".txt": "text",
-}
 
 
 class SampleError(DataError):
@@ -102,7 +94,7 @@ def guess(value: object) -> Target:
         return Target("table", guessed=True)
     if not isinstance(value, str):
         raise SampleError(f"a value has to be a path, a text or a list of rows, not {type(value).__name__}")
-    kind = _SUFFIXES.get(_suffix(value), "text")
+    kind = KIND_OF.get(_suffix(value), "text")
     if kind == "text":
         return Target(kind, vocabulary=DEFAULT_VOCABULARY, tokenize=tokenizer(), guessed=True)
     return Target(kind, guessed=True)
@@ -181,6 +173,8 @@ def _sensor(root: Path, value: object, to: Target) -> Array:
 
 def _recording(root: Path, value: object, to: Target) -> tuple[Array, Array]:
     """Rows [T, C] at the target's rate, and where gaps lie between them [T]."""
+    if isinstance(value, dict):
+        raise SampleError("is an object; a sensor's rows are a list")
     found = Recording(_listed(value)) if isinstance(value, list) else None
     if found is None:
         path, suffix = _open(root, value, "sensor", ".npy", ".csv")
@@ -211,7 +205,7 @@ def _listed(value: list[object]) -> Array:
 
 
 def _vision(root: Path, value: object, to: Target) -> Array:
-    path, suffix = _open(root, value, "vision", ".png", ".jpg", ".jpeg", ".npy")
+    path, suffix = _open(root, value, "vision", *PICTURES, ".npy")
     if suffix != ".npy":
         return read_picture(path, to.shape, to.crop)
     array = as_values(read_npy(path), "vision")
@@ -226,13 +220,13 @@ def _vision(root: Path, value: object, to: Target) -> Array:
 
 
 def _audio(root: Path, value: object, to: Target) -> Array:
-    path, suffix = _open(root, value, "audio", ".wav", ".npy")
-    if suffix == ".wav" and to.kind == "features":
+    path, suffix = _open(root, value, "audio", *SOUNDS, ".npy")
+    if suffix != ".npy" and to.kind == "features":
         raise DataError(
             "a pretrained audio encoder has its own spectrogram; store what its feature extractor gives as .npy"
         )
-    if suffix == ".wav":
-        samples, rate = read_wav(path)
+    if suffix != ".npy":
+        samples, rate = read_sound(path)
         frames, bands = to.shape if len(to.shape) == 2 else (0, 0)
         return log_mel(samples, rate, bands or DEFAULT_BANDS, frames or None)
     array = as_values(read_npy(path), "audio")

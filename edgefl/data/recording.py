@@ -13,12 +13,14 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array
 from edgefl.data.dataset import Flags
+from edgefl.data.dates import moment_of
+from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, split, with_point
 from edgefl.errors import DataError
 
 GAP = "windows touch a gap and are left out"
@@ -33,11 +35,13 @@ _MOST_STAMP = 1e30
 #: Rows resampled at a time: bounds what that takes beside its result.
 _BLOCK = 2**16
 #: Seconds of a unit of the time column.
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 #: The name of a time column, in small letters, with its unit.
 TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
 #: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
 _EPOCH_MS = 1e11
+#: Seconds since 1970 in the years 1990 and 2100.
+_SINCE_1970 = (6.3e8, 4.1e9)
 
 
 class Recording(NamedTuple):
@@ -74,35 +78,66 @@ def is_number(text: str) -> bool:
 def read_csv(path: Path) -> Recording:
     """One row a time step, float64. A head line may name the columns; a first one that is time is no channel.
 
-    A first line with a number and a cell that is none is a bad row, unless its first cell names the time. Raises
-    DataError.
+    A first line with a number and a cell that is none is a bad row, unless its first cell names the time; a second one
+    without any number, below a head line, has units. Raises DataError.
     """
-    cells, width, number, head = array("d"), 0, 0, ""
+    cells, width, number, head = array("d"), 0, 0, list[str]()
     with path.open("rb") as file:
+        dialect = _dialect(file)
         while data := file.readline(MAX_LINE_BYTES + 1):
             if len(data) > MAX_LINE_BYTES:
                 raise DataError(f"row {number + 1} has more than {MAX_LINE_BYTES} bytes")
-            line = decoded(data).strip()
-            if not line:
+            line = decoded(data).strip(" \r\n" if dialect.separator == "\t" else None)
+            if not line.strip():
                 continue
             number += 1
-            names = line.split(",")
+            names = split(line, dialect)
+            timed = bool(head) and TIME.fullmatch(head[0]) is not None
             try:
-                row = [float(cell) if cell.strip() else math.nan for cell in names]
+                row = [_number(cell, dated=timed and not at) for at, cell in enumerate(names)]
             except ValueError:
-                head = names[0].strip().strip("\"'").lower()
-                if number > 1 or (TIME.fullmatch(head) is None and any(map(is_number, names))):  # is no head line
-                    raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}") from None
+                head = _head(names, head, number, line)
                 continue
             if width and len(row) != width:
                 raise DataError(f"row {number} has {len(row)} values, the rows above {width}")
             width = len(row)
             cells.extend(row)
     rows = np.frombuffer(cells, np.float64).reshape(-1, width or 1) if cells else np.empty((0, 1))
-    unit = TIME.fullmatch(head)
+    unit = TIME.fullmatch(head[0]) if head else None
     if unit is None or width < 2:
         return Recording(rows)
     return Recording(rows[:, 1:], _seconds(rows[:, 0], unit.group(1)))
+
+
+def _head(names: list[str], head: list[str], number: int, line: str) -> list[str]:
+    """The names of a head line; below one the row of units is passed over. Raises DataError for any other line."""
+    first = [name.strip().strip("\"'").lower() for name in names]
+    named = TIME.fullmatch(first[0]) is not None or not any(map(is_number, names))
+    if head and len(names) == 1 < (count := len(line.split(","))):
+        raise DataError(f"its head line names 1 column, and row {number} has {count} values")
+    if number > 2 or not named or (number == 2 and not head):
+        raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}")
+    return head or first
+
+
+def _dialect(file: IO[bytes]) -> Dialect:
+    """The dialect of a file's beginning; the file stands at its start again."""
+    sample = file.read(SAMPLE)
+    file.seek(0)
+    return dialect_of(sample.decode("utf-8-sig", "replace"), whole=len(sample) < SAMPLE)
+
+
+def _number(cell: str, *, dated: bool) -> float:
+    """A cell as a number, NaN where it is empty; with ``dated`` a date as seconds since 1970. Raises ValueError."""
+    text = cell.strip().strip("\"'")
+    if not text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        if dated and (moment := moment_of(text)) is not None:
+            return moment.timestamp()
+        return float(with_point(text))
 
 
 def _seconds(stamps: Array, unit: str | None) -> Array:
@@ -112,7 +147,21 @@ def _seconds(stamps: Array, unit: str | None) -> Array:
         raise DataError(f"row {row}: {stamp:g} is no time" if np.isfinite(stamp) else f"row {row} has no time")
     if (back := np.flatnonzero(np.diff(stamps) < 0)).size:
         raise DataError(f"row {int(back[0]) + 3}: its time lies before the row above; sort the rows by time")
-    return np.asarray((stamps - stamps[0]) * _UNITS[unit or ("ms" if stamps[0] >= _EPOCH_MS else "s")])
+    return np.asarray((stamps - stamps[0]) * UNITS[unit or unit_of(stamps)])
+
+
+def unit_of(stamps: Array) -> str:
+    """The unit of time stamps that say none: seconds, unless they are too large for that.
+
+    Then that in which they lie within 130 years of 1970 and beyond 1990, else (a clock since it was switched on) the
+    first in which rows come once a second or more.
+    """
+    if stamps[0] < _EPOCH_MS:
+        return "s"
+    period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else 0.0
+    since = [unit for unit in ("ms", "us", "ns") if _SINCE_1970[0] <= stamps[0] * UNITS[unit] <= _SINCE_1970[1]]
+    often = [unit for unit in ("ms", "us", "ns") if period * UNITS[unit] <= 1.0]
+    return next(iter([*since, *often]), "ms")
 
 
 def regular(recording: Recording, rate: float = 0.0, source_rate: float = 0.0) -> tuple[Array, Flags]:

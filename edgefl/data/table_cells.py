@@ -6,24 +6,22 @@ NaN, ?) is missing, and so is a category that the column does not have.
 
 from __future__ import annotations
 
-import datetime as dt
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from edgefl.data.arrays import Array
+from edgefl.data.dates import moment_of
+from edgefl.data.dialect import with_point
 from edgefl.errors import DataError
-from edgefl.records import DATE_FORMS, TableColumn
+from edgefl.records import TableColumn
 
 #: Marks for a cell that is not there, in small letters.
 MISSING = frozenset({"", "na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "nil", "?", "-", "--", "missing"})
 #: Largest number that float32 has.
 _LARGEST = 3e38
-_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+([eE][+-]?\d+)?")
 _DAY_S = 86400.0
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
 def cells_of(value: object, columns: Sequence[TableColumn], count: int = 0) -> Array:
@@ -73,9 +71,7 @@ def as_number(cell: object) -> float | None:
     """The number of a cell, of a text also with a decimal comma; None: it is none."""
     if isinstance(cell, int | float):  # True is 1
         return float(cell) if isinstance(cell, float) or abs(cell) < 10**300 else math.inf
-    text = str(cell).strip()
-    if _DECIMAL_COMMA.fullmatch(text):
-        text = text.replace(".", "").replace(",", ".")
+    text = with_point(str(cell).strip())
     try:
         return float(text) if isinstance(cell, str) and "_" not in text else None
     except ValueError:
@@ -98,27 +94,6 @@ def _code(cell: object, column: TableColumn) -> float | None:
     return float(same[0]) if same else None
 
 
-def moment_of(text: str, form: str = "") -> dt.datetime | None:
-    """The time of a date in a form of ``DATE_FORMS``, in UTC where it says no zone; None: it is none."""
-    text = text.strip()
-    try:
-        if not form:
-            found = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
-        else:
-            day, _, clock = text.partition(" ") if form.count(" ") == 0 else (text, "", "")
-            found = dt.datetime.strptime(day, form).replace(tzinfo=dt.timezone.utc)
-            if clock:
-                found = dt.datetime.combine(found.date(), dt.time.fromisoformat(clock.strip()))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
-
-
-def date_form(texts: Sequence[str]) -> str | None:
-    """The first form in which all of these are dates; None: there is none. ``texts`` are not empty, and no numbers."""
-    return next((form for form in DATE_FORMS if texts and all(moment_of(text, form) for text in texts)), None)
-
-
 def _days(text: str, form: str) -> float | None:
     moment = moment_of(text, form)
-    return None if moment is None else (moment - _EPOCH).total_seconds() / _DAY_S
+    return None if moment is None else moment.timestamp() / _DAY_S

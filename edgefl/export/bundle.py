@@ -188,6 +188,7 @@ def _described(
         subsets="any" if len(given) > 1 else "complete",
         encoders={m: model.encoders[m] for m in given},
         labels=model.label_names or tuple(str(i) for i in range(model.classes)),
+        label_column=model.label_column,
         inputs=inputs,
         presence=presence_ports(given),
         tables=() if form.tables == "fixed" else table_ports(model, tables, rows),

@@ -23,7 +23,7 @@ from edgefl.errors import ExportError
 from edgefl.export.precision_record import EXACT, Precision, Reduced
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.prototypes.mask import Matcher
-from edgefl.records import ObjectRef
+from edgefl.records import CellName, ObjectRef
 from edgefl.run_records import BundleRow
 from edgefl.storage.disk import read_at_most
 
@@ -124,6 +124,7 @@ class Manifest(msgspec.Struct, frozen=True):
     subsets: Literal["complete", "any"] = "complete"
     encoders: dict[str, EncoderSpec] = {}  # of the modalities it takes
     labels: tuple[str, ...] = ()
+    label_column: CellName = ""  # of the user's table, where labels came from one
     inputs: tuple[Port, ...] = ()
     presence: tuple[Port, ...] = ()
     tables: tuple[Port, ...] = ()

@@ -16,7 +16,7 @@ from edgefl.storage.checkpoint_paths import is_own
 #: The closed choices of the model's own fields, and of a text encoder's ``arch``.
 CHOICES = {
     "matching": ("none", "classifier", "prior"),
-    "arch": ("distilbert", "bert", "bag"),
+    "arch": ("distilbert", "bert", "bag", "bands"),
     "pool": ("token", "mean"),
     "head.norm": ("batch", "layer", "none"),
 }

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.bag import BagBlock, BagEmbed
+from edgefl.models.bands import BandsEmbed
 from edgefl.models.encoder import Kind, TokenState, attend, first_token
 from edgefl.models.spec import EncoderSpec
 
@@ -258,4 +259,9 @@ def _mean_of_two(tokens: Tensor) -> Tensor:
     return (tokens[:, 0] + tokens[:, 1]) / 2
 
 
-AUDIO = Kind(embed=AudioEmbed, block=PreNormBlock, norm=final_norm, pool=_mean_of_two)
+AUDIO = Kind(
+    embed=lambda spec: BandsEmbed(spec) if spec.arch == "bands" else AudioEmbed(spec),
+    block=PreNormBlock,
+    norm=final_norm,
+    pool=_mean_of_two,
+)

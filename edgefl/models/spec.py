@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edgefl.encoder_families import MAX_CONFIG_BYTES
-from edgefl.records import MAX_COLUMNS, TableColumn
+from edgefl.records import MAX_COLUMNS, CellName, TableColumn
 from edgefl.registry import method
 
 #: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
@@ -54,12 +54,13 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     positions: int = 0  # text only: rows of the position table; 0: as many as the text is long
     pretrained: str = ""  # a transformers checkpoint (name or folder), or our own file; "": random weights
     pool: Literal["token", "mean"] = "token"  # what stands for a sample: the class token(s), or the mean of all tokens
-    arch: Literal["distilbert", "bert", "bag"] = "distilbert"  # text only: whose blocks; "bert" has token types as well
+    # Text: whose blocks, "bert" with token types as well; "bag" of n-grams. Audio: "bands", spans of all mel bands.
+    arch: Literal["distilbert", "bert", "bag", "bands"] = "distilbert"
     step: int = 0  # sensor only: time steps from one window of a recording to the next; 0: a recording is one sample
     rate: float = 0.0  # sensor only: Hz to which recordings are resampled; 0: they stay as they are
     source_rate: float = 0.0  # sensor only: Hz of recordings that say no time; 0: not known
     crop: Literal["stretch", "center"] = "stretch"  # vision only: pictures of other proportions
-    standardize: Literal["none", "fleet"] = "none"  # sensor and table only
+    standardize: Literal["none", "fleet"] = "none"  # sensor, table, and audio by bands
     mean: tuple[float, ...] = ()  # of each channel, or column
     std: tuple[float, ...] = ()
     columns: Annotated[tuple[TableColumn, ...], msgspec.Meta(max_length=MAX_COLUMNS)] = ()  # table only
@@ -110,6 +111,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fusion_width: int = 256
     classes: int = 0
     label_names: tuple[str, ...] = ()
+    label_column: CellName = ""  # of the user's table
     encoder_sharing: str = "separate"
     fusion: str = "concat"
     joint: JointSpec = JointSpec()

@@ -34,23 +34,32 @@ SIZES = ("small", "tiny")
 #: Steps of a round and of a stage, which a device with few samples gets by more epochs, then by more rounds.
 _ROUND_STEPS, _STAGE_STEPS = 30, 240
 _MOST_EPOCHS, _LEAST_ROUNDS, _MOST_ROUNDS = 8, 4, 10
+#: Rows whose mean and variance a batch norm can be trained on: with 3 it stays at chance where layer norm is right.
+_LEAST_FOR_BATCH_NORM = 8
 
 
 class Wishes(NamedTuple):
-    """Wishes of the user. ``devices``: profiles, one a device; ``size``: of the encoders; ``recipe`` "": chosen."""
+    """Wishes of the user. ``devices``: profiles, one a device; ``size``: of the encoders; ``recipe`` "": chosen.
+
+    ``skip_bad``: samples that cannot be read are left out.
+    """
 
     devices: Sequence[str] = ()
     size: str = SIZES[0]
     recipe: str = ""
+    skip_bad: bool = False
 
 
 class Paths(NamedTuple):
-    """The run's name, and its data as in the run file. ``test`` "": held out of the source. ``arrays``: an .npz."""
+    """The run's name, and its data as in the run file. ``test`` "": held out of the source. ``arrays``: an .npz;
+    ``label``: the column that labels came from.
+    """
 
     name: str
     source: str
     test: str = ""
     arrays: bool = False
+    label: str = ""
 
 
 class Outline(NamedTuple):
@@ -68,14 +77,15 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     share = max(2, int(outline.samples * _windows_each(facts, given) * 0.8 / len(profiles)))
     batch = max(2, min(16, share // 4))
     steps = max(1, share // batch)
+    head = {"width": 128, "out": 64, **({"norm": "layer"} if batch < _LEAST_FOR_BATCH_NORM else {})}
     epochs = min(_MOST_EPOCHS, max(1, round(_ROUND_STEPS / steps)))
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(_STAGE_STEPS / (steps * epochs))))
     return {
         "name": paths.name,
         "seed": 1,
         "recipe": wishes.recipe or recipe_for(outline, len(facts)),
-        "data": _data(paths, facts, given, natural=outline.groups > len(profiles)),
-        "model": {"stages": _STAGES, "encoders": given, "head": {"width": 128, "out": 64}, "fusion_width": 64},
+        "data": _data(paths, facts, given, natural=outline.groups > len(profiles), skip_bad=wishes.skip_bad),
+        "model": {"stages": _STAGES, "encoders": given, "head": head, "fusion_width": 64},
         "training": {
             "rounds": [rounds] * _STAGES,
             "epochs": epochs,
@@ -88,13 +98,16 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     }
 
 
-def _data(paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural: bool) -> dict[str, object]:
+def _data(
+    paths: Paths, facts: Mapping[str, Facts], given: Encoders, *, natural: bool, skip_bad: bool
+) -> dict[str, object]:
     short = any(min(facts[m].steps) < encoder["window"] for m, encoder in given.items() if "window" in encoder)
     return {
         "source": paths.source,
         "partition": "natural" if natural else "uniform",
         **({"test": paths.test} if paths.test else {}),
-        **({"bad_samples": "skip"} if short else {}),
+        **({"label": paths.label} if paths.label else {}),
+        **({"bad_samples": "skip"} if short or skip_bad else {}),
     }
 
 
@@ -119,6 +132,7 @@ def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
     prepared = {"vision": _vision, "audio": _audio, "text": _text, "table": _table}
     return {
         m: {"kind": each.kind, "size": size, **(windows[m] if each.kind == "sensor" else prepared[each.kind](each))}
+        | _columns(each)
         for m, each in facts.items()
     }
 
@@ -132,8 +146,13 @@ def _of_arrays(facts: Facts) -> dict[str, Any]:
 
 
 def _table(facts: Facts) -> dict[str, Any]:
+    return {"depth": _STAGES}
+
+
+def _columns(facts: Facts) -> dict[str, Any]:
+    """The columns of the user's table that a modality is read from, by which `edgefl predict` knows them."""
     columns = {column.name: column_field(column) for column in facts.columns}
-    return {"depth": _STAGES, **({"columns": columns} if columns else {})}
+    return {"columns": columns} if columns else {}
 
 
 def _patch(steps: int) -> int:
@@ -148,7 +167,12 @@ def _vision(facts: Facts) -> dict[str, Any]:
 
 
 def _audio(facts: Facts) -> dict[str, Any]:
-    return {"seconds": round(min(max(_most(facts.seconds), 0.3), _MOST_SECONDS), 1)}
+    return {
+        "arch": "bands",
+        "patch": 4,
+        **_FLEET,
+        "seconds": round(min(max(_most(facts.seconds), 0.3), _MOST_SECONDS), 1),
+    }
 
 
 def _text(facts: Facts) -> dict[str, Any]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import statistics
-import wave
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edgefl.data.arrays import read_npy
+from edgefl.data.pictures import FORMATS, UNKNOWN_FORMAT
 from edgefl.data.readers import inside
 from edgefl.data.recording import Recording, read_csv
+from edgefl.data.sounds import sound_head
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.own_data.understood import Understood
 from edgefl.records import TableColumn
 
 #: Files of a modality that are looked into.
 LOOKED_AT = 200
+#: Bad files that are named in an error.
+_NAMED = 5
 
 
 class Facts(NamedTuple):
@@ -40,12 +43,39 @@ class Facts(NamedTuple):
     columns: Sequence[TableColumn] = ()
 
 
-def facts_of(found: Understood, modality: str) -> Facts:
-    """The facts of one modality, from its first files. Raises DataError where none can be read."""
+def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Facts:
+    """The facts of one modality, from some of its files; with ``skip_bad`` from all, and what is bad is left out.
+
+    Raises DataError that counts the files which cannot be read, with ``skip_bad`` only where none can be.
+    """
     values = [sample.values[modality] for sample in found.samples if modality in sample.values]
-    kind, looked = found.kinds[modality], _spread(values)
-    look = {"vision": _pictures, "audio": _sounds, "text": _texts, "sensor": _sensors}[kind]
-    return look(found.root, looked)
+    kind, looked = found.kinds[modality], values if skip_bad else _spread(values)
+    columns = found.columns.get(modality, ())
+    if kind == "table":
+        return Facts(kind, columns=columns)
+    if kind == "text":
+        return _texts(found.root, looked)._replace(columns=columns)
+    seen, bad = [], {}
+    for value in looked:
+        try:
+            seen.append(_LOOK[kind](found.root, value))
+        except MissingDependencyError:
+            raise
+        except DataError as error:
+            bad[str(value)] = error.message
+    if bad and (not skip_bad or not seen):
+        listed = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:_NAMED])
+        more = f"; … and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise DataError(
+            f"{len(bad)} of {len(looked)} files of {modality} cannot be read ({listed}{more})",
+            remedy="Mend or remove them, or leave such files out by --skip-bad.",
+        )
+    found.unused |= {name: f"cannot be read: {why}" for name, why in bad.items()}
+    for sample in found.samples if bad else ():
+        if str(sample.values.get(modality)) in bad:
+            del sample.values[modality]
+    found.samples = [sample for sample in found.samples if sample.values]
+    return _GATHER[kind](seen)._replace(columns=columns)
 
 
 def _spread(values: Sequence[object]) -> list[object]:
@@ -53,35 +83,32 @@ def _spread(values: Sequence[object]) -> list[object]:
     return list(values[::step][:LOOKED_AT])
 
 
-def _paths(root: Path, values: Iterable[object]) -> list[Path]:
-    return [inside(root, value) for value in values if isinstance(value, str)]
-
-
-def _pictures(root: Path, values: Sequence[object]) -> Facts:
+def _picture(root: Path, value: object) -> tuple[int, int]:
+    """Height and width, by the file's head."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise MissingDependencyError("pillow", "train") from None
-    shapes = []
-    for path in _paths(root, values):
-        try:
-            with Image.open(path, formats=("PNG", "JPEG")) as image:  # reads the head alone
-                shapes.append((image.height, image.width))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path}: is no readable picture: {error}", remedy="Remove or mend it.") from None
+    try:
+        with Image.open(inside(root, value), formats=FORMATS) as image:
+            image.verify()  # a file that is cut short has a good head
+            return image.height, image.width
+    except UnidentifiedImageError:
+        raise DataError(UNKNOWN_FORMAT) from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"is no readable picture: {error}") from None
+
+
+def _pictures(shapes: list[tuple[int, int]]) -> Facts:
     return Facts("vision", sides=[min(shape) for shape in shapes], alike=len(set(shapes)) == 1)
 
 
-def _sounds(root: Path, values: Sequence[object]) -> Facts:
-    seconds = []
-    for path in _paths(root, values):
-        try:
-            with wave.open(str(path), "rb") as sound:
-                if not (rate := sound.getframerate()):
-                    raise wave.Error("its sampling rate is 0 Hz")
-                seconds.append(sound.getnframes() / rate)
-        except (wave.Error, EOFError) as error:
-            raise DataError(f"{path}: is no readable .wav: {error}", remedy="Save it as PCM .wav.") from None
+def _sound(root: Path, value: object) -> float:
+    """Seconds."""
+    return sound_head(inside(root, value)).seconds
+
+
+def _sounds(seconds: list[float]) -> Facts:
     return Facts("audio", seconds=seconds)
 
 
@@ -95,21 +122,24 @@ def _texts(root: Path, values: Sequence[object]) -> Facts:
     return Facts("text", words=words)
 
 
-def _sensors(root: Path, values: Sequence[object]) -> Facts:
-    steps, channels, periods = [], 0, []
-    for value in values:
-        if isinstance(value, list):
-            steps.append(len(value))
-            channels = 1
-            continue
-        path = inside(root, value)
-        try:
-            recording = Recording(np.atleast_1d(read_npy(path))) if path.suffix.lower() == ".npy" else read_csv(path)
-        except DataError as error:
-            raise DataError(f"{path}: {error.message}", remedy="Mend or remove the file.") from None
-        steps.append(len(recording.rows))
-        channels = recording.rows.shape[1] if recording.rows.ndim > 1 else 1
-        if recording.times is not None and len(recording.times) > 2:
-            periods.append(float(np.median(np.diff(recording.times))))
-    rate = 1 / statistics.median(periods) if periods and min(periods) > 0 else 0.0
-    return Facts("sensor", alike=len(set(steps)) == 1, steps=steps, channels=channels, rate=rate)
+def _sensor(root: Path, value: object) -> tuple[int, int, float]:
+    """Steps, channels, and seconds from one step to the next (0: not known)."""
+    if isinstance(value, list):
+        return len(value), 1, 0.0
+    path = inside(root, value)
+    recording = Recording(np.atleast_1d(read_npy(path))) if path.suffix.lower() == ".npy" else read_csv(path)
+    channels = recording.rows.shape[1] if recording.rows.ndim > 1 else 1
+    times = np.empty(0) if recording.times is None else recording.times
+    return len(recording.rows), channels, float(np.median(np.diff(times))) if len(times) > 2 else 0.0
+
+
+def _sensors(recordings: list[tuple[int, int, float]]) -> Facts:
+    steps, channels, periods = (list(each) for each in zip(*recordings, strict=True))
+    timed = [period for period in periods if period]
+    rate = 1 / statistics.median(timed) if timed and min(timed) > 0 else 0.0
+    return Facts("sensor", alike=len(set(steps)) == 1, steps=steps, channels=channels[-1], rate=rate)
+
+
+#: Kind -> what is seen of one file, and the facts of what was seen of several.
+_LOOK: Mapping[str, Callable[[Path, object], Any]] = {"vision": _picture, "audio": _sound, "sensor": _sensor}
+_GATHER: Mapping[str, Callable[[list[Any]], Facts]] = {"vision": _pictures, "audio": _sounds, "sensor": _sensors}

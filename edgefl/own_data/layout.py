@@ -12,18 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from edgefl.data.suffixes import KIND_OF
 from edgefl.errors import DataError
 
-#: Suffix -> the kind of encoder that reads the file. ``.npy`` may hold any kind; alone it is taken for a sensor's.
-KIND_OF = {
-    ".png": "vision",
-    ".jpg": "vision",
-    ".jpeg": "vision",
-    ".wav": "audio",
-    ".txt": "text",
-    ".csv": "sensor",
-    ".npy": "sensor",
-}
 #: Kind -> the modality's name where nothing in the path names it.
 NAME_OF = {"vision": "image", "audio": "audio", "text": "text", "sensor": "sensor"}
 #: Words in paths that name a modality: sensors by their usual names, and the kinds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,11 +106,23 @@ def _plain(name: str, array: Array) -> Array:
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-def facts_of_arrays(data: Dataset) -> dict[str, Facts]:
-    """The facts of each modality, with the kind that its shape and type suggest."""
+def facts_of_arrays(
+    data: Dataset, rows: Collection[str] = (), kinds: Mapping[str, str] | None = None
+) -> dict[str, Facts]:
+    """The facts of each modality, with the kind that its shape and type suggest. ``kinds``: as the user says.
+
+    ``rows``: arrays [N, d], which are tables of numbers.
+    """
     found = {}
     for name, shape in data.signature().items():
-        if data.modalities[name].dtype == np.int64:
+        kind = (kinds or {}).get(name, "table" if name in rows else "")
+        if kind == "table" and name in rows:
+            found[name] = Facts("table")
+        elif kind == "vision":
+            found[name] = Facts("vision", sides=[min(shape[:2])])
+        elif kind == "audio":
+            found[name] = Facts("audio")
+        elif data.modalities[name].dtype == np.int64:
             found[name] = Facts("text", words=[shape[0]])
         elif len(shape) == 3 and shape[2] <= 4:
             found[name] = Facts("vision", sides=[min(shape[:2])])

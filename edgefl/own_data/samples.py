@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edgefl.data.arrays import MAX_FILE_BYTES
 from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
-from edgefl.data.recording import is_number
 from edgefl.data.regular_files import regular_file_inside
+from edgefl.data.suffixes import KIND_OF
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
-from edgefl.own_data.layout import KIND_OF, NAME_OF, Layout, guess, kind_of
-from edgefl.own_data.tables import LOOKED_AT, MAX_TABLE_BYTES, SUFFIXES, Table, distinct, has_head, read_table
+from edgefl.own_data.layout import NAME_OF, Layout, guess, kind_of
+from edgefl.own_data.table_rows import LOOKED_AT, MAX_TABLE_BYTES
+from edgefl.own_data.table_samples import MADE, add_list, add_table, inside_folder, modality_name
+from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
-from edgefl.records import is_modality
+from edgefl.own_data.wishes import NO_ROLES, Roles
 
 MANIFEST = "manifest.jsonl"
-#: Folder of what is made of tables, beside the manifest.
-MADE = "edgefl-recordings"
 #: Names of folders that are the halves of a data set.
 _TRAIN, _TEST = frozenset({"train", "training"}), frozenset({"test", "testing", "val", "valid", "validation"})
 
 
-def understand(source: Path, template: str = "") -> Understood:
+def understand(source: Path, template: str = "", roles: Roles = NO_ROLES) -> Understood:
     """The samples of a folder or of one table. ``template``: the layout of its paths, "": guessed.
 
     Recordings in tables are written below ``MADE``. Raises DataError where nothing can be made of it, StoreError.
     """
     if source.is_dir():
-        return _folder(source, template)
+        return _folder(source, template, roles)
     if source.suffix.lower() not in SUFFIXES:
         raise DataError(
             f"{source}: files of this kind are not read",
             remedy=f"Give a folder, .npz, or {', '.join(sorted(SUFFIXES))}.",
         )
     root = source.parent
-    table = read_table(source, lambda text: _inside(root, text))
+    table = read_table(source, lambda text: inside_folder(root, text), roles=roles)
     found = Understood(root)
     if table.what == "list":
-        _add_list(found, table, {})
+        add_list(found, table, {})
     else:
         found.root = source.with_name(f"{source.stem}-edgefl")
-        _add_table(found, table)
+        add_table(found, table, roles)
     return _finished(found, source)
 
 
@@ -61,22 +59,7 @@ def halves(source: Path) -> tuple[Path, Path | None]:
     return named[train[0]], named[test[0]]
 
 
-def _inside(root: Path, text: str) -> bool:
-    if len(text) >= 1000 or Path(text).suffix.lower() not in KIND_OF or Path(text).is_absolute():
-        return False
-    try:
-        return bool(regular_file_inside(root, text, MAX_FILE_BYTES))
-    except DataError:
-        return False
-
-
-def _below(root: Path, above: Path, text: str) -> str:
-    """The path below ``root`` of the file that a list in the folder ``above`` names; "": it is no part of the data."""
-    place = next((place for place in (above, root) if _inside(place, text)), None)
-    return "" if place is None else (place / text).resolve().relative_to(root.resolve()).as_posix()
-
-
-def _folder(root: Path, template: str) -> Understood:
+def _folder(root: Path, template: str, roles: Roles) -> Understood:
     found = Understood(root)
     files, tables = _files(root, found)
     lists, whole, cut = [], [], []
@@ -95,17 +78,24 @@ def _folder(root: Path, template: str) -> Understood:
         if path in by_file:
             _cut_up(found, _read(root, path), by_file[path], path)
     for path in whole:
-        _add_table(found, _read(root, path))
+        add_table(found, _read(root, path, roles=_there(root, path, roles)), roles)
     for path in lists:
-        _add_list(found, _read(root, path), by_file)
+        add_list(found, _read(root, path, roles=_there(root, path, roles)), by_file)
     if cut:
         found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(found.kinds))}")
     return _finished(found, root)
 
 
-def _read(root: Path, path: str, most: int | None = None) -> Table:
+def _read(root: Path, path: str, most: int | None = None, roles: Roles = NO_ROLES) -> Table:
     above = (root / path).parent
-    return read_table(root / path, lambda text: _inside(above, text) or _inside(root, text), most)
+    return read_table(root / path, lambda text: inside_folder(above, text) or inside_folder(root, text), most, roles)
+
+
+def _there(root: Path, path: str, roles: Roles) -> Roles:
+    """Of the roles those whose columns one table of several has."""
+    has = set(_read(root, path, LOOKED_AT).columns) if roles.named else set()
+    label, group = (name if name in has else "" for name in (roles.label, roles.group))
+    return roles._replace(label=label, group=group, drop=roles.drop & has)
 
 
 def _cut_up(found: Understood, table: Table, sample: Sample, path: str) -> None:
@@ -188,7 +178,7 @@ def _add_files(found: Understood, paths: Sequence[str], template: str) -> dict[s
             found.unused[path] = f"its name is not {layout.template}"
             continue
         sample = samples.setdefault(parts.key, Sample(parts.key[-MAX_NAME:], {}, parts.label, parts.group))
-        modality = _modality_name(parts.modality) or NAME_OF[kind]
+        modality = modality_name(parts.modality) or NAME_OF[kind]
         if modality in sample.values:
             found.unused[path] = f"is a second {modality} of the sample {parts.key}"
             continue
@@ -199,94 +189,11 @@ def _add_files(found: Understood, paths: Sequence[str], template: str) -> dict[s
     return by_file
 
 
-def _modality_name(word: str) -> str:
-    """The singular of a folder's name, such as image of images; "" where it can name no modality."""
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", word.lower()).strip("_-")
-    name = name[:-1] if name.endswith("s") and not name.endswith(("ss", "us", "is")) and name != "press" else name
-    return name if is_modality(name) else ""
-
-
-def _text_names(table: Table) -> dict[str, str]:
-    """Column of sentences -> the name of its modality."""
-    return distinct({column: _modality_name(column) or NAME_OF["text"] for column in table.texts})
-
-
-def _add_list(found: Understood, table: Table, by_file: Mapping[str, Sample]) -> None:
-    """Labels, groups and texts of a table's rows, for samples there are or for new ones."""
-    name, above = table.path.relative_to(found.root).as_posix(), table.path.parent
-    texts = _text_names(table)
-    for number, row in enumerate(table.rows, start=1):
-        given = [row[column] for column in table.files if row.get(column)]
-        relative = [path for text in given if (path := _below(found.root, above, text))]
-        if len(relative) < max(1, len(given)):
-            found.unused.setdefault(f"{name}:{number}", "names no file that is there, is read and lies in the folder")
-        sample = next((by_file[path] for path in relative if path in by_file), None)
-        if sample is None:
-            if not relative:
-                continue
-            sample = Sample(Path(relative[0]).with_suffix("").as_posix()[-MAX_NAME:])
-            found.samples.append(sample)
-        for path in relative:
-            kind = kind_of(Path(path).suffix)
-            if path in sample.values.values():
-                continue
-            if NAME_OF[kind] in sample.values:
-                found.unused[path] = f"is a second {NAME_OF[kind]} of the sample {sample.id}"
-            else:
-                sample.values[NAME_OF[kind]] = path
-                found.kinds.setdefault(NAME_OF[kind], kind)
-        for column, modality in texts.items():
-            if row.get(column, "").strip():
-                sample.values[modality] = row[column].strip()
-                found.kinds.setdefault(modality, "text")
-        sample.label = row.get(table.label, "")[:MAX_NAME] or sample.label
-        sample.group = row.get(table.group, "")[:MAX_NAME] or sample.group
-    told = {"label": table.label, "group": table.group, "text": ", ".join(table.texts)}
-    columns = " and ".join(f"{role}s from the column {column}" for role, column in told.items() if column)
-    found.said.append(f"{name} lists files" + (f", {columns}" if columns else ""))
-    if table.unused:
-        found.unused[name] = f"columns without use: {', '.join(table.unused)}"
-
-
-def _add_table(found: Understood, table: Table) -> None:
-    """Samples of a table whose rows are time steps, or samples themselves."""
-    name = table.path.name
-    if table.unused:
-        found.unused[name] = f"columns without use: {', '.join(table.unused)}"
-    if table.what == "recording":
-        made = write_recordings(table, found.root, MADE)
-        found.samples += [Sample(one.id, dict(one.files), one.label, one.group) for one in made]
-        found.kinds |= {modality: "sensor" for one in made for modality in one.files}
-        sensors = ", ".join(f"{sensor} ({len(columns)} channels)" for sensor, columns in table.sensors.items())
-        found.said.append(f"the rows of {name} are time steps of {sensors}: {len(made)} recordings")
-        return
-    numbers = [column for columns in table.sensors.values() for column in columns]
-    texts = _text_names(table)
-    for number, row in enumerate(table.rows, start=1):
-        sample = Sample(f"{table.path.stem}-{number}", {}, row.get(table.label, ""), row.get(table.group, ""))
-        if numbers and all(_is_finite(row.get(column, "")) for column in numbers):
-            sample.values["features"] = [float(row[column]) for column in numbers]
-        sample.values |= {
-            modality: row[column].strip() for column, modality in texts.items() if row.get(column, "").strip()
-        }
-        if sample.values:
-            found.samples.append(sample)
-        else:
-            found.unused[f"{name}:{number}"] = "has cells that are empty or no finite number"
-    found.kinds |= ({"features": "sensor"} if numbers else {}) | dict.fromkeys(texts.values(), "text")
-    found.said.append(
-        f"each row of {name} is a sample of {len(numbers)} numbers" + (f" and {', '.join(texts)}" if texts else "")
-    )
-
-
-def _is_finite(cell: str) -> bool:
-    return is_number(cell) and math.isfinite(float(cell))
-
-
 def _finished(found: Understood, source: Path) -> Understood:
     found.samples = [sample for sample in found.samples if sample.values]
     used = {modality for sample in found.samples for modality in sample.values}
     found.kinds = {modality: kind for modality, kind in found.kinds.items() if modality in used}
+    found.columns = {modality: columns for modality, columns in found.columns.items() if modality in used}
     if not found.samples:
         listed = "; ".join(f"{path}: {why}" for path, why in list(found.unused.items())[:5])
         raise DataError(

@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgefl.data.recording import is_number
+from edgefl.records import TableColumn
+
 
 @dataclass
 class Sample:
@@ -16,9 +19,10 @@ class Sample:
     label: str = ""
     group: str = ""
 
-    def line(self) -> dict[str, object]:
-        """The fields of its line in the manifest."""
-        own = {"id": self.id, "label": self.label or None, "group": self.group or None}
+    def line(self, *, numeric: bool = False) -> dict[str, object]:
+        """The fields of its line in the manifest. ``numeric``: its label is a quantity."""
+        label = float(self.label) if numeric and is_number(self.label) else self.label or None
+        own = {"id": self.id, "label": label, "group": self.group or None}
         return {key: value for key, value in own.items() if value is not None} | self.values
 
 
@@ -26,7 +30,8 @@ class Sample:
 class Understood:
     """The samples found below ``root``, where the manifest belongs. ``kinds``: modality -> kind of encoder.
 
-    ``said``: what it was taken for, as sentences; ``unused``: files that are no part of it, with the reason.
+    ``said``: what it was taken for, as sentences; ``unused``: files that are no part of it, with the reason;
+    ``columns``: of a table, that a modality is read from; ``label_column``: of labels, which may be ``numeric``.
     """
 
     root: Path
@@ -35,6 +40,9 @@ class Understood:
     said: list[str] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)
     layout: str = ""
+    columns: dict[str, tuple[TableColumn, ...]] = field(default_factory=dict)
+    label_column: str = ""
+    numeric: bool = False
 
     @property
     def labels(self) -> Counter[str]:

@@ -148,6 +148,7 @@ def model_spec(
         fusion_width=config.model.fusion_width,
         classes=len(label_names) if supervised else 0,
         label_names=label_names if supervised else (),
+        label_column=config.data.label,
         **_shape(recipe, encoders),
     )
     problems += _wide_enough(spec, recipe)

@@ -25,7 +25,6 @@ _ONLY = {
     **dict.fromkeys(("window", "step", "rate", "source_rate"), ("sensor", "recordings of a sensor")),
     **dict.fromkeys(("bands", "seconds"), ("audio", "sounds")),
     "length": ("text", "texts"),
-    "columns": ("table", "tables"),
 }
 #: Fields that only the shape of a sample tells of.
 _SHAPE = {"image_size", "window", "bands", "seconds", "length"}
@@ -61,7 +60,7 @@ def _asked(config: EncoderConfig, own: tuple[int, ...]) -> tuple[int, ...]:
         return (frames if config.seconds is None else frames_of(config.seconds)), config.bands or bands
     if config.kind == "text" and config.length is not None:
         return (config.length,)
-    if config.columns:
+    if config.kind == "table" and config.columns:
         return len(config.columns), 2
     return own
 
@@ -71,7 +70,7 @@ def _column(name: str, told: str | list[str]) -> TableColumn:
     if isinstance(told, list):
         return TableColumn(name, "category", tuple(told))
     kind, _, rest = told.partition(" ")
-    return TableColumn(name, "date", unit=rest) if kind == "date" else TableColumn(name, unit=rest.removeprefix("in "))
+    return msgspec.convert({"name": name, "kind": kind, "unit": rest.removeprefix("in ")}, TableColumn)
 
 
 def column_field(column: TableColumn) -> str | list[str]:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.raw_sample import raw_samples
+from edgefl.data.raw_sample import Value, raw_samples
 from edgefl.data.readers import read_text
 from edgefl.errors import DataError, ExportError
 from edgefl.export.entries import SCHEMA, entry, matched, recording_entries
@@ -86,8 +85,8 @@ class Engine:
         """The body of the answer to an inference request, and its JSON's length with binary data. Raises Refused."""
         return await self._in_time(self._infer(asked))
 
-    async def predict(self, files: Mapping[str, Path | str], mask: str | None) -> bytes:
-        """The answer to a raw sample, its file or text of each modality, as JSON. Raises Refused."""
+    async def predict(self, files: Mapping[str, Value], mask: str | None) -> bytes:
+        """The answer to a raw sample, its file or value of each modality, as JSON. Raises Refused."""
         return await self._in_time(self._predict(files, mask))
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
@@ -103,7 +102,7 @@ class Engine:
         reply = Reply(model.name, _outputs(found.answers), _parameters(model, found), request.id)
         return await self._read(lambda: encode_reply(reply, request), found.answers.prediction.probabilities.nbytes)
 
-    async def _predict(self, files: Mapping[str, Path | str], mask: str | None) -> bytes:
+    async def _predict(self, files: Mapping[str, Value], mask: str | None) -> bytes:
         model = self.catalogue.main
 
         def read() -> tuple[Dataset, list[_Part]]:

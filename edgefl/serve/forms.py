@@ -1,4 +1,4 @@
-"""A raw sample from a form (multipart/form-data): one part a modality, a file or a text."""
+"""A raw sample from a form (multipart/form-data), one part a modality, a file or a text; or from a JSON object."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from edgefl.data.raw_sample import SAMPLES
+from edgefl.data.raw_sample import SAMPLES, Value
 from edgefl.data.readers import MAX_TEXT_BYTES
 from edgefl.records import is_modality
-from edgefl.serve.limits import MAX_PARTS, Refused
+from edgefl.serve.limits import MAX_JSON_BYTES, MAX_PARTS, Refused
 from edgefl.serve.tensors import bad
 
 Form = dict[str, tuple[str, bytes]]
+_RECORD = 'Send an object, such as {"features": {"mass": 3750, "island": "Dream"}}.'
+#: Times its text that JSON takes as objects, about (``MAX_JSON_BYTES``).
+OBJECT_BYTES = 16
 _HOW = "Send one part a modality, such as curl -F image=@cat.png -F text='a cat'."
 
 
@@ -25,7 +29,7 @@ async def read_form(headers: Headers, body: bytes) -> Form:
     """Modality -> (end of its file's name, "" for a text; its bytes). Raises Refused."""
     kind = headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
-        raise Refused(415, "POST /predict takes multipart/form-data", _HOW)
+        raise Refused(415, "POST /predict takes multipart/form-data, or application/json", _HOW)
     # A client would choose among all codecs of Python: half characters of utf-7, and punycode's minutes for a megabyte.
     if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in {b"utf-8", b"utf8"}:
         raise Refused(415, "the form's charset is not utf-8", _HOW)
@@ -70,11 +74,28 @@ def _check(name: str) -> None:
         raise bad(f"{name!r:.60} cannot name a modality", _HOW)
 
 
+def read_record(body: bytes) -> dict[str, Value]:
+    """Modality -> a table's row by columns, a sensor's rows, or a text, of a JSON object. Raises Refused."""
+    if len(body) > MAX_JSON_BYTES:
+        raise Refused(413, f"a record of {len(body)} bytes; at most {MAX_JSON_BYTES} are read")
+    try:
+        record = msgspec.json.decode(body, type=dict[str, str | dict[str, object] | list[object]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad(f"the record cannot be read: {error}", _RECORD) from None
+    for name, value in record.items():
+        _check(name)
+        if isinstance(value, str) and len(value) > MAX_TEXT_BYTES:
+            raise bad(f"the text '{name}' has {len(value)} characters; at most {MAX_TEXT_BYTES} are read", _RECORD)
+    if not record:
+        raise bad("the record has no modality", _RECORD)
+    return {**record}
+
+
 @contextmanager
-def as_files(form: Form) -> Iterator[dict[str, Path | str]]:
+def as_files(form: Form) -> Iterator[dict[str, Value]]:
     """The parts as files of our own naming while the block lasts, and texts as they are."""
     with tempfile.TemporaryDirectory(prefix="edgefl-serve-") as folder:
-        placed: dict[str, Path | str] = {}
+        placed: dict[str, Value] = {}
         for modality, (end, data) in form.items():
             if not end:
                 placed[modality] = data.decode()

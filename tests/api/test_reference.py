@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgefl.api.reference import REFERENCE, reference_scores, referenced
+from edgefl.api.reference import reference_scores
+from edgefl.api.runs import REFERENCE, referenced
 from edgefl.data.dataset import Dataset
 from edgefl.records import EvaluationRow
 from edgefl.report import quality, story

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl.data.raw_sample import modality_of_file, raw_samples
+from edgefl.data.raw_sample import Value, modality_of_file, raw_samples
 from edgefl.data.tokens import hashed
 from edgefl.errors import DataError
 from edgefl.models.spec import EncoderSpec
+from edgefl.records import TableColumn
 
 ENCODERS = {
     "image": EncoderSpec(kind="vision", input_shape=(2, 2, 3), patch=2),
@@ -72,3 +73,23 @@ def test_the_windows_of_a_request_are_bounded(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("edgefl.data.raw_sample.MAX_WINDOWS_BYTES", 37 * 16 - 1)
     with pytest.raises(DataError, match="its 37 windows take 592 bytes"):
         raw_samples({"acc": tmp_path / "a.npy"}, dense)
+
+
+def test_records_of_a_table_and_of_a_sensor_as_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = EncoderSpec("table", (2, 2), columns=(TableColumn("mass"), TableColumn("sex", "category", ("f", "m"))))
+    record: dict[str, Value] = {"features": {"sex": "m", "more": 3}, "acc": [[1, 2, 3], [4, 5, 6]], "text": "red"}
+    data = raw_samples(record, {**ENCODERS, "features": table})
+    assert data.modalities["features"][0].tolist() == [[0, 0], [1, 1]]
+    assert data.modalities["acc"][0].tolist() == [[1, 2, 3], [4, 5, 6]]
+    monkeypatch.chdir(tmp_path)
+    for name, value, said in [
+        ("features", {"mass": "much"}, "column mass: 'much' is no number"),
+        ("features", {"other": 1}, "has no cell of its 2 columns: mass, sex"),
+        ("features", {"mass": {"a": 1}}, "is no number"),
+        ("features", {"mass": 1e999}, "not finite"),
+        ("acc", {"x": 1}, "an object"),
+        ("image", [[1]], "a list is no vision sample"),
+        ("text", {"a": 1}, "an object is no text sample"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            raw_samples({name: value}, {**ENCODERS, "features": table})

@@ -11,8 +11,9 @@ import torch
 from export_fixture import sensor, some_state, stage_of
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.dates import date_form
 from edgefl.data.moments import moments_of
-from edgefl.data.table_cells import cells_of, date_form
+from edgefl.data.table_cells import cells_of
 from edgefl.errors import DataError
 from edgefl.export.bundle import export_bundles
 from edgefl.export.drafts import TrainedState

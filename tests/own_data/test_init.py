@@ -68,7 +68,9 @@ def test_a_table_of_sensors_is_cut_into_recordings(tmp_path: Path, monkeypatch: 
         "rate": 50.0,
         "standardize": "fleet",
     }
-    assert found["model"]["encoders"] == {"acc": acc, "bodyacc": acc, "gyro": acc}
+    assert found["model"]["encoders"] == {
+        m: acc | {"columns": {f"{m}_{axis}": "number" for axis in "xyz"}} for m in ("acc", "bodyacc", "gyro")
+    }
     lines = [json.loads(line) for line in (tmp_path / "walks-edgefl/manifest.jsonl").read_text().splitlines()]
     assert len(lines) == 36
     assert len({line["group"] for line in lines}) == len({line["label"] for line in lines}) == 6

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.own_data.npz import Arrays, read_arrays
+from edgefl.models.spec import EncoderSpec
+from edgefl.own_data.npz import Arrays, facts_of_arrays, read_arrays
 
 
 def arrays(folder: Path, split: list[object]) -> Arrays:
@@ -30,3 +32,22 @@ def test_the_test_set_is_what_is_called_so(tmp_path: Path, train: object, test: 
 def test_a_split_that_names_no_test_set_or_two_is_refused(tmp_path: Path, values: tuple[str, str]):
     with pytest.raises(DataError, match=f"holds '{values[0]}' and '{values[1]}'"):
         arrays(tmp_path, [values[0]] * 8 + [values[1]] * 2)
+
+
+def test_rows_of_numbers_are_a_table_unless_the_user_says_otherwise(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", digits=np.zeros((9, 64)), grey=np.zeros((9, 8, 8)), walk=np.zeros((9, 50, 3)))
+    data = Dataset.load_npz(tmp_path / "a.npz")
+    rows = {"digits"}
+    assert {m: one.kind for m, one in facts_of_arrays(data, rows).items()} == {
+        "digits": "table", "grey": "sensor", "walk": "sensor",
+    }  # fmt: skip
+    said = facts_of_arrays(data, rows, {"digits": "sensor"})
+    assert said["digits"].kind == "sensor"
+
+
+def test_grey_pictures_in_an_array_are_pictures_where_the_user_says_so(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", digits=np.ones((9, 8, 8)))
+    data = Dataset.load_npz(tmp_path / "a.npz")
+    assert facts_of_arrays(data, (), {"digits": "vision"})["digits"].sides == [8]
+    again = Dataset.load_npz(tmp_path / "a.npz", {"digits": EncoderSpec("vision", (8, 8, 1))})
+    assert again.signature() == {"digits": (8, 8, 1)}

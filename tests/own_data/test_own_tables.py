@@ -10,7 +10,8 @@ from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.samples import understand
-from edgefl.own_data.tables import MAX_COLUMNS, MAX_TABLE_BYTES, has_head, read_table
+from edgefl.own_data.table_rows import MAX_COLUMNS, MAX_TABLE_BYTES
+from edgefl.own_data.tables import has_head, read_table
 
 
 def table(folder: Path, name: str, text: str) -> Path:
@@ -79,7 +80,7 @@ def test_a_parquet_of_many_equal_cells_is_refused_before_it_is_unpacked(
     with pytest.raises(DataError, match="has 4000001 rows of 1 columns, more than can be held"):
         read_table(path)
     pq.write_table(pa.table({"x": ["word " * 200] * 3000}), path)
-    monkeypatch.setattr("edgefl.own_data.tables.MAX_TABLE_BYTES", 2**20)
+    monkeypatch.setattr("edgefl.own_data.table_rows.MAX_TABLE_BYTES", 2**20)
     with pytest.raises(DataError, match="unpacked it has more than 1048576 bytes"):
         read_table(path)
     pq.write_table(pa.table({f"c{i}": [1] for i in range(MAX_COLUMNS + 1)}), path)
@@ -186,3 +187,49 @@ def test_a_table_of_features_that_is_sorted_by_its_label_is_no_recording(tmp_pat
     (tmp_path / "iris.csv").write_text("\n".join(["sepal_length,sepal_width,species", *rows]))
     table = read_table(tmp_path / "iris.csv", lambda _: False)
     assert (table.label, table.what) == ("species", what)
+
+
+def test_a_jump_of_the_time_begins_a_recording_but_a_gap_does_not(tmp_path: Path):
+    """Sessions five minutes apart, a gap of two seconds in the second, and a clock that starts again in the third."""
+    session = [0.1 * k for k in range(20)]
+    times = [*session, *(300 + at + 2 * (at > 0.95) for at in session), *session]
+    rows = "".join(f"{at:.1f},{k % 5},{k % 3},walk\n" for k, at in enumerate(times))
+    found = understand(table(tmp_path, "w.csv", "time,acc_x,acc_y,activity\n" + rows))
+    recordings = [read_csv(found.root / str(sample.values["acc"])) for sample in found.samples]
+    assert [len(one.rows) for one in recordings] == [20, 20, 20]
+    assert recordings[1].times is not None
+    assert recordings[1].times[-1] == pytest.approx(3.9)
+
+
+def test_rows_of_people_that_are_written_at_a_time_are_told_apart(tmp_path: Path):
+    rows = "".join(f"{0.1 * k:.1f},{k},{person},{label}\n" for k in range(20) for person, label in ("ab", "cd"))
+    found = understand(table(tmp_path, "w.csv", "time,x,person,class\n" + rows))
+    assert [(sample.group, sample.label) for sample in found.samples] == [("a", "b"), ("c", "d")]
+    assert read_csv(found.root / str(found.samples[1].values["x"])).rows[:, 0].tolist() == list(range(20))
+
+
+def test_a_long_table_has_a_column_a_channel(tmp_path: Path):
+    rows = [f"u{u},{k},{c},{100 * u + 10 * k + c},{'ab'[u % 2]}" for u in range(4) for k in range(9) for c in range(3)]
+    path = table(tmp_path, "v.csv", "\n".join(["utterance,time,channel,value,label", *rows]))
+    found = understand(path)
+    assert [sample.label for sample in found.samples] == ["a", "b", "a", "b"]
+    values = read_csv(found.root / str(found.samples[2].values["value"])).rows
+    assert values.tolist() == [[200 + 10 * k + c for c in range(3)] for k in range(9)]
+    path.write_text(path.read_text() + "\nu3,8,2,1,b\n")
+    with pytest.raises(DataError, match=r"v\.csv: row 109: the channel '2' has two values at time 8"):
+        understand(path)
+
+
+def test_time_stamps_as_written_in_germany(tmp_path: Path):
+    text = "timestamp;x;label\n" + "".join(f"14.11.2023 22:13:{k:02d}.500;{k},5;a\n" for k in range(12))
+    (sample,) = (found := understand(table(tmp_path, "g.csv", text))).samples
+    recording = read_csv(found.root / str(sample.values["x"]))
+    assert recording.times is not None
+    assert recording.times[:3].tolist() == [0, 1, 2]
+    assert recording.rows[1, 0] == 1.5
+
+
+def test_a_row_of_too_many_cells_is_named(tmp_path: Path):
+    text = "a,b,class\n" + "1,2,x\n" * 30 + "1,2,3,4,x\n"
+    with pytest.raises(DataError, match=r"t\.csv: line 32 has 5 cells, the head line 3"):
+        read_table(table(tmp_path, "t.csv", text))

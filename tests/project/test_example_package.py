@@ -78,7 +78,7 @@ def test_without_it_its_kind_of_encoder_is_refused_with_what_is_installed(tmp_pa
     assert done.returncode == 10
     told = " ".join(done.stderr.split())
     assert "unknown kind 'conv_sensor'" in told
-    assert "valid: sensor, vision, text, audio" in told
+    assert "valid: sensor, table, vision, text, audio" in told
 
 
 def test_its_kind_of_encoder_reads_no_files(beside: dict[str, str]):
@@ -93,7 +93,9 @@ def test_its_kind_of_encoder_reads_no_files(beside: dict[str, str]):
 def test_a_device_without_a_kind_of_encoder_refuses_in_words():
     upper, lower = EncoderSpec("conv_sensor", (4, 8)), EncoderSpec("sensor", (4, 8))
     told = _lacking(Job(model=ModelSpec({"upper": upper, "lower": lower})))
-    assert told == ("on this device: encoder kind 'conv_sensor' is unknown; installed: sensor, vision, text, audio")
+    assert told == (
+        "on this device: encoder kind 'conv_sensor' is unknown; installed: sensor, table, vision, text, audio"
+    )
 
 
 def test_a_device_without_the_method_behind_a_signature_refuses_in_words():

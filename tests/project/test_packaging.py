@@ -175,6 +175,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev", "mutants",
         "postgresql", "web", "parquet", "pandas", "fetch", "tensorboard", "mlflow", "serve", "gpu", "docs", "ray",
+            "data", "reference",
     }  # fmt: skip
 
 
@@ -235,7 +236,10 @@ def test_the_extra_an_error_names_brings_the_package(requirements, package, extr
 
 def test_demo_and_all_bring_what_they_join(requirements):
     joined = set().union(
-        *(for_extra(requirements, extra) for extra in ("train", "coordinator", "web", "export", "serve"))
+        *(
+            for_extra(requirements, extra)
+            for extra in ("train", "coordinator", "web", "export", "serve", "data", "reference")
+        )
     )
     assert for_extra(requirements, "demo") == joined | {"sktime"}
     assert for_extra(requirements, "all") == joined | {"sktime", "fvcore"}

@@ -253,3 +253,22 @@ def test_it_ends_in_order_and_metrics_count(server: Server):
         assert own.stop() == 0
         assert own.process.stderr is not None
         assert own.process.stderr.read() == ""
+
+
+def test_a_record_as_json_is_a_raw_sample(server: Server):
+    record = {"acc": [[1, 2, 3]] * 4, "text": "a cat"}
+    body = httpx.post(f"{server.url}/predict", json=record).raise_for_status().json()
+    form = {"acc": ("walk.csv", b"1,2,3\n" * 4), "text": (None, "a cat")}
+    same = httpx.post(f"{server.url}/predict", files=form).raise_for_status().json()
+    assert body["predictions"][0]["probabilities"] == same["predictions"][0]["probabilities"]
+    for wrong, said in [
+        ([1], "cannot be read"),
+        ({}, "no modality"),
+        ({"acc": 3}, "cannot be read"),
+        ({"a/b": "x"}, "cannot name"),
+        ({"image": "/etc/passwd"}, "a text is no vision sample"),
+        ({"acc": [[1, "x"]]}, "are not numbers"),
+    ]:
+        refused = httpx.post(f"{server.url}/predict", json=wrong)
+        assert refused.status_code == 400
+        assert said in refused.json()["error"]

@@ -1,0 +1,83 @@
+"""Which column of a table is the label: by words in its name, by its values, by its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from edgefl.data.recording import is_number
+from edgefl.errors import DataError
+
+#: Names that say it.
+LABEL = re.compile(r"(class|label|target|y|outcome|ground_?truth)(_?(name|id))?", re.IGNORECASE)
+#: Words of names that labels often have: of public tables, also in German.
+_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "class label target outcome category activity emotion diagnosis species breed origin quality type result "
+        "variety survived income churn default fraud status condition disease sentiment topic genre "
+        "sorte klasse ziel art typ",
+    )
+)
+#: Most classes of a column that is not said to be the label, and values of a column of whole numbers that is a class.
+MOST_CLASSES, _MOST_NUMBERS = 50, 20
+#: Different values of a column of numbers beyond which it is a quantity.
+_QUANTITY = 20
+
+
+class Guess(NamedTuple):
+    """The column of the label ("": none). ``said``: the user said so, or its name does; ``others``: also possible.
+
+    ``numeric``: it is a quantity, and what is learned is its value.
+    """
+
+    column: str = ""
+    said: bool = False
+    others: tuple[str, ...] = ()
+    numeric: bool = False
+
+
+def best_label(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -> Guess:
+    """The label among columns with their values. ``numbers``: whether one of whole numbers may be it unsaid.
+
+    Raises DataError for a wanted column without a value.
+    """
+    if wanted:
+        if not columns.get(wanted):
+            raise DataError(f"the column {wanted} has no values", remedy="Name another by --label.")
+        return Guess(wanted, said=True, numeric=is_quantity(columns[wanted]))
+    last = next(reversed(list(columns)), "")
+    scores = {c: _score(c, values, last=c == last, numbers=numbers) for c, values in columns.items()}
+    fitting = sorted((c for c in scores if scores[c] > 0), key=lambda c: -scores[c])
+    if not fitting:
+        return Guess()
+    best = fitting[0]
+    return Guess(best, LABEL.fullmatch(best) is not None, tuple(fitting[1:]), is_quantity(columns[best]))
+
+
+def is_quantity(values: Sequence[str]) -> bool:
+    """Whether a column is numbers of which many differ, or that are no whole ones: no classes."""
+    if not values or not all(map(is_number, values)):
+        return False
+    kinds = {float(value) for value in values}
+    return len(kinds) > _QUANTITY or (len(kinds) > 2 and not all(value.is_integer() for value in kinds))
+
+
+def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool) -> float:
+    """How much a column looks like a label; 0: not at all."""
+    kinds = len(set(values))
+    if LABEL.fullmatch(column) and values:
+        return 8.0
+    numeric = all(map(is_number, values))
+    if column.lower() in _WORDS and 0 < kinds <= MOST_CLASSES and not numeric:
+        return 6.0
+    if kinds < 2 or len(values) < 3 * kinds:
+        return 0.0
+    if numeric and not (numbers and kinds <= _MOST_NUMBERS and not is_quantity(values)):
+        return 0.0
+    if kinds > MOST_CLASSES or sum(len(value.split()) for value in values) >= 4 * len(values):
+        return 0.0
+    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()))
+    named = 4.0 if words & _WORDS else 0.0
+    return named + (0.5 if numeric else 1.0) + (0.75 if last else 0.0)

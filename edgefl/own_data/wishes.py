@@ -1,0 +1,43 @@
+"""Roles of a table's columns that are known: by the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from edgefl.errors import DataError
+
+#: Kinds of a column; and those of encoders, of a modality.
+COLUMN_KINDS = ("number", "category", "date", "text")
+MODALITY_KINDS = ("sensor", "table", "vision", "audio", "text")
+
+
+class Roles(NamedTuple):
+    """Columns by their role; "" and empty: to be found out. ``kinds``: column, or modality -> its kind."""
+
+    label: str = ""
+    group: str = ""
+    drop: frozenset[str] = frozenset()
+    kinds: Mapping[str, str] = {}
+
+    @property
+    def named(self) -> list[str]:
+        """Columns that have to be there."""
+        return [name for name in (self.label, self.group, *sorted(self.drop)) if name]
+
+
+NO_ROLES = Roles()
+
+
+def wished(label: str, group: str, drop: Iterable[str], kinds: Iterable[str]) -> Roles:
+    """The roles of a command's options. Raises DataError for a kind that is none."""
+    chosen = {}
+    for text in kinds:
+        name, equals, kind = text.rpartition("=")
+        if not equals or not name or kind not in (*COLUMN_KINDS, *MODALITY_KINDS):
+            raise DataError(
+                f"--kind {text!r:.80} names no kind",
+                remedy=f"NAME=KIND: a column is {', '.join(COLUMN_KINDS)}; a modality {', '.join(MODALITY_KINDS)}.",
+            )
+        chosen[name] = kind
+    return Roles(label, group, frozenset(drop), chosen)

@@ -1,0 +1,79 @@
+"""Recordings as loggers and spreadsheets write them: separators, quotes, decimal commas, dates, units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.data.dialect import ONE_COLUMN, dialect_of
+from edgefl.data.recording import read_csv
+from edgefl.errors import DataError
+
+ROWS = [(0.00, 0.0126, 0.9868), (0.02, 0.1358, 0.9385), (0.04, -0.3791, 1.0633)]
+STAMPS = ["2023-11-14 22:13:20.000", "2023-11-14 22:13:20.020", "2023-11-14 22:13:20.040"]
+
+
+def written(separator: str, comma: str = ".", quote: str = "", end: str = "", head: str = "time x y") -> str:
+    cells = [head.split(), *([f"{cell:.4f}".replace(".", comma) for cell in row] for row in ROWS)]
+    return "".join(separator.join(f"{quote}{cell}{quote}" for cell in row) + end + "\n" for row in cells)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        written(","),
+        written(";"),
+        written("\t"),
+        written(";", comma=","),
+        written(",", quote='"'),
+        written(",", quote='"', comma=","),
+        written(",", end=","),
+        written(";", end=";", comma=","),
+        written(",").replace("\n", "\ns,g,g\n", 1),
+        "\ufeff" + written(","),
+        "time,x,y\n" + "".join(f"{at},{x},{y}\n" for at, (_, x, y) in zip(STAMPS, ROWS, strict=True)),
+    ],
+)
+def test_a_recording_is_read_whatever_writes_it(tmp_path: Path, text: str):
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    found = read_csv(tmp_path / "a.csv")
+    np.testing.assert_allclose(found.rows, np.array(ROWS)[:, 1:])
+    assert found.times is not None
+    np.testing.assert_allclose(found.times, [0, 0.02, 0.04], atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["level\n", ""])
+def test_one_column_of_decimal_commas_is_one_channel(tmp_path: Path, head: str):
+    (tmp_path / "a.csv").write_text(head + "0,0126\n0,1358\n-0,3791\n")
+    np.testing.assert_allclose(read_csv(tmp_path / "a.csv").rows, [[0.0126], [0.1358], [-0.3791]])
+
+
+def test_a_head_line_of_one_name_above_rows_of_two_values_is_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("level\n1.5,2.5\n1.5,2.5\n")
+    with pytest.raises(DataError, match="its head line names 1 column, and row 2 has 2 values"):
+        read_csv(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("first", "period"),
+    [
+        (1_700_000_000_000, 20),  # ms since 1970
+        (1_700_000_000_000_000, 20_000),  # us
+        (1_700_000_000_000_000_000, 20_000_000),  # ns
+        (10_000_000_000_000, 20_000_000),  # ns since the device was switched on
+    ],
+)
+def test_the_unit_of_large_time_stamps(tmp_path: Path, first: int, period: int):
+    (tmp_path / "a.csv").write_text("timestamp,x\n" + "".join(f"{first + i * period},{i}\n" for i in range(9)))
+    times = read_csv(tmp_path / "a.csv").times
+    assert times is not None
+    np.testing.assert_allclose(np.diff(times), 0.02, rtol=1e-3)
+
+
+def test_what_a_dialect_says():
+    found = dialect_of('"a","b"\n"1",2,"x, y"\n"2",4,"z"\n', whole=True)  # as R writes names of rows
+    assert (found.separator, found.head, found.numbered, found.ends) == (",", ("a", "b"), True, False)
+    assert dialect_of("words\nhello there\n", whole=True).separator == ONE_COLUMN
+    assert dialect_of("", whole=True).head == ()

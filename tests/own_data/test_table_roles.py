@@ -1,0 +1,147 @@
+"""What the columns of a table of features become, which is the label, and what the user may say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edgefl.cli.main import main
+from edgefl.errors import DataError
+from edgefl.own_data.label_columns import best_label, is_quantity
+from edgefl.own_data.samples import understand
+from edgefl.own_data.tables import read_table
+from edgefl.own_data.wishes import Roles, wished
+from edgefl.records import TableColumn
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def cars(path: Path, count: int = 60) -> Path:
+    rows = [
+        {"Name": f"car {i}", "Weight": 900.5 + i, "Cylinders": 4 + 2 * (i % 3), "Year": f"19{70 + i % 12}-01-01",
+         "Origin": ["USA", "Europe", "Japan"][i % 3], "Power": None if i % 9 == 0 else 50 + i}
+        for i in range(count)
+    ]  # fmt: skip
+    return written(path, "\n".join(map(json.dumps, rows)))
+
+
+def test_a_table_of_cars(tmp_path: Path):
+    """The first column of few values was the label: the year."""
+    found = read_table(cars(tmp_path / "cars.jsonl"))
+    assert (found.what, found.label, found.guess.said) == ("features", "Origin", False)
+    assert set(found.guess.others) >= {"Year"}
+    assert [(cell.name, cell.kind) for cell in found.cells] == [
+        ("Weight", "number"), ("Cylinders", "number"), ("Year", "date"), ("Power", "number"),
+    ]  # fmt: skip
+    assert found.texts == ["Name"]
+    (first, *_) = understand(tmp_path / "cars.jsonl").samples
+    assert first.values == {"features": {"Weight": 900.5, "Cylinders": 4, "Year": "1970-01-01"}, "name": "car 0"}
+
+
+def test_a_spreadsheet_saved_in_germany(tmp_path: Path):
+    rows = "".join(
+        f"{1.5 + i:.1f};{i % 2},5;{'rot' if i % 2 else 'weiß'};{i % 28 + 1:02d}.03.2024;sorte{i % 2}\n"
+        for i in range(30)
+    )
+    text = "\ufeffalkohol;säure;farbe;gekauft;sorte\n" + rows.replace(".5;", ",5;", 30)
+    found = read_table(written(tmp_path / "wein.csv", text))
+    assert found.label == "sorte"
+    assert found.cells == [
+        TableColumn("alkohol"), TableColumn("säure"), TableColumn("farbe", "category", ("rot", "weiß")),
+        TableColumn("gekauft", "date", unit="%d.%m.%Y"),
+    ]  # fmt: skip
+    assert found.rows[1]["alkohol"] == "2.5"
+
+
+def test_units_index_trailing_separators_and_marks_for_nothing(tmp_path: Path):
+    rows = "".join(f"{i},{'NA' if i == 3 else i * 2},{'?' if i == 4 else 'ab'[i % 2]},\n" for i in range(20))
+    found = read_table(written(tmp_path / "u.csv", ",mass,kind,\n,g,,\n" + rows))
+    assert found.units == {"mass": "g"}
+    assert (found.label, found.cells) == ("kind", [TableColumn("mass", unit="g")])
+    assert (len(found.rows), found.rows[3]["mass"]) == (20, "")
+    assert found.unused == []
+    quoted = '"mass","kind"\n' + "".join(f'"{i}",{i},"{"ab"[i % 2]}"\n' for i in range(20))  # as R writes it
+    assert [cell.name for cell in read_table(written(tmp_path / "r.csv", quoted)).cells] == ["mass"]
+
+
+def test_a_date_beside_each_row_is_a_number_of_the_sample(tmp_path: Path):
+    rows = "".join(f"2012/01/{i + 1:02d},{i},{['sun', 'rain', 'fog'][i % 3]}\n" for i in range(30))
+    found = read_table(written(tmp_path / "weather.csv", "date,temp,weather\n" + rows))
+    assert (found.what, found.label, found.time) == ("features", "weather", "")
+    assert found.cells == [TableColumn("date", "date", unit="%Y/%m/%d"), TableColumn("temp")]
+
+
+def test_the_users_word_counts(tmp_path: Path):
+    path = cars(tmp_path / "cars.jsonl")
+    roles = wished("Cylinders", "Origin", ["Year"], ["Name=category", "Weight=category"])
+    found = read_table(path, roles=roles)
+    assert (found.label, found.group, found.guess.said) == ("Cylinders", "Origin", True)
+    assert [(cell.name, cell.kind) for cell in found.cells] == [
+        ("Name", "category"), ("Weight", "category"), ("Power", "number"),
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="has no column Colour") as caught:
+        read_table(path, roles=Roles("Colour"))
+    assert "Name, Weight, Cylinders, Year, Origin, Power" in caught.value.remedy
+    for wrong in ("Name", "=text", "Name=words"):
+        with pytest.raises(DataError, match="names no kind"):
+            wished("", "", [], [wrong])
+
+
+def test_which_column_is_the_label():
+    few, many = ["a", "b"] * 20, [str(i / 7) for i in range(40)]
+    assert best_label({"sex": few, "species": few, "island": few}, "", numbers=True).column == "species"
+    assert best_label({"sex": few, "size": many, "colour": few}, "", numbers=True).column == "colour"
+    assert best_label({"target": many, "sex": few}, "", numbers=True) == ("target", True, ("sex",), True)
+    assert best_label({"a": many}, "", numbers=True).column == ""
+    assert best_label({"b": ["1", "2"] * 20}, "", numbers=False).column == ""
+    assert is_quantity(many)
+    assert not is_quantity(["1.0", "2.0"] * 20)
+
+
+def init(folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *words])
+    return int(ended.value.code or 0)
+
+
+def test_init_says_the_guess_and_what_else_it_could_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    cars(tmp_path / "cars.jsonl")
+    assert init(tmp_path, "cars.jsonl", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "label: Origin (a guess; others possible: Year, Cylinders; choose with --label)" in said
+    found: dict[str, Any] = yaml.safe_load((tmp_path / "cars.yaml").read_text())
+    assert found["data"]["label"] == "Origin"
+    assert found["model"]["encoders"]["features"]["columns"] == {
+        "Weight": "number", "Cylinders": "number", "Year": "date", "Power": "number",
+    }  # fmt: skip
+    words = ["cars.jsonl", "--force", "--label", "Weight", "--drop", "Year", "--format", "json"]
+    assert init(tmp_path, *words, monkeypatch=monkeypatch) == 0
+    understood = json.loads(capsys.readouterr().out)["understood"]
+    assert "60 labels from 900.5 to 959.5" in understood
+    assert "label, a number to be predicted: Weight" in understood[-1]
+    lines = (tmp_path / "cars-edgefl/manifest.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["label"] == 900.5
+
+
+def test_one_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    written(tmp_path / "one.csv", "size,class\n" + "".join(f"{i},yes\n" for i in range(40)))
+    assert init(tmp_path, "one.csv", monkeypatch=monkeypatch) == 11
+    assert "all 40 labels (column class) are 'yes': there is nothing to tell apart" in capsys.readouterr().err
+    assert not (tmp_path / "one-edgefl").exists()
+
+
+def test_a_text_among_numeric_labels_is_a_bad_sample_by_its_line(tmp_path: Path):
+    rows = "".join(f"{i},{i / 7}\n" for i in range(2100))
+    found = understand(written(tmp_path / "n.csv", "size,target\n" + rows + "1,unknown\n"))
+    assert found.numeric
+    assert [sample.line(numeric=True)["label"] for sample in found.samples[-2:]] == [pytest.approx(2099 / 7), "unknown"]
