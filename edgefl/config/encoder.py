@@ -106,8 +106,8 @@ class EncoderConfig(Values):
     )
     pretrained: str = Field(
         "",
-        description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
-        "encoders that benchmarks/accuracy/pretrain.py wrote (.safetensors)",
+        description="what to start from: a transformers checkpoint (folder, which gives the sizes as well; name; "
+        "package:NAME/folder), or a file of encoders that benchmarks/accuracy/pretrain.py wrote (.safetensors)",
     )
 
     @pydantic.field_validator("kind")

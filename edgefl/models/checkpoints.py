@@ -97,12 +97,12 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
         yield from own_parts(spec, modality)
         return
     encoder = spec.encoders[modality]
-    source = _Source(modality, encoder)
+    source = Source(modality, encoder)
     checkpoint = source.load()
     if encoder.config:
         yield from _library_parts(spec, modality, source, checkpoint)
         return
-    for part, modules in _split(spec, modality, checkpoint).items():
+    for part, modules in split_modules(spec, modality, checkpoint).items():
         tensors = {f"{prefix}{name}": t for prefix, m in modules.items() for name, t in module_tensors(m).items()}
         if part.endswith("/embed"):
             tensors = source.adapt_embedding(tensors)
@@ -116,7 +116,7 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
 
 
 def _library_parts(
-    spec: ModelSpec, modality: str, source: _Source, checkpoint: nn.Module
+    spec: ModelSpec, modality: str, source: Source, checkpoint: nn.Module
 ) -> Iterator[tuple[str, Tensors]]:
     """As ``pretrained_parts``, of an encoder that runs the library's own modules."""
     from edgefl.models.adapter import LibraryEmbed, blocks_of, cut_of, norm_of
@@ -140,20 +140,21 @@ def check_pretrained(spec: ModelSpec) -> None:
         if is_own(encoder.pretrained):
             check_own(spec, modality)
         elif encoder.pretrained:
-            source = _Source(modality, encoder)
+            source = Source(modality, encoder)
             source.check_library() if encoder.config else source.check()
             source.check_shapes(spec)
     if shares_attention(spec) and is_own(_checkpoint(spec, SHARED)):
         check_own(spec, SHARED)
 
 
-class _Source:
+class Source:
     """One encoder's checkpoint: reading it, and saying what is wrong with it."""
 
     def __init__(self, modality: str, encoder: EncoderSpec) -> None:
         self.modality, self.encoder = modality, encoder
         self.name = located(encoder.pretrained)
         self.architecture = ARCHITECTURES.get(encoder.arch if encoder.kind == "text" else encoder.kind)
+        self.whole: Any = None  # what holds the encoder, once loaded
         #: A folder on this machine is never looked for on a hub.
         self.local = {"local_files_only": True} if Path(self.name).is_dir() else {}
         self.label = f"checkpoint '{encoder.pretrained}' for modality '{modality}'"
@@ -223,6 +224,7 @@ class _Source:
         module: nn.Module
         module, report = self._read(reader)
         self._complain(report, report["missing_keys"])
+        self.whole = module
         return module
 
     def _load_library(self) -> nn.Module:
@@ -241,6 +243,7 @@ class _Source:
         )
         whole, report = self._read(reader)
         module: nn.Module = encoder_of(whole)
+        self.whole = whole
         prefix = "" if module is whole else "encoder."
         cut = cut_of(self.encoder)
         inside = (key.removeprefix(prefix) for key in map(str, report["missing_keys"]) if key.startswith(prefix))
@@ -332,7 +335,7 @@ class _Source:
         return {**tensors, weight_name: (weight * a).astype(np.float32), bias_name: bias.astype(np.float32)}
 
 
-def _split(spec: ModelSpec, modality: str, checkpoint: Any) -> dict[str, dict[str, nn.Module]]:
+def split_modules(spec: ModelSpec, modality: str, checkpoint: Any) -> dict[str, dict[str, nn.Module]]:
     """{part: {prefix of its tensor names: module of the checkpoint}}."""
     encoder = spec.encoders[modality]
     owner = checkpoint

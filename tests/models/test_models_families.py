@@ -20,6 +20,7 @@ from edgefl.models.checkpoints import check_pretrained, initial_parts
 from edgefl.models.parts import load_part, part_size_bytes, part_tensors
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
+from edgefl.models.way_back import write_checkpoint
 from edgefl.plan.checkpoint_fields import told
 from edgefl.plan.preparation import encoder_spec
 
@@ -203,3 +204,27 @@ def test_leading_tokens_are_those_of_all(folders: dict[str, Path]) -> None:
     assert isinstance(model.part("m/norm"), nn.LayerNorm)
     with torch.no_grad():
         torch.testing.assert_close(model.encode("m", x), model.encode_tokens("m", x).tokens[:, 0])
+
+
+@pytest.mark.parametrize("name", ["roberta", "mpnet", "albert", "clip", "whisper", "wav2vec2", "patchtst"])
+def test_a_trained_encoder_goes_back(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    spec = spec_for(name, folders[name])
+    encoder, model = spec.encoders["m"], loaded(spec)
+    with torch.no_grad():
+        for name_of, parameter in model.named_parameters():
+            if "relative_attention_bias" not in name_of:
+                parameter.add_(0.05)
+        x = sample(encoder)
+        write_checkpoint(spec, "m", {part: part_tensors(model, part) for part in model.parts_present}, tmp_path)
+        original = library(tmp_path)
+        given = library_inputs(encoder, original.main_input_name, x)
+        if encoder.kind == "text":
+            given["attention_mask"] = (given["input_ids"] != original.config.pad_token_id).long()
+        theirs = original(**given)
+        state = model.encode_tokens("m", x)
+        if name == "clip":
+            torch.testing.assert_close(model.encode("m", x), theirs.pooler_output, atol=1e-5, rtol=0)
+        else:
+            real = torch.ones(state.tokens.shape[:2], dtype=torch.bool) if state.mask is None else state.mask
+            hidden = theirs.last_hidden_state.flatten(1, -2)
+            torch.testing.assert_close(state.tokens[real], hidden[real], atol=1e-5, rtol=0)
