@@ -41,15 +41,15 @@ def page_text(rows: Sequence[Row]) -> str:
         cells = [f"{means[key]:.1f}" if key in means else "" for key in _ORDER]
         below = {key: paired_difference(done, key) for key in ADMITTED if key in means}
         worst = min(below, key=lambda key: below[key][0] + ADMITTED[key])
-        mean, half = below[worst]
+        mean, words = below[worst]
         same = next((f"refused: {row.same_file[:60]}" for row in done if row.same_file), "answered")
         seconds = statistics.mean(row.seconds for row in done)
         lines.append(
             f"| {name} | {done[0].kind} | {done[0].samples} | {len(done)} | {' | '.join(cells)} | "
-            f"{mean:+.1f} ± {half:.1f} ({worst}) | {seconds:.0f} | {max(row.peak_mib for row in done)} | {same} |"
+            f"{words} ({worst}) | {seconds:.0f} | {max(row.peak_mib for row in done)} | {same} |"
         )
         if mean < -ADMITTED[worst]:
-            misses.append(f"* **{name}**: {mean:+.1f} ± {half:.1f} points to {worst}")
+            misses.append(f"* **{name}**: {words}, to {worst}")
     reached = len(sets) - len(misses)
     text = (
         f"\n**{reached} of {len(sets)} sets are at or above the best simple baseline (1 point; 3 for a forest).**\n\n"
@@ -57,10 +57,11 @@ def page_text(rows: Sequence[Row]) -> str:
     return _HEAD + text + "\n".join(lines) + "\n\n## Sets below\n\n" + ("\n".join(misses) or "None.") + "\n"
 
 
-def paired_difference(rows: Sequence[Row], baseline: str) -> tuple[float, float]:
-    """Mean of EdgeFL less ``baseline`` over the splits, and half the width of its 95 % interval (0: one split)."""
+def paired_difference(rows: Sequence[Row], baseline: str) -> tuple[float, str]:
+    """Mean of EdgeFL less ``baseline`` over the splits; and in words, with its 95 % interval where there are several."""
     each = [row.scores["edgefl"] - row.scores[baseline] for row in rows]
+    mean = statistics.mean(each)
     if len(each) < 2:
-        return each[0], 0.0
+        return mean, f"{mean:+.1f}, one split"
     half = _T.get(len(each), 1.96) * statistics.stdev(each) / math.sqrt(len(each))
-    return statistics.mean(each), half
+    return mean, f"{mean:+.1f} ± {half:.1f}"

@@ -113,7 +113,8 @@ def _diabetes(folder: Path) -> OwnData:
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(as_frame=True, scaled=False)
-    return _table(folder, "diabetes", data.data.assign(progression=data.target), "progression")._replace(kind="numeric")
+    frame = data.data.assign(progression=data.target)
+    return _table(folder, "diabetes", frame, "progression", "--label", "progression")._replace(kind="numeric")
 
 
 def _mileage(folder: Path) -> OwnData:
