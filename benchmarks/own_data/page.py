@@ -52,13 +52,13 @@ def page_text(rows: Sequence[Row]) -> str:
             misses.append(f"* **{name}**: {words}, to {worst}")
     reached = len(sets) - len(misses)
     text = (
-        f"\n**{reached} of {len(sets)} sets are at or above the best simple baseline (1 point; 3 for a forest).**\n\n"
+        f"\n**{reached} of {len(sets)} sets are within 1 point of the best simple baseline (3 of a forest).**\n\n"
     )
     return _HEAD + text + "\n".join(lines) + "\n\n## Sets below\n\n" + ("\n".join(misses) or "None.") + "\n"
 
 
 def paired_difference(rows: Sequence[Row], baseline: str) -> tuple[float, str]:
-    """Mean of EdgeFL less ``baseline`` over the splits; and in words, with its 95 % interval where there are several."""
+    """Mean of EdgeFL less ``baseline`` over the splits; and in words, with its 95 % interval if there are several."""
     each = [row.scores["edgefl"] - row.scores[baseline] for row in rows]
     mean = statistics.mean(each)
     if len(each) < 2:
