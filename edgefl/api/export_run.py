@@ -20,6 +20,7 @@ from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.registry import chosen, method
 from edgefl.run_records import BundleRow, RunReport
+from edgefl.storage.checkpoint_paths import is_own
 from edgefl.storage.disk import ledger_of
 from edgefl.storage.objects import ObjectStore
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
 TOLERANCE = 1e-4
+#: Folder of a run's encoders as checkpoints of `transformers`.
+CHECKPOINTS = "checkpoints"
 MaskChoice = Literal["auto", Mask]
 
 
@@ -110,6 +113,30 @@ def export_run(
             name = row.name if row.precision == EXACT else f"{row.name} {row.precision}"
             ledger.add_bundle(state.report.run, msgspec.structs.replace(row, path=kept, name=name))
     return Exported(state, offered, target, rows)
+
+
+def export_checkpoints(directory: Path, *, output: Path | None = None) -> dict[str, Path]:
+    """Write a run's encoders that began with checkpoints of `transformers` as such; modality -> its folder.
+
+    Raises RunError (nothing finished yet), ExportError where there is none or a folder is in use, ModelError.
+    """
+    from edgefl.models.way_back import write_checkpoint
+
+    state = final_state(directory)
+    trained = _trained(state, ObjectStore(directory / "objects"))
+    encoders = {m: e for m, e in trained.model.encoders.items() if e.pretrained and not is_own(e.pretrained)}
+    root = output or directory / CHECKPOINTS
+    if not encoders or state.stage.depth < trained.model.stages:
+        raise ExportError(
+            "no encoder of the run began with a checkpoint of transformers and has all its blocks",
+            remedy="Export it as ONNX, without --to.",
+        )
+    if root.exists() and any(root.iterdir()):
+        raise ExportError(f"{root} is not empty", remedy="Name a new or empty directory with -o DIR.")
+    folders = {m: root / m for m in encoders}
+    for modality, folder in folders.items():
+        write_checkpoint(trained.model, modality, trained.parts, folder)
+    return folders
 
 
 def _trained(state: FinalState, store: ObjectStore) -> TrainedState:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 
-from edgefl.api.export_run import TOLERANCE, MaskChoice, export_run
+from edgefl.api.export_run import TOLERANCE, MaskChoice, export_checkpoints, export_run
 from edgefl.api.runs import RUNS, find_run
 from edgefl.cli.lower_precision import lower_precisions
 from edgefl.cli.options import Format, RunArgument, RunsOption, show
@@ -81,6 +81,10 @@ def command(
             "(not tried on one; with --tables fixed it gathers samples of several calls)."
         ),
     ] = PLAIN.layout,
+    to: Annotated[
+        Literal["onnx", "transformers"],
+        typer.Option(help="transformers: the trained encoders as folders for AutoModel.from_pretrained, no bundles."),
+    ] = "onnx",
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Write a run's model as ONNX: one bundle for each modality alone and one of all, which serves any of them.
@@ -90,6 +94,12 @@ def command(
     Examples: edgefl export latest · edgefl export latest --precision f32 --precision int8 --max-loss 0.5
     """
     directory = find_run(run, runs)
+    if to == "transformers":
+        folders = export_checkpoints(directory, output=output)
+        for modality, folder in folders.items():
+            told(f"{modality}: {folder}")
+        show(format, {"checkpoints": {modality: str(folder) for modality, folder in folders.items()}})
+        return
     form = Form(precisions_of(precision or [EXACT]), max_loss, tables, opset, layout)
     done = export_run(
         directory,

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from edgefl.errors import ModelError
 from edgefl.models.checkpoints import Source, split_modules
-from edgefl.models.parts import Tensors, named_tensors
+from edgefl.models.parts import named_tensors
 from edgefl.models.published import PIXEL_DEVIATION, PIXEL_MEAN
 from edgefl.models.spec import ModelSpec
 from edgefl.storage.checkpoint_paths import is_own
@@ -19,7 +20,9 @@ from edgefl.storage.checkpoint_paths import is_own
 Modules = Mapping[str, Mapping[str, nn.Module]]
 
 
-def write_checkpoint(spec: ModelSpec, modality: str, parts: Mapping[str, Tensors], folder: Path) -> None:
+def write_checkpoint(
+    spec: ModelSpec, modality: str, parts: Mapping[str, Mapping[str, np.ndarray]], folder: Path
+) -> None:
     """Write the encoder of a modality to ``folder``, for the library's `AutoModel.from_pretrained`.
 
     Raises ModelError where it began with no checkpoint of the library, or with one that is not there any more.
@@ -57,7 +60,7 @@ def _library_modules(spec: ModelSpec, modality: str, module: nn.Module) -> Modul
     return {**found, f"{modality}/norm": {"": norm_of(module, cut)}}
 
 
-def _replace(part: str, modules: Mapping[str, nn.Module], tensors: Tensors) -> None:
+def _replace(part: str, modules: Mapping[str, nn.Module], tensors: Mapping[str, np.ndarray]) -> None:
     """Copy a part's tensors into the modules; a table of which a part was taken keeps its other rows."""
     left = dict(tensors)
     for prefix, module in modules.items():
