@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Progressed, Result, Train, TrainerLost, TrainerReady, TrainingEnded
 from device_agent.runtime.effects import Effects
+from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Preparation
 from edgefl.process.worker import Note, WorkerFailedError, WorkerProcess, understood
 from edgefl.protocol.messages import Offer
@@ -44,10 +45,16 @@ class TrainerSettings(msgspec.Struct, frozen=True):
 
 
 class WarmRequest(msgspec.Struct, frozen=True):
-    """Body of the trainer's ``warm``."""
+    """Body of the trainer's ``warm``. ``library``: encoders whose modules are to be loaded too."""
 
     settings: TrainerSettings
     preparation: Preparation = Preparation()
+    library: tuple[EncoderSpec, ...] = ()
+
+
+def library_encoders(offer: Offer) -> tuple[EncoderSpec, ...]:
+    """The encoders of an offer that are made of a library's modules."""
+    return tuple(encoder for encoder in offer.job.model.encoders.values() if encoder.config)
 
 
 class TrainRequest(msgspec.Struct, frozen=True):
@@ -137,6 +144,9 @@ class TrainerProcess:
             await self._worker.start()
             with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
                 await self._worker.call("warm", WarmRequest(self.settings))
+        if library := library_encoders(work.offer):  # belongs to no round either
+            with contextlib.suppress(WorkerFailedError):
+                await self._worker.call("warm", WarmRequest(self.settings, library=library))
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
 from device_agent.trainer.first_round import first_round, freeze_once
+from edgefl.budget.stage_cost import modules_bytes
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
@@ -252,7 +254,9 @@ def _lacking(job: Job) -> str:
     shape: Recipe = {"fusion": {job.model.fusion: {}}, "sharing": {job.model.encoder_sharing: {}}}
     methods = not_installed({**named, **shape, "repair": slots.repair}, job.signature)
     kinds = kinds_not_installed(encoder.kind for encoder in job.model.encoders.values())
-    return "; ".join(filter(None, (methods, kinds and f"on this device: {kinds}")))
+    absent = modules_bytes(job.model) > 0 and find_spec("transformers") is None
+    library = "transformers is not installed, whose modules an encoder is made of" if absent else ""
+    return "; ".join(filter(None, (methods, *(f"on this device: {one}" for one in (kinds, library) if one))))
 
 
 def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:

@@ -51,8 +51,16 @@ class Trainers:
             self._active.left_off = True
 
     def warm(self, body: object, note: Note) -> DataFacts:
-        """Load torch and the data of the device that asks, once; what they are, read as it asks."""
+        """Load torch and the data of the device that asks, once; what they are, read as it asks.
+
+        Where the request names encoders of a library's modules, load those as well.
+        """
         request = msgspec.convert(body, WarmRequest)
+        if request.library:
+            from edgefl.models.adapter import cut_of
+
+            for encoder in request.library:
+                cut_of(encoder)
         return self._trainer(request.settings).describe(request.preparation)
 
     def train(self, body: object, note: Note) -> Result:

@@ -71,7 +71,7 @@ def limits(cost: Cost, candidate: Candidate) -> list[Refusal]:
     base, card = has.trainer_base_bytes, has_card(has)
     first = filled(cost, cost.filling_flops, candidate)
     host = least(budget.memory_bytes, has.memory_total_bytes)
-    process = base + (cost.staging_bytes if card else first.step_peak_bytes)
+    process = base + cost.modules_bytes + (cost.staging_bytes if card else first.step_peak_bytes)
     # The round of the stage that moves most is the device's first one, or the last one, which any may be.
     coming = {"joining": cost.joining_down_bytes, "entering": cost.entering_down_bytes, "staying": 0}[candidate.arrival]
     signature = cost.signature_bytes if candidate.arrival == "joining" else 0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from edgefl.models.check import token_count
-from edgefl.models.spec import PROTOTYPES, EncoderSpec, reconstruct_parts
+from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec, reconstruct_parts
 from edgefl.plan.job import Candidate, Job, Stage
 from edgefl.plan.periods import in_parts, period_of
 from edgefl.plan.stages import is_closing, kept, packed_bytes, packing_of, sent
@@ -157,6 +157,12 @@ MEMORY = ("weights", "gradients", "optimizer", "batch", "activations", "transit"
 #: Of a value that comes from a GPU to be stored: as f32, and beside it its magnitude or the copy that is written.
 _OUTCOME_BYTES = 8
 
+#: Of `transformers` 5.24 with one family's modules beside torch and edgefl.training: 162 MiB, and 9 for another family.
+_MODULES_BYTES, _FAMILY_BYTES = 155 * 2**20, 10 * 2**20
+#: What a step of its modules takes beside tensors, more than of our own: with RoBERTa and DINOv2 10 MiB in a trainer's
+#: first round, 2 to 5 in the next.
+_MODULES_STEP_BYTES = 8 * 2**20
+
 #: price(job, samples)
 Price = Callable[[Job, Mapping[str, int]], Priced]
 
@@ -170,6 +176,8 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     exchanging = {"weights": bytes_of(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
     transit = sum(exchanging.values())
     libraries = 0 if has_card(candidate.capabilities) else priced.libraries
+    if libraries and modules_bytes(job.model):
+        libraries += _MODULES_STEP_BYTES
     memory = dict(priced.memory if priced.peak >= transit else exchanging)
     if libraries:
         memory["libraries"] = libraries
@@ -187,10 +195,17 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + retained + stored_bytes(job, samples),
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
+        modules_bytes=modules_bytes(job.model),
         step_flops=priced.step_flops,
         operations=priced.operations,
     )
     return timed(cost, candidate)
+
+
+def modules_bytes(model: ModelSpec) -> int:
+    """Memory of `transformers` in a trainer's process, where an encoder is made of its modules; else 0."""
+    own = [encoder for encoder in model.encoders.values() if encoder.config]
+    return _MODULES_BYTES + len(own) * _FAMILY_BYTES if own else 0
 
 
 def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
