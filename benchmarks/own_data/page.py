@@ -51,9 +51,7 @@ def page_text(rows: Sequence[Row]) -> str:
         if mean < -ADMITTED[worst]:
             misses.append(f"* **{name}**: {words}, to {worst}")
     reached = len(sets) - len(misses)
-    text = (
-        f"\n**{reached} of {len(sets)} sets are within 1 point of the best simple baseline (3 of a forest).**\n\n"
-    )
+    text = f"\n**{reached} of {len(sets)} sets are within 1 point of the best simple baseline (3 of a forest).**\n\n"
     return _HEAD + text + "\n".join(lines) + "\n\n## Sets below\n\n" + ("\n".join(misses) or "None.") + "\n"
 
 
