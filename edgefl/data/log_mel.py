@@ -7,45 +7,15 @@ Mel scale: 2595 log10(1 + f/700) (O'Shaughnessy, Speech Communication, 1987).
 from __future__ import annotations
 
 import math
-import wave
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
-from edgefl.errors import DataError
 
 Samples = npt.NDArray[np.float32]
 
 WINDOW_S, HOP_S = 0.032, 0.016  # at 8 kHz 256 and 128 samples: one second gives 61 frames
 LOW_HZ, HIGH_HZ = 50.0, 4000.0  # the band of telephone speech
 FLOOR_DB = -80.0  # below the clip's peak: the span of 13 bits, beneath which recordings hold noise
-MAX_RATE_HZ = 384_000  # twice what studios record with
-MAX_CLIP_S = 60.0  # a longer clip is no sample; it would need a longer model than any here
-
-
-def read_wav(path: Path) -> tuple[Samples, int]:
-    """Mono samples [n] in -1..1 and the sampling rate of a PCM .wav file (8, 16 or 32 bit). Raises DataError."""
-    try:
-        with wave.open(str(path), "rb") as sound:
-            rate, channels, width = sound.getframerate(), sound.getnchannels(), sound.getsampwidth()
-            if rate < 2 * HIGH_HZ:
-                raise DataError(f"sampling rate {rate} Hz; at least {2 * HIGH_HZ:.0f} Hz is needed")
-            if rate > MAX_RATE_HZ:  # windows, and with them filters, are as long as the rate is high
-                raise DataError(f"sampling rate {rate} Hz; at most {MAX_RATE_HZ} Hz is admitted")
-            if sound.getnframes() > MAX_CLIP_S * rate:
-                raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
-            data = sound.readframes(sound.getnframes())
-    except (wave.Error, EOFError, ZeroDivisionError, RuntimeError) as error:  # RuntimeError: lengths that disagree
-        raise DataError(f"not a readable .wav file: {error or 'it ends early'}") from None
-    if width not in {1, 2, 4}:
-        raise DataError(f"{8 * width}-bit samples are not supported; store 8, 16 or 32 bit")
-    usable = len(data) - len(data) % (width * channels)
-    if not usable:
-        raise DataError("the clip is empty")
-    raw = np.frombuffer(data[:usable], dtype={1: "<u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
-    scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
-    return scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
 
 
 def frames_of(seconds: float) -> int:

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgefl.data.arrays import read_npy
-from edgefl.data.pictures import FORMATS, UNKNOWN_FORMAT
+from edgefl.data.pictures import picture_size
 from edgefl.data.readers import inside
 from edgefl.data.recording import Recording, read_csv
-from edgefl.data.sounds import sound_head
+from edgefl.data.sounds import read_sound
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.own_data.understood import Understood
 from edgefl.records import TableColumn
 
-#: Files of a modality that are looked into.
+#: Texts that are looked into.
 LOOKED_AT = 200
 #: Bad files that are named in an error.
 _NAMED = 5
@@ -44,19 +44,19 @@ class Facts(NamedTuple):
 
 
 def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Facts:
-    """The facts of one modality, from some of its files; with ``skip_bad`` from all, and what is bad is left out.
+    """The facts of one modality, of texts from some of them; with ``skip_bad`` what cannot be read is left out.
 
     Raises DataError that counts the files which cannot be read, with ``skip_bad`` only where none can be.
     """
     values = [sample.values[modality] for sample in found.samples if modality in sample.values]
-    kind, looked = found.kinds[modality], values if skip_bad else _spread(values)
+    kind = found.kinds[modality]
     columns = found.columns.get(modality, ())
     if kind == "table":
         return Facts(kind, columns=columns)
     if kind == "text":
-        return _texts(found.root, looked)._replace(columns=columns)
+        return _texts(found.root, _spread(values))._replace(columns=columns)
     seen, bad = [], {}
-    for value in looked:
+    for value in values:
         try:
             seen.append(_LOOK[kind](found.root, value))
         except MissingDependencyError:
@@ -67,7 +67,7 @@ def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Fac
         listed = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:_NAMED])
         more = f"; … and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise DataError(
-            f"{len(bad)} of {len(looked)} files of {modality} cannot be read ({listed}{more})",
+            f"{len(bad)} of {len(values)} files of {modality} cannot be read ({listed}{more})",
             remedy="Mend or remove them, or leave such files out by --skip-bad.",
         )
     found.unused |= {name: f"cannot be read: {why}" for name, why in bad.items()}
@@ -84,19 +84,7 @@ def _spread(values: Sequence[object]) -> list[object]:
 
 
 def _picture(root: Path, value: object) -> tuple[int, int]:
-    """Height and width, by the file's head."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise MissingDependencyError("pillow", "train") from None
-    try:
-        with Image.open(inside(root, value), formats=FORMATS) as image:
-            image.verify()  # a file that is cut short has a good head
-            return image.height, image.width
-    except UnidentifiedImageError:
-        raise DataError(UNKNOWN_FORMAT) from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"is no readable picture: {error}") from None
+    return picture_size(inside(root, value))
 
 
 def _pictures(shapes: list[tuple[int, int]]) -> Facts:
@@ -105,7 +93,8 @@ def _pictures(shapes: list[tuple[int, int]]) -> Facts:
 
 def _sound(root: Path, value: object) -> float:
     """Seconds."""
-    return sound_head(inside(root, value)).seconds
+    samples, rate = read_sound(inside(root, value))
+    return len(samples) / rate
 
 
 def _sounds(seconds: list[float]) -> Facts:

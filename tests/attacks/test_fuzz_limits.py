@@ -29,7 +29,7 @@ from edgefl.config.yaml_files import MAX_DEPTH, MAX_FIELDS, read_yaml
 from edgefl.data.arrays import read_npy, read_npz
 from edgefl.data.dataset import Dataset
 from edgefl.data.folder import read_manifest
-from edgefl.data.log_mel import MAX_RATE_HZ, read_wav
+from edgefl.data.sounds import MAX_RATE_HZ, read_sound
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
 from edgefl.plan.job import Transfer
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
@@ -227,9 +227,9 @@ def test_a_rate_no_microphone_has_is_refused(tmp_path: Path) -> None:
     for rate, fits in ((MAX_RATE_HZ, True), (MAX_RATE_HZ + 1, False)):
         (tmp_path / "x.wav").write_bytes(wav(rate))
         if fits:
-            assert read_wav(tmp_path / "x.wav")[1] == rate
+            assert read_sound(tmp_path / "x.wav")[1] == rate
         else:
-            assert allocated(lambda: read_wav(tmp_path / "x.wav"), DataError, "at most 384000 Hz") < MIB
+            assert allocated(lambda: read_sound(tmp_path / "x.wav"), DataError, "at most 384000 Hz") < MIB
 
 
 def test_a_row_of_a_csv_has_a_length_and_no_number_is_kept_twice(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from edgefl.data.pictures import read_picture
+from edgefl.data.pictures import picture_size, read_picture
+from edgefl.errors import DataError
 
 MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"]
 #: A picture of 9 million pixels to 32 x 32: kilobytes that it takes beside what there was.
@@ -65,3 +66,45 @@ def test_a_large_picture_takes_two_copies_of_itself(tmp_path: Path):
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "small.png"), str(tmp_path / "large.png")]
     took = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert int(took) * 1024 < 3 * 4 * 3000**2
+
+
+@pytest.mark.parametrize("name", ["a.webp", "a.bmp", "a.gif", "a.tiff", "wrong.jpg"])
+def test_pictures_of_every_usual_format_are_read_by_their_content(tmp_path: Path, name: str):
+    colours = np.zeros((8, 12, 3), np.uint8)
+    colours[:, 6:] = (255, 128, 0)
+    format_ = "WEBP" if name in {"wrong.jpg", "a.webp"} else None
+    Image.fromarray(colours).save(tmp_path / name, format_, **({"lossless": True} if format_ else {}))
+    assert picture_size(tmp_path / name) == (8, 12)
+    np.testing.assert_array_equal(read_picture(tmp_path / name, (), "stretch"), np.float32(colours) / 255)
+
+
+def test_the_first_frame_of_an_animation_counts(tmp_path: Path):
+    frames = [Image.new("L", (4, 4), value) for value in (255, 0)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert (read_picture(tmp_path / "a.gif", (), "stretch") == 1).all()
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff"])
+def test_grey_of_16_bit_keeps_its_depth(tmp_path: Path, name: str):
+    """1000 and 1001 of 65535 are one value in 8 bit."""
+    grey = np.array([[0, 1000], [1001, 65535]], np.uint16)
+    Image.fromarray(grey).save(tmp_path / name)
+    found = read_picture(tmp_path / name, (), "stretch")
+    np.testing.assert_allclose(found[:, :, 0], grey / 65535, rtol=1e-6)
+    assert (read_picture(tmp_path / name, (2, 2, 3), "stretch") == found).all()
+
+
+def test_numbers_beyond_one_are_refused(tmp_path: Path):
+    Image.fromarray(np.array([[0.0, 900.0]], np.float32)).save(tmp_path / "a.tiff")
+    with pytest.raises(DataError, match="pixels from 0 to 900"):
+        read_picture(tmp_path / "a.tiff", (), "stretch")
+
+
+def test_a_picture_of_too_many_pixels_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("edgefl.data.pictures.MAX_PIXELS", 99)
+    for name in ("a.png", "a.gif", "a.webp", "a.tiff", "a.bmp"):
+        Image.new("L", (10, 10)).save(tmp_path / name)
+        with pytest.raises(DataError, match="10 x 10 pixels are too many"):
+            read_picture(tmp_path / name, (), "stretch")
+        with pytest.raises(DataError, match="too many"):
+            picture_size(tmp_path / name)
