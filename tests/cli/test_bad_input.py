@@ -151,7 +151,7 @@ def test_an_override_is_checked_like_the_file(told: Callable[..., str], option: 
 
 
 def test_a_checkpoint_that_can_not_be_is_told_by_the_plan(told: Callable[..., str]) -> None:
-    words = "checkpoint 'some/name' for modality 'acc' cannot be used: a sensor encoder has no public checkpoints"
+    words = "checkpoint 'some/name' for modality 'acc' cannot be used: our own sensor encoder has no public checkpoints"
     assert words in told(ModelError, "plan", "run.yaml", "--set", "model.encoders.acc.pretrained=some/name")
 
 
