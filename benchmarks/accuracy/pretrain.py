@@ -112,7 +112,7 @@ def make(
 def encoder(fields: Mapping[str, Any], shape: tuple[int, ...]) -> EncoderSpec:
     """The encoder of an entry of model.encoders in a run file, for samples of ``shape``."""
     config = EncoderConfig.model_validate(dict(fields))
-    changes = config.model_dump(exclude={"kind", "size"}, exclude_none=True)
+    changes = config.model_dump(exclude={"kind", "size", "columns"}, exclude_none=True)
     return encoder_of_size(config.kind, config.size, shape, **changes)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edgefl.api.local_run import LocalOptions
 from edgefl.api.results import Report, Run
-from edgefl.api.runs import read_run
+from edgefl.api.runs import read_run, referenced
 from edgefl.config.profiles import RunSource, load_run
 from edgefl.errors import EdgeFLError, MissingDependencyError
 from edgefl.storage.disk import ledger_file
@@ -47,7 +47,7 @@ def done(options: LocalOptions, run: str) -> Run | None:
     directory = options.runs / run
     begun = (directory / "run.yaml").is_file() and ledger_file(directory)
     if begun and (record := read_run(directory)).status == "done":
-        return Run(directory, Report(record, directory))
+        return Run(directory, Report(referenced(record, directory), directory))
     return None
 
 

@@ -149,7 +149,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
 
 
 def _choose_what(table: Table, values: Mapping[str, Sequence[str]]) -> None:
-    """What the table is, by the roles of its columns, which get their last ones by that."""
+    """Choose the table's form by the roles of its columns, and give the last roles."""
     if table.time:
         untangle(table)
     if table.files:

@@ -1,4 +1,4 @@
-"""What a checkpoint's own config.json says of an encoder, in the fields of a run file.
+"""Encoder fields from a checkpoint's own config.json.
 
 Read as JSON, without `transformers`. Only of a folder on this machine: of a name on a hub nothing is known before it is
 loaded.
@@ -33,7 +33,10 @@ class Told(NamedTuple):
 
 
 def told(encoder: EncoderConfig) -> Told:
-    """What the folder that ``pretrained`` names says; nothing for other names. Raises ModelError for a missing one."""
+    """Fields from the folder named by ``pretrained``; none for other names.
+
+    Raises ModelError for a missing folder.
+    """
     if not encoder.pretrained or is_own(encoder.pretrained):
         return Told({})
     folder = local_folder(encoder.pretrained)

@@ -58,6 +58,14 @@ class Speaker:
         return list(ids)
 
 
+class Reader(Speaker):
+    """A tokenizer of two texts."""
+
+    def batch_decode(self, ids: np.ndarray, skip_special_tokens: bool) -> list[str]:
+        assert skip_special_tokens is True
+        return [{1: "a dog", 2: "a cat"}[int(row[0])] for row in ids]
+
+
 def transformers(monkeypatch: pytest.MonkeyPatch, processor: object, model: object = None) -> None:
     def by(found: object) -> object:
         return SimpleNamespace(from_pretrained=lambda name: found if name == "folder" else None)
@@ -111,7 +119,7 @@ def test_texts_are_tokenized_as_the_text_encoder_wants_them(monkeypatch: pytest.
     monkeypatch.setattr(completion, "tokenizer", lambda *of: told.append(of) or encode)
     make = generator_of("transformers", "folder", NO_DATA, encoders(pretrained="some/bert"))
     make("picture", "words", np.zeros((1, 2, 3, 3), F32), ["cat"])
-    assert told == [(100, "some/bert"), ("A photo of cat, word1. word2. word3. word4", 16)]
+    assert told == [(100, "some/bert", "distilbert", ""), ("A photo of cat, word1. word2. word3. word4", 16)]
 
 
 @pytest.mark.parametrize("lacking", ["image_processor", "tokenizer"])
@@ -147,9 +155,9 @@ def test_a_text_is_painted_by_its_own_noise_in_the_encoders_size(
     painter = Painter()
     by = SimpleNamespace(from_pretrained=lambda name: painter if name == "folder" else None)
     monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(AutoPipelineForText2Image=by))
-    transformers(monkeypatch, Speaker())
+    transformers(monkeypatch, Reader())
     make = generator_of("diffusers", "folder", NO_DATA, encoders(channels, pretrained="folder"))
-    made = make("words", "picture", np.array(["a dog", "a cat"]), ["pet", ""])
+    made = make("words", "picture", np.array([[1], [2]]), ["pet", ""])
     assert made is not None
     assert painter.bar is True
     prompts = ["A photo of pet, a dog", "A photo of a cat"]
@@ -160,14 +168,14 @@ def test_a_text_is_painted_by_its_own_noise_in_the_encoders_size(
 
 @pytest.mark.parametrize(
     ("name", "source", "values"),
-    [("transformers", "picture", np.zeros((2, 2, 3, 3), F32)), ("diffusers", "words", np.array(["a", "b"]))],
+    [("transformers", "picture", np.zeros((2, 2, 3, 3), F32)), ("diffusers", "words", np.array([[1], [2]]))],
 )
 def test_each_value_has_a_class_of_its_own(
     monkeypatch: pytest.MonkeyPatch, name: str, source: str, values: np.ndarray
 ) -> None:
     by = SimpleNamespace(from_pretrained=lambda _: Painter())
     monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(AutoPipelineForText2Image=by))
-    transformers(monkeypatch, Speaker())
+    transformers(monkeypatch, Reader() if name == "diffusers" else Speaker())
     known = encoders(pretrained="folder" if name == "diffusers" else "")
     make, (target,) = generator_of(name, "folder", NO_DATA, known), known.keys() - {source}
     with pytest.raises(ValueError, match="argument 2 is longer"):

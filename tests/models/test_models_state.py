@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import ModelError
 from edgefl.models.check import encoder_of_size
-from edgefl.models.parts import _stable, load_part, named_tensors, part_size_bytes, part_tensors
+from edgefl.models.parts import load_part, named_tensors, part_size_bytes, part_tensors, stable_name
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
 
@@ -109,7 +109,7 @@ def test_tensors_that_do_not_fit_change_nothing(change: dict[str, np.ndarray | N
     ],
 )
 def test_names_do_not_depend_on_the_version_of_transformers(old: str, stable: str):
-    assert _stable(old) == stable
+    assert stable_name(old) == stable
 
 
 def test_the_names_on_the_wire_are_pinned():

@@ -17,6 +17,8 @@ BY_RIGHT = {
     "edgefl/config/settings.py": {"end_to_end"},
     # The bundle format's masks: a server reads and asks for them without loading methods.
     "edgefl/export/bundle_format.py": {"prototype", "reconstruction", "zero"},
+    # Model types of the published checkpoints, as their config.json has them.
+    "edgefl/encoder_families.py": {"clip"},
     # Defaults on the wire: a message that leaves the field out means these, whatever is the role's default.
     "edgefl/models/spec.py": {"concat", "separate"},
 }

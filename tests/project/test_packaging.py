@@ -175,7 +175,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev", "mutants",
         "postgresql", "web", "parquet", "pandas", "fetch", "tensorboard", "mlflow", "serve", "gpu", "docs", "ray",
-            "data", "reference",
+            "data", "reference", "sound",
     }  # fmt: skip
 
 
