@@ -4,7 +4,7 @@ A run is a whole fleet in this process, seeded, of two or three rounds. Held of 
 state (an object's id is the sha256 of its bytes), the plan, what each round's record says, and the figures that are no
 measurements. ``step_peak_bytes`` is left out: after the first round it follows what the devices measured.
 
-Floats depend on the libraries' builds and on the processor's model. Where these are as when a run was written, it is
+Floats depend on the libraries' builds and on the processor. Where these are as when a run was written, it is
 held to the bit; elsewhere its decisions are held, and of every part the norm and a projection, within ``CLOSE``. Write
 the file again there, from a commit known to be right, to compare bits.
 """
@@ -265,11 +265,15 @@ def figures(content: bytes) -> tuple[float, float]:
 
 
 def machine() -> dict[str, str]:
-    """What floats depend on to the bit: the libraries' builds and the processor's model."""
+    """What floats depend on to the bit: the libraries' builds, the processor's model and its instructions.
+
+    A virtual machine may hide some instructions of its processor, by which numpy adds in another order.
+    """
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()]
     of = {key.strip(): value.strip() for key, _, value in lines}
     kind = " ".join(of.get(key, "") for key in ("vendor_id", "cpu family", "model"))
-    return {"torch": torch.__version__, "numpy": np.__version__, "processor": kind}
+    flags = hashlib.sha256(of.get("flags", of.get("Features", "")).encode()).hexdigest()[:8]
+    return {"torch": torch.__version__, "numpy": np.__version__, "processor": f"{kind} {flags}"}
 
 
 def test_no_run_is_left_out():
