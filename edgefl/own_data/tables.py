@@ -26,8 +26,9 @@ from edgefl.records import MAX_CATEGORIES, MAX_CELL_NAME, TableColumn, is_modali
 #: Suffixes of files that may be tables.
 SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".json", ".jsonl"})
 _LONGEST = 32  # characters of a modality's name
-#: Rows of one recording, in the mean: fewer, and a column of dates is a number of each sample.
-_STEPS = 2
+#: Rows of one recording, in the mean: fewer, and a column of dates is a number of each sample. ``_ALONE``: of days, or
+#: where no column of times, groups or recordings tells recordings apart.
+_STEPS, _ALONE = 2, 8
 
 Row = Mapping[str, str]
 What = Literal["list", "recording", "features"]
@@ -267,16 +268,26 @@ def _is_dated(table: Table) -> bool:
     if not table.label:
         return False
     runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
-    return table.guess.numeric or len(table.rows) / runs < _STEPS
+    least = _STEPS if table.group or table.part or _has_clock(table) else _ALONE
+    return table.guess.numeric or len(table.rows) / runs < least
+
+
+def _has_clock(table: Table) -> bool:
+    """Whether times are of a clock, not days of a calendar."""
+    first = table.rows[0].get(table.time, "")
+    return is_number(first) or ":" in first
 
 
 def untangle(table: Table) -> None:
     """Bring rows of one group and recording together, where several were written at a time, by a clock."""
-    clock = table.rows[0].get(table.time, "")
     runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
     kinds = len({table.key(row) for row in table.rows})
-    timed = is_number(clock) or ":" in clock
-    if (table.group or table.part) and timed and len(table.rows) / runs < _STEPS and len(table.rows) >= 8 * kinds:
+    if (
+        (table.group or table.part)
+        and _has_clock(table)
+        and len(table.rows) / runs < _STEPS
+        and len(table.rows) >= 8 * kinds
+    ):
         table.rows.sort(key=table.key)  # stable: in each by time, as before
 
 
@@ -288,4 +299,4 @@ def _has_recordings(table: Table) -> bool:
     runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
     if not (table.group or table.part):
         runs = 0 if runs == len({table.key(row) for row in table.rows}) else runs
-    return bool(runs) and len(table.rows) / runs >= 8
+    return bool(runs) and len(table.rows) / runs >= _ALONE

@@ -121,6 +121,17 @@ def test_recordings_keep_gaps_and_each_sensor_its_own_rate(tmp_path: Path):
     assert (tmp_path / walk.files["press"]).read_text().split() == ["time_ms,press", "0.0,0", "2.0,2"]
 
 
+def test_days_whose_label_changes_every_few_rows_are_samples(tmp_path: Path):
+    rows = [f"2012-01-{day:02d},{day % 5},{day % 3},{'rain' if day // 3 % 2 else 'sun'}\n" for day in range(1, 31)]
+    found = read_table(table(tmp_path, "days.csv", "date,wind,temp,weather\n" + "".join(rows)))
+    assert (found.what, found.label, found.time) == ("features", "weather", "")
+    assert [(cell.name, cell.kind) for cell in found.cells] == [
+        ("date", "date"),
+        ("wind", "number"),
+        ("temp", "number"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [("t_ms", 20), ("time_us", 2e4), ("timestamp [ns]", 2e7), ("Time (s)", 0.02), ("seconds", 0.02), ("ms", 20)],
