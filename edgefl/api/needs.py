@@ -24,6 +24,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "devices": _LEDGER,
     "export": ("torch", *_LEDGER, *_BUNDLES),
     "predict": ("onnxruntime",),
+    "benchmark": ("onnxruntime",),
     "serve": ("onnxruntime", "PIL", "python_multipart"),
     "data fetch": ("scipy",),
     "to_pandas": ("pandas",),
