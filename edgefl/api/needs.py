@@ -28,6 +28,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "serve": ("onnxruntime", "PIL", "python_multipart"),
     "data fetch": ("scipy",),
     "to_pandas": ("pandas",),
+    "data_page": ("jinja2", "vl_convert", "PIL"),
 }
 
 
