@@ -36,10 +36,12 @@ def carry_out(options: LocalOptions, feed: Feed, made: Made, begin: Begin) -> Ru
     as its text, when the run was cancelled.
     """
 
-    def export(directory: Path) -> object:
-        return export_run(directory, say=made.say)
+    def finish(directory: Path) -> None:
+        referenced(read_run(directory), directory)  # a live page shows it while it is open
+        if made.export:
+            export_run(directory, say=made.say)
 
-    local = LocalRun(options, feed, export if made.export else None)
+    local = LocalRun(options, feed, finish)
     try:
         asyncio.run(_train(local, begin))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
