@@ -1,4 +1,4 @@
-"""The page of a run's data: its shares as they were written, and the texts that tokens were made of."""
+"""Page of a run's data, from its shares and the texts of its manifest."""
 
 from __future__ import annotations
 

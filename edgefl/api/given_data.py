@@ -1,4 +1,4 @@
-"""Data that a program gives: arrays, a data frame or a Dataset, written as a run's source, with a run file for it."""
+"""Arrays, data frames and Datasets as a run's source, with a drafted run file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
 
 def with_data(file: RunSource | None, given: Given, folder: Path) -> tuple[RunSource, dict[str, object]]:
-    """The run file of a call with its data, written below ``folder`` once for equal data; and fields in its place.
+    """The run file of a call, and fields in its place, with its data written below ``folder``: once for equal data.
 
     Without a run file one is drafted as `edgefl init` does. Raises ConfigError, DataError, StoreError.
     """

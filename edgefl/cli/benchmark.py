@@ -38,7 +38,7 @@ MOST = 256
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A bundle's answers in one precision, given some modalities, ``batch`` samples at a time.
+    """Figures of a bundle for one precision, subset of the modalities and batch size.
 
     ``samples``: those that have all of ``given``, which accuracy and errors are of; None without data.
     """
@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Case:
-    """What one worker measures: the bundle that answers what is given, and the samples that have it."""
+    """A bundle to measure given some modalities, with the samples of all of them."""
 
     kind: Precision
     bundles: Mapping[Path, Manifest]
@@ -148,7 +148,7 @@ def command(
 def _made(
     places: Mapping[Precision, Path], kind: Precision, data: Dataset | None, max_loss: float, target: Path
 ) -> Path:
-    """A folder of the bundles in a precision that no export has. Raises ExportError."""
+    """A folder of the bundles in another precision, made from f32. Raises ExportError."""
     if EXACT not in places or data is None:
         lacks = "no bundles in f32 to make it from" if data is not None else "no samples to calibrate it with"
         raise ExportError(
@@ -182,7 +182,7 @@ def _cases(places: Mapping[Precision, Path], wanted: Sequence[str], data: Datase
 
 
 def _having(data: Dataset | None, given: Sequence[str]) -> Dataset | None:
-    """The samples that have all of ``given``, shown only these."""
+    """Samples of all of the modalities ``given``, with these alone."""
     if data is None:
         return None
     rows = data.subset(data.complete(given))

@@ -1,4 +1,4 @@
-"""Time and memory that a bundle's answers take, in a process that does nothing else. No torch.
+"""Latency and memory of a bundle, in a process of its own. No torch.
 
 `python -m edgefl.export.benchmark` is that process: a worker (``edgefl.process.worker``) of one bundle.
 """
@@ -65,7 +65,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measured(task: Task) -> Measured:
-    """The task done: a smaller batch before a larger, since a process's peak only rises."""
+    """Speeds and peaks of the task's bundle, smaller batches first: a process's peak only rises."""
     arrays = read_npz(Path(task.inputs))
     import onnxruntime  # noqa: F401 - part of the idle process
 
@@ -80,7 +80,7 @@ def measured(task: Task) -> Measured:
 
 
 def exported_precisions(path: Path) -> dict[Precision, Path]:
-    """Precision -> where the bundles of ``path`` are in it: those beside each other, as an export writes them.
+    """Precision -> its bundles' place, among those that an export wrote beside ``path``.
 
     ``path``: a bundle's folder or file, or the folder of all bundles. Raises ExportError where there is none.
     """
@@ -109,7 +109,7 @@ def convert(folder: Path, target: Path, kind: Precision, samples: Samples, max_l
 
 
 def inputs_of(manifest: Manifest, given: Sequence[str], data: Dataset | None, batch: int) -> Mapping[str, np.ndarray]:
-    """[batch, *shape] of each modality: samples that have them all again and again, or zeros where there are none."""
+    """Inputs [batch, *shape] of each modality: the samples, repeated as needed; zeros where there are none."""
     found = {}
     for port in manifest.inputs:
         if port.name in given and data is not None and len(data):

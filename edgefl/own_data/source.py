@@ -1,4 +1,4 @@
-"""Data of the user's own as EdgeFL reads it: a folder with a manifest or an .npz, and what a run file is drafted by."""
+"""The user's own data as a source of runs, with its manifests and facts."""
 
 from __future__ import annotations
 

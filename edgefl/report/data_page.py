@@ -1,4 +1,4 @@
-"""What goes into a model as an HTML page: samples as prepared, each modality in its own way, and who has what."""
+"""HTML page of a run's data: prepared samples of each modality, and counts by device."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _facts(data: Data) -> Iterator[str]:
 
 
 def headline(data: Data) -> str:
-    """The sentence on top: what is learned of what, and how even the labels are."""
+    """The sentence on top: target, modalities, and how even the labels are."""
     given = " and ".join([", ".join(list(data.encoders)[:-1])] * (len(data.encoders) > 1) + [list(data.encoders)[-1]])
     if all(share.labels is None for share in data.every.values()):
         return f"No sample of {given} has a label."
@@ -110,7 +110,7 @@ def headline(data: Data) -> str:
 
 
 def remarks(data: Data) -> Iterator[str]:
-    """Sentences on what is amiss."""
+    """Faults of the data, as sentences."""
     if data.skipped:
         yield f"Left out, in {len(data.skipped)} places; the first: {data.skipped[0]}"
     if data.test.targets is None:
@@ -179,7 +179,7 @@ def _sensor(data: Data, m: str, some: Sequence[Example], shape: Sequence[int]) -
 
 
 def _scaled(encoder: EncoderSpec) -> str:
-    """What the model does with values that are shown as they are."""
+    """Standardisation of the values, as a sentence."""
     each = "column" if encoder.kind == "table" else "channel"
     if encoder.standardize == "fleet":
         return f"The model takes each {each} less its mean, over its deviation, of all devices together."

@@ -1,4 +1,4 @@
-"""Pictures of prepared samples: images and spectrograms as PNG, recordings as lines, labels as a heat map."""
+"""Pictures of prepared samples: PNG, lines, and a heat map of labels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def label_word(data: Dataset, row: int) -> str:
 
 
 def examples(shares: Mapping[str, Dataset], modality: str, most: int) -> list[Example]:
-    """Samples that have a modality: of every label in turn, each from another share where it can be."""
+    """Samples of a modality: of every label in turn, from several shares."""
     found: dict[str, dict[str, list[Example]]] = {}
     for name, data in shares.items():
         for row in np.flatnonzero(data.has(modality)).tolist():
@@ -153,7 +153,7 @@ def label_counts(shares: Mapping[str, Dataset]) -> Mapping[str, Counter[str]]:
 
 
 def labels(shares: Mapping[str, Dataset]) -> Chart | None:
-    """How many samples of each label every share has; None: nothing is labelled."""
+    """Heat map of samples by label and share; None: nothing is labelled."""
     if all(data.labels is None for data in shares.values()):
         return None
     counts = label_counts(shares)
