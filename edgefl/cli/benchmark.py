@@ -267,7 +267,8 @@ def _grid(rows: Sequence[Row], threads: int) -> Grid:
     ]
     if any(row.accuracy is not None for row in rows):
         columns.append(Column("accuracy", lambda row: _share(row.accuracy)))
-    columns += [_error(name) for name in dict.fromkeys(name for row in rows for name in row.errors)]
+    if any(row.errors for row in rows):  # csv and json have the mean errors too
+        columns.append(Column(units.metric_words("r2"), lambda row: units.number(row.errors.get("r2"))))
     columns += [
         Column("a sample", lambda row: units.number(row.ms_per_sample), "ms"),
         measure("peak", lambda row: row.peak_bytes, "B", why="this system tells no peak of a process"),
@@ -282,22 +283,16 @@ def _share(value: float | None) -> Cell:
     return Cell(units.percent(value))
 
 
-def _error(name: str) -> Column[Row]:
-    """A column of an error of a numeric target."""
-    return Column(
-        units.metric_words(name),
-        lambda row: units.number(row.errors[name]) if name in row.errors else units.NOTHING,
-    )
-
-
 def _notes(rows: Sequence[Row], threads: int) -> Iterator[str]:
     counts = {row.given: row.samples for row in rows if row.samples is not None}
-    if counts:
+    score = "R²" if any(row.errors for row in rows) else "Accuracy"
+    if counts and any(row.errors or row.accuracy is not None for row in rows):
         each = ", ".join(f"{given} {count}" for given, count in counts.items())
+        even = len({*counts.values()}) == 1
         yield (
-            f"Accuracy of the samples that have what is given: {each}."
-            if len({*counts.values()}) > 1
-            else (f"Accuracy of {next(iter(counts.values()))} samples.")
+            f"{score} of {next(iter(counts.values()))} samples."
+            if even
+            else (f"{score} of the samples that have what is given: {each}.")
         )
     filled = dict.fromkeys(STAND_INS[row.mask] for row in rows if row.mask in STAND_INS)
     if filled:

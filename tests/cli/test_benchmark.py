@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,26 @@ def test_the_table_fits_80_columns_and_needs_no_data(
     assert "accuracy" not in out.lower()
     assert "1 threads" in out
     assert [line.split()[:3] for line in out.splitlines() if line.startswith("f32")] == [["f32", "gyro", "2"]]
+
+
+def test_a_numeric_target_is_judged_by_r2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = json.loads((exported().directory / "acc" / "manifest.json").read_text())
+    bundle = tmp_path / "numbers"
+    shutil.copytree(exported().directory / "acc", bundle)
+    (bundle / "manifest.json").write_text(json.dumps({**kept, "labels": ["~0", "~1", "~2.5", "~4"]}))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = tmp_path / "out.csv"
+    assert edgefl("benchmark", bundle, npz_of_numbers(tmp_path), "--batch", 1, "--format", "csv", "-o", out) == 0
+    (row,) = csv.DictReader(io.StringIO(out.read_text()))
+    assert row["accuracy"] == ""
+    assert float(row["r2"]) < 1
+    assert float(row["mae"]) > 0
+
+
+def npz_of_numbers(folder: Path) -> Path:
+    path = folder / "numbers.npz"
+    np.savez(path, acc=windows(exported().spec, 12)["acc"], label=np.linspace(0, 4, 12))
+    return path
 
 
 def test_a_precision_that_is_not_exported_is_made_from_samples(npz: Path, capsys: pytest.CaptureFixture[str]):
