@@ -136,6 +136,11 @@ def cards(snapshot: Snapshot) -> list[Card]:
         label, points = plot.lines[0]
         last, _, best = points[-1]
         found.append(Card(plot.title, best, f"{label}, round {last}"))
+    simple = snapshot.reference
+    if simple.scores:
+        name = max(simple.scores, key=lambda one: simple.scores[one])
+        words = f"{name}, on the same samples"
+        found = [*found[:2], Card("best simple model", units.score(simple.metric, simple.scores[name]), words)]
     every = snapshot.devices
     at_work = sum(snapshot.counts.get(group, 0) for group in ("training", "receiving", "sending"))
     sent, received = sum(d.sent_bytes for d in every), sum(d.received_bytes for d in every)

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from coordinator.web.access import Access, listening, place_of
 from coordinator.web.app import Act, Board, Site
 from coordinator.web.metrics import metrics
 from coordinator.web.snapshot import Feed
 from edgefl.process.web_server import web_server
-from edgefl.storage.disk import EVENTS
+from edgefl.run_records import Reference
+from edgefl.storage.disk import EVENTS, REFERENCE
 
 _LOG = logging.getLogger(__name__)
 #: A person sees no more; what comes within it is shown together.
@@ -49,7 +52,7 @@ def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iter
         if not place.is_loopback:
             text = "the live page at %s can be reached from elsewhere, without encryption: see docs/web.md"
             _LOG.warning(text, place.url)
-        feed = Feed(served.run, served.signs, served.phase)
+        feed = Feed(served.run, served.signs, served.phase, lambda: _reference(served.directory / REFERENCE))
         log = served.directory / EVENTS
         page = _Page(feed, access, served, log.stat().st_size if log.is_file() else 0)
         thread = threading.Thread(target=page.run, args=(listener,), name="edgefl-web", daemon=True)
@@ -60,6 +63,14 @@ def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iter
         finally:
             page.over.set()
             thread.join(PATIENCE_S)
+
+
+def _reference(kept: Path) -> Reference:
+    """The scores of simple models, which a run in local mode fits when it has trained; none where there is no file."""
+    try:
+        return msgspec.json.decode(kept.read_bytes(), type=Reference)
+    except (OSError, msgspec.DecodeError):
+        return Reference()
 
 
 class _Page:

@@ -13,7 +13,8 @@ from edgefl.records import Refusal
 from edgefl.report import units
 from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
 from edgefl.report.refusals import REVOKED, reason
-from edgefl.run_records import EventRow
+from edgefl.report.story import below
+from edgefl.run_records import EventRow, Reference
 
 #: Events that are kept for the page; the whole log is in the run's directory.
 MOST_LINES = 200
@@ -154,6 +155,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     refusals: tuple[Refused, ...] = ()
     lines: tuple[Line, ...] = ()
     history: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    reference: Reference = Reference()  # of simple models, once they are fitted
+
+    @property
+    def below(self) -> str:
+        """The sentence of a model, given everything, that is below a simple one; "" where it is not."""
+        scored = [one for one in self.curves if one.metric == self.reference.metric and not one.mask]
+        last = max(scored, key=lambda one: one.given.count("+"), default=None)
+        return "" if last is None else below(self.reference, last.points[-1][1])
 
 
 #: Of these, the snapshot has what the state has.
@@ -167,13 +176,20 @@ class Feed:
     """Takes events from the run's thread and makes snapshots in the page's.
 
     ``signs``: device -> when it was heard of last, by the clock that only goes forward, how, and whether it is online;
-    emptied here. ``phase``: the machine's. ``followers``: browsers that follow the page.
+    emptied here. ``phase``: the machine's. ``reference``: scores of simple models, asked for until there are any.
+    ``followers``: browsers that follow the page.
     """
 
-    def __init__(self, run: str, signs: dict[str, tuple[float, str, bool]], phase: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        run: str,
+        signs: dict[str, tuple[float, str, bool]],
+        phase: Callable[[], str] = str,
+        reference: Callable[[], Reference] = Reference,
+    ) -> None:
         self.latest = Snapshot(run=run)
         self.followers = 0
-        self._run, self._signs, self._phase = run, signs, phase
+        self._run, self._signs, self._phase, self._reference = run, signs, phase, reference
         self._new: deque[EventRow] = deque()
         self._state = LiveState()
         self._lines: deque[Line] = deque(maxlen=MOST_LINES)
@@ -228,6 +244,7 @@ class Feed:
             refusals=tuple(_refused(*key, refusal) for key, refusal in state.refusals.items()),
             lines=tuple(self._lines),
             history=tuple(self._history),
+            reference=self.latest.reference if self.latest.reference.scores else self._reference(),
             **{name: getattr(state, name) for name in _AS_THEY_ARE},
         )
 

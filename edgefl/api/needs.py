@@ -24,9 +24,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "devices": _LEDGER,
     "export": ("torch", *_LEDGER, *_BUNDLES),
     "predict": ("onnxruntime",),
+    "benchmark": ("onnxruntime",),
     "serve": ("onnxruntime", "PIL", "python_multipart"),
     "data fetch": ("scipy",),
     "to_pandas": ("pandas",),
+    "data_page": ("jinja2", "vl_convert", "PIL"),
 }
 
 

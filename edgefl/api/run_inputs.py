@@ -13,6 +13,7 @@ from edgefl.budget.fit import RunPrice
 from edgefl.config.profiles import RunSource, fleet_profile, load_run
 from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import Overrides, parse_bytes
+from edgefl.data.levels import levels_in
 from edgefl.data.prepare import Prepared, Share, prepare_shares
 from edgefl.data.sources import Source, as_test, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
@@ -82,11 +83,12 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
     def label(index: int, name: str) -> Column[Share]:
         return Column(name, lambda share: str(share.class_counts[index]), group="samples of class")
 
+    names = prepared.label_names if levels_in(prepared.label_names) is None else ()  # levels of a number are no classes
     columns: list[Column[Share]] = [
         Column("device", lambda share: share.device, key=True, text=True),
         Column("samples", lambda share: str(share.samples[""])),
         *map(modality, prepared.signature),
-        *(label(index, name) for index, name in enumerate(prepared.label_names)),
+        *(label(index, name) for index, name in enumerate(names)),
         Column("discarded", lambda share: str(share.discarded), tip="samples that lost every modality"),
     ]
     shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from edgefl.api.export_run import export_run
+from edgefl.api.given_data import FOLDER, Column, Given, GivenData, merged, with_data
 from edgefl.api.local_run import Feed, LocalOptions, LocalRun
 from edgefl.api.needs import explained
 from edgefl.api.results import Report, Run
@@ -35,10 +36,12 @@ def carry_out(options: LocalOptions, feed: Feed, made: Made, begin: Begin) -> Ru
     as its text, when the run was cancelled.
     """
 
-    def export(directory: Path) -> object:
-        return export_run(directory, say=made.say)
+    def finish(directory: Path) -> None:
+        referenced(read_run(directory), directory)  # a live page shows it while it is open
+        if made.export:
+            export_run(directory, say=made.say)
 
-    local = LocalRun(options, feed, export if made.export else None)
+    local = LocalRun(options, feed, finish)
     try:
         asyncio.run(_train(local, begin))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -87,8 +90,11 @@ def in_thread(work: Callable[[Begin], T]) -> T:
 
 
 def run(
-    file: RunSource,
+    file: RunSource | None = None,
     *,
+    data: GivenData = None,
+    labels: Column | None = None,
+    groups: Column | None = None,
     overrides: Overrides = (),
     directory: str | Path = RUNS,
     resume: str = "",
@@ -100,8 +106,10 @@ def run(
 ) -> Run:
     """Train: a broker, a coordinator and a local fleet from one run file, each a process of its own. Prints nothing.
 
-    ``file``: a run file by path, the name of a shipped one, or its fields as a mapping. ``overrides``: fields in its
-    place, ``{"training.epochs": 3}`` or as ``--set`` has them. ``directory``: where the run's own folder is made.
+    ``file``: a run file by path, the name of a shipped one, or its fields as a mapping. ``data``: samples in place of
+    its source, with ``labels`` and ``groups`` [N] or their columns; without a file one is drafted, as `edgefl init`
+    does (docs/python.md). ``overrides``: fields in the file's place, ``{"training.epochs": 3}`` or as
+    ``--set`` has them. ``directory``: where the run's own folder is made.
     ``resume``: the id of a run in it to go on with. ``on_event`` takes every event in order, in another thread than the
     caller's; an error that it raises ends the run. ``trainers``: processes that all devices share, 0: one a device.
     ``in_process``: all of it in this process instead, without a broker: the same result for less (docs/studies.md).
@@ -111,6 +119,8 @@ def run(
     on. Raises EdgeFLError, whose ``remedy`` is the way out: ConfigError and DataError before anything starts, RunError
     or the failing program's own error later.
     """
+    file, fields = with_data(file, Given(data, labels, groups), Path(directory) / FOLDER)
+    overrides = merged(fields, overrides)
     options = LocalOptions(file, overrides, Path(directory), resume=resume, trainers=trainers, in_process=in_process)
     return carried_out(options, on_event or (lambda _: None), Made(export, page))
 

@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.errors import DataError, ModelError, RunError, StoreError
 from edgefl.run_records import EndToEnd, Reference, RunReport
-from edgefl.storage.disk import EVENTS, SHARES, is_held, ledger_file, ledger_of, write_new
+from edgefl.storage.disk import EVENTS, REFERENCE, SHARES, is_held, ledger_file, ledger_of, write_new
 
 RUNS = Path("runs")
 #: A run's page, in its directory.
@@ -19,8 +19,6 @@ PAGE = "report.html"
 BUNDLES = "bundles"
 #: What the run would have cost end to end, priced once, beside its ledger.
 END_TO_END = "end_to_end.json"
-#: Scores of simple models on the run's samples, made once, beside its ledger.
-REFERENCE = "reference.json"
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgefl.api.cells import Grid, Planned, combinations, done, planned, run_or_resume
 from edgefl.api.frames import frame
+from edgefl.api.given_data import FOLDER, Column, Given, GivenData, with_data
 from edgefl.api.local_run import LocalOptions
 from edgefl.api.needs import explained
 from edgefl.api.results import Run
@@ -84,9 +86,12 @@ def _figures(cell: Cell) -> tuple[object, ...]:
 
 
 def study(
-    file: RunSource,
-    grid: Grid,
+    file: RunSource | None = None,
+    grid: Grid = MappingProxyType({}),
     *,
+    data: GivenData = None,
+    labels: Column | None = None,
+    groups: Column | None = None,
     directory: str | Path = "studies",
     overrides: Mapping[str, object] | None = None,
     on_event: Callable[[EventRow], None] | None = None,
@@ -101,15 +106,16 @@ def study(
 
     ``grid``: field -> its values (every combination is a cell), or the cells themselves, each field -> value.
     ``overrides``: for all cells. ``directory`` has a folder for each run, named after what it trains: a cell that is
-    done there is kept, one that was cut off goes on, and a changed run file or value makes another run.
-    ``on_event``, ``trainers``, ``export``, ``in_process``: as of ``edgefl.run``. ``workers``: so many cells at once,
-    each in a process of its own, as far as they fit ``memory_mib`` (default: a share of what is free). ``engine``:
-    "ray" for those processes as actors of a Ray cluster (docs/studies.md), by default one for each of its cores. A cell
-    that fails is in the result with its error, and the others go on. Raises ConfigError, before anything starts, if
-    any cell's settings are wrong.
+    done there is kept, one that was cut off goes on, and a changed run file or value makes another run. ``data``,
+    ``labels``, ``groups``, ``on_event``, ``trainers``, ``export``, ``in_process``: as of ``edgefl.run``. ``workers``:
+    so many cells at once, each in a process of its own, as far as they fit ``memory_mib`` (default: a share of what is
+    free). ``engine``: "ray" for those processes as actors of a Ray cluster (docs/studies.md), by default one for each
+    of its cores. A cell that fails is in the result with its error, and the others go on. Raises ConfigError, before
+    anything starts, if any cell's settings are wrong.
     """
     place = Path(directory)
-    cells = [planned(file, dict(overrides or {}), cell) for cell in combinations(grid)]
+    file, fields = with_data(file, Given(data, labels, groups), place / FOLDER)
+    cells = [planned(file, {**fields, **(overrides or {})}, cell) for cell in combinations(grid)]
     asked = LocalOptions(file, (), place, trainers=trainers, in_process=in_process)
     if not workers and engine == "processes":
         made, feed = Made(export, page=False), on_event or (lambda _: None)

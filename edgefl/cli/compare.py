@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.api.runs import RUNS, find_run, read_run
+from edgefl.api.runs import RUNS, find_run, read_run, referenced
 from edgefl.cli.options import RunsOption, drawn, write_out
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def command(
     """Show runs side by side: scores, memory, FLOPs, bytes, time and energy against the first, and what differs.
 
     A directory, such as other/runs/RUN, is a run of elsewhere. What cannot be compared is said, and why; a figure that
-    is missing is a dash with its reason.
+    is missing is a dash with its reason. Beside the scores: those of simple models on the same samples.
 
     Examples: edgefl compare demo-20260918-141320 latest · edgefl compare demo-2026 latest --format html -o both.html
     """
@@ -50,7 +50,8 @@ def command(
 
     if format in ("html", "parquet") and output is None:
         output = directories[0] / f"compare.{format}"
-    content = _content(compare([read_run(directory) for directory in directories]), format, to_terminal=output is None)
+    found = compare([referenced(read_run(directory), directory) for directory in directories])
+    content = _content(found, format, to_terminal=output is None)
     write_out(output or Path("-"), content, to_read=format == "terminal")
 
 

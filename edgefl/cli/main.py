@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("edgefl.cli.run:data_command", "Show how a run's data is shared out to devices, and write the shares."),
     "data fetch": ("edgefl.cli.fetch:command", "Download a public data set, check it, and convert it for a run."),
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
+    "benchmark": ("edgefl.cli.benchmark:command", "Measure a bundle here: accuracy, time and memory in one table."),
     "serve": ("edgefl.cli.serve:command", "Answer requests with an exported bundle, over HTTP and MQTT."),
     "doctor": ("edgefl.cli.show:doctor_command", "Check this machine and, if asked, the connection to a broker."),
 }

@@ -83,9 +83,7 @@ def command(
     bundles = find_bundles(bundle_folder(bundle, runs))
     first = next(iter(bundles.values()))
     data = read_input(file, encoders(bundles), first.labels, modality or [], bad_samples, first.label_column)
-    if any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
-        sys.stderr.write(f"warning: {UNTRAINED}\n")
-        data = replace(data, labels=None)
+    data = trusted(bundles, data)
     answers, left = apply(bundles, data, mask=mask, device=device)
     if not answers:
         raise DataError(
@@ -151,6 +149,14 @@ def _by_modality(files: list[str], wanted: Mapping[str, EncoderSpec]) -> dict[st
             raise DataError(f"{file} and {found[m]} are both {m}", remedy="Several files are one sample: one each.")
         found[m] = path
     return found
+
+
+def trusted(bundles: Mapping[Path, Manifest], data: Dataset) -> Dataset:
+    """The samples; without their labels, and with a warning, where no device trained the classifier."""
+    if not any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
+        return data
+    sys.stderr.write(f"warning: {UNTRAINED}\n")
+    return replace(data, labels=None)
 
 
 def accuracy(data: Dataset, answers: list[Answers]) -> float | None:

@@ -207,14 +207,22 @@ def data_command(
     device: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Device names, instead of the run's fleet; repeatable.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--show",
+            metavar="FILE.html",
+            help="Write a page of what goes into the model: samples as prepared, and who has what; `-` is stdout.",
+        ),
+    ] = None,
     format: Format = "terminal",  # noqa: A002 - the option's own name
     set_: Overrides = None,
 ) -> None:
-    """Show how a run's data is shared out to its devices; with --out, write the shares.
+    """Show how a run's data is shared out to its devices; with --out, write the shares; with --show, a page of samples.
 
     Each device's share goes to that device and stays there; test.npz goes to the coordinator (data.test).
 
-    Example: edgefl data demo --device left --device right --out shares
+    Examples: edgefl data demo --device left --device right --out shares · edgefl data photos.yaml --show photos.html
     """
     from tempfile import TemporaryDirectory
 
@@ -224,6 +232,11 @@ def data_command(
     config, _ = load_run(run, set_ or [])
     with TemporaryDirectory() as folder:
         prepared = shares_of(config, device or [entry.name for entry in config.fleet], out or Path(folder))
-    show(format, prepared, shares_table(config.name, prepared))
+        if page is not None:
+            from edgefl.api.data_page import page_of
+
+            write_out(page, page_of(config, prepared))
+    if page != Path("-"):
+        show(format, prepared, shares_table(config.name, prepared))
     if out is not None and format == "terminal":
         typer.echo(f"\nWritten to {out}: one .npz a device, and test.npz for the coordinator.")

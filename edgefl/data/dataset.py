@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, read_npz, write_npz
+from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, npz_names, read_npz, write_npz
 from edgefl.data.encoders import Encoders
 from edgefl.data.levels import Targets, as_labels, levels_in, nearest_level
 from edgefl.errors import DataError, Problem
@@ -195,7 +195,11 @@ class Dataset:
         names = [name for name in arrays if name not in extras and not name.endswith(".present")]
         if not names:
             which = "" if kinds is None else f" called {' or '.join(kinds)}"
-            raise DataError(f"{path}: no modality{which} inside", remedy="Store one array [N, ...] a modality.")
+            there = " and ".join(name for name in npz_names(path) if is_modality(name))
+            raise DataError(
+                f"{path}: no modality{which} inside{f', only {there}' if there else ''}",
+                remedy="Store one array [N, ...] a modality, under the name of its encoder.",
+            )
         try:
             return _assemble(arrays, names, kinds or {})
         except DataError as error:

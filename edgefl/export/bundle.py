@@ -46,7 +46,7 @@ from edgefl.export.bundle_format import (
     table_ports,
 )
 from edgefl.export.drafts import Draft, TrainedState, drafted
-from edgefl.export.folder import replaced
+from edgefl.export.folder import folder_of, replaced
 from edgefl.export.form import PLAIN, Form, Layout
 from edgefl.export.guide import EXAMPLE, README, example, readme
 from edgefl.export.measure import Samples
@@ -111,11 +111,6 @@ def export_bundles(
     return [
         msgspec.structs.replace(row, path=str(places[kind] / row.path)) for kind, own in rows.items() for row in own
     ]
-
-
-def folder_of(directory: Path, kind: Precision) -> Path:
-    """Where the bundles of a precision go: ``bundles`` and ``bundles-int8``, since no folder mixes them."""
-    return directory if kind == EXACT else directory.with_name(f"{directory.name}-{kind}")
 
 
 def _as(exact: Exact, kind: Precision, samples: Samples | None, form: Form, progress: Callable[[str], None]) -> Exact:

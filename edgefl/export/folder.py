@@ -12,7 +12,13 @@ import msgspec
 
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import INDEX_FILE, INDEX_FORMAT, MAX_MANIFEST_BYTES, Index
+from edgefl.export.precision_record import EXACT, Precision
 from edgefl.storage.disk import read_at_most, store_errors, sync_directory
+
+
+def folder_of(directory: Path, kind: Precision) -> Path:
+    """Where the bundles of a precision go: ``bundles`` and ``bundles-int8``, since no folder mixes them."""
+    return directory if kind == EXACT else directory.with_name(f"{directory.name}-{kind}")
 
 
 @contextmanager

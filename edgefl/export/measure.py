@@ -6,8 +6,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -119,17 +120,23 @@ def timings(before: Session, after: Session, values: Mapping[str, np.ndarray], t
     found = []
     for batch in BATCHES:
         one = {k: v if k in tables else np.resize(v, (batch, *v.shape[1:])) for k, v in values.items()}
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for session in (before, after):
-            run(session, one)  # the first call allocates
-        start = time.monotonic()
-        while len(seconds[0]) < 3 or (len(seconds[0]) < CALLS and time.monotonic() - start < CALL_SECONDS):
-            for session, taken in zip((before, after), seconds, strict=True):
-                began = time.perf_counter()
-                run(session, one)
-                taken.append(time.perf_counter() - began)
-        found.append(Timing(batch, 1000 * median(seconds[0]), 1000 * median(seconds[1]), len(seconds[0])))
+        medians, count = in_turn([partial(run, session, one) for session in (before, after)])
+        found.append(Timing(batch, medians[0], medians[1], count))
     return found
+
+
+def in_turn(calls: Sequence[Callable[[], object]]) -> tuple[list[float], int]:
+    """Median milliseconds of each of the calls, made in turn after one that allocates; and how often."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    start = time.monotonic()
+    while len(seconds[0]) < 3 or (len(seconds[0]) < CALLS and time.monotonic() - start < CALL_SECONDS):
+        for call, taken in zip(calls, seconds, strict=True):
+            began = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - began)
+    return [1000 * median(taken) for taken in seconds], len(seconds[0])
 
 
 def usable() -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SMALLEST = 1024
 #: Samples by which nodes are ranked: an audio encoder of the paper's size holds 15 MB a sample in one layer.
 PROBE = 4
+#: onnxruntime's own scale; warnings are its default.
+_WARNINGS, _ERRORS = 2, 3
 Feeds = Mapping[str, np.ndarray]
 
 
@@ -53,8 +55,12 @@ def weight_of(proto: ModelProto, tables: Collection[str]) -> dict[str, str]:
     return found
 
 
-def to_int8(proto: ModelProto, nodes: Collection[str], calibration: Feeds, reduce_range: bool) -> bytes:
-    """The model with ``nodes`` in 8 bits. ``calibration``: samples of every input, along the first axis."""
+def to_int8(
+    proto: ModelProto, nodes: Collection[str], calibration: Feeds, reduce_range: bool, tables: Collection[str] = ()
+) -> bytes:
+    """The model with ``nodes`` in 8 bits. ``calibration``: samples of every input, along the first axis; ``tables``:
+    those of the inputs that every sample is given whole.
+    """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
     kinds = {node.name: node.op_type for node in proto.graph.node if node.name in nodes}
@@ -65,7 +71,7 @@ def to_int8(proto: ModelProto, nodes: Collection[str], calibration: Feeds, reduc
         source.write_bytes(proto.SerializeToString())  # a model handed over as it is would be changed
         if fixed:
             quantize_static(
-                source, ready, _Samples(calibration), QuantFormat.QDQ, ["Conv"], True, reduce_range,
+                source, ready, _Samples(calibration, tables), QuantFormat.QDQ, ["Conv"], True, reduce_range,
                 QuantType.QUInt8, QuantType.QInt8, fixed,
             )  # fmt: skip
             source = ready
@@ -80,9 +86,11 @@ def to_int8(proto: ModelProto, nodes: Collection[str], calibration: Feeds, reduc
 class _Samples:
     """Calibration samples one by one, as onnxruntime's ``CalibrationDataReader`` is asked for them."""
 
-    def __init__(self, feeds: Feeds) -> None:
-        count = min((len(array) for array in feeds.values()), default=0)
-        self._rows = iter([{name: array[i : i + 1] for name, array in feeds.items()} for i in range(count)])
+    def __init__(self, feeds: Feeds, tables: Collection[str]) -> None:
+        whole = {name: array for name, array in feeds.items() if name in tables}
+        own = {name: array for name, array in feeds.items() if name not in tables}
+        count = min((len(array) for array in own.values()), default=0)
+        self._rows = iter([{**{name: a[i : i + 1] for name, a in own.items()}, **whole} for i in range(count)])
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         """The next sample, None after the last."""
@@ -214,14 +222,17 @@ def fewest(enough: Callable[[int], bool], most: int) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without onnxruntime's advice, which is not for transformers; it goes to the root logger."""
+    """Without onnxruntime's advice, which is not for transformers; it goes to the root logger, and to stderr."""
+    import onnxruntime
 
     def passes(record: logging.LogRecord) -> bool:
         return "quantization" not in Path(record.pathname).parts
 
     root = logging.getLogger()
     root.addFilter(passes)
+    onnxruntime.set_default_logger_severity(_ERRORS)
     try:
         yield
     finally:
+        onnxruntime.set_default_logger_severity(_WARNINGS)
         root.removeFilter(passes)

@@ -108,7 +108,8 @@ def _int8(before: _Compared, values: precision.Feeds, max_loss: float) -> tuple[
             remedy="Export this model in f32: 8 bits would save nothing.",
         )
     narrow = precision.needs_reduced_range(processor())
-    convert = partial(precision.to_int8, proto, calibration=values, reduce_range=narrow)
+    tables = list(before.exact.given)
+    convert = partial(precision.to_int8, proto, calibration=values, reduce_range=narrow, tables=tables)
     ranked: list[str] = []  # only where all at once lose too much
     tried: dict[int, tuple[bytes, tuple[SubsetLoss, ...]]] = {}
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edgefl.records import kind_of_machine
-from edgefl.report import quality, shortfall, units
+from edgefl.report import quality, shortfall, story, units
 from edgefl.report.attendance import Attendance, attendance
 from edgefl.report.compare_lines import (
     OF_RECENT,
@@ -19,11 +19,12 @@ from edgefl.report.compare_lines import (
     costs,
     missed_unequally,
     recent_name,
+    references,
     rounds_done,
     scores,
 )
 from edgefl.report.folding import listed
-from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grids, table
+from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grids, table, with_rows
 from edgefl.report.settings import NOT_SET, Setting, configured, differing, schedule
 from edgefl.report.writers import MEANINGS
 from edgefl.run_records import RunReport
@@ -49,7 +50,7 @@ def compare(runs: Sequence[RunReport]) -> Comparison:
     scored = tuple(scores(runs))
     return Comparison(
         tuple(runs),
-        (*scored, *costs(runs)),
+        (*scored, *references(runs), *costs(runs)),
         tuple(differing([configured(run) for run in runs])),
         tuple(_remarks(runs, scored)),
     )
@@ -75,7 +76,7 @@ def _hindrances(first: RunReport, run: RunReport) -> Iterator[str]:
         yield f"{run.status or 'not over'}; its figures are of the {rounds_done(run)} rounds it finished"
     if (work := attendance(run)).missed:
         yield f"{_who_missed(work)}; its totals are of {work.trained} of {work.of} device rounds"
-    yield from (text.removesuffix(".") for text in shortfall.sentences(run))
+    yield from (text.removesuffix(".") for text in (story.below_reference(run), *shortfall.sentences(run)) if text)
     metric, own = quality.primary_metric(first), quality.primary_metric(run)
     if first.evaluations and run.evaluations and metric != own:
         yield f"scores cannot be compared with A's: {own} is not {metric}"
@@ -190,7 +191,9 @@ def grids(found: Comparison) -> list[Grid]:
         Column("device rounds", lambda row: _attended(row[1]), tip="Trained, of devices × rounds."),
     ]
     remarks = [f"{text}." for text in found.remarks]
-    of_group = {group: [line for line in found.lines if line.group == group] for group in ("scores", "costs")}
+    of_group = {
+        group: [line for line in found.lines if line.group == group] for group in ("scores", "reference", "costs")
+    }
     notes = [
         "Peaks are those of any device that trained, the others sums over devices and rounds.",
         "×: times the first run's; ≥ and ≤ where a run missed rounds.",
@@ -202,6 +205,9 @@ def grids(found: Comparison) -> list[Grid]:
             "Scores after the last evaluated round", found, of_group["scores"], "No model has been evaluated yet."
         ),
         *_lately(found, of_group["scores"]),
+        *with_rows(
+            _side_by_side("Simple models on the same samples, all in one place", found, of_group["reference"], "")
+        ),
         _side_by_side("What training took", found, of_group["costs"], "", notes),
         _differences(found),
     ]

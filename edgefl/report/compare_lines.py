@@ -23,8 +23,8 @@ RECENT = 4
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One figure of every run. ``group``: scores, recent (the same over the last rounds) or costs; ``unit``: base unit,
-    or share."""
+    """One figure of every run. ``group``: scores, recent (the same over the last rounds), reference (of simple models)
+    or costs; ``unit``: base unit, or share."""
 
     group: str
     name: str
@@ -95,6 +95,19 @@ def scores(runs: Sequence[RunReport]) -> Iterator[Line]:
         yield Line("scores", name, unit, tuple(_score(one, condition) for one in found))
         for of in OF_RECENT if several else ():
             yield Line("recent", recent_name(name, of), unit, tuple(_score(one, condition, of) for one in found))
+
+
+def references(runs: Sequence[RunReport]) -> Iterator[Line]:
+    """The score of each simple model on each run's samples, where there are any."""
+    every = dict.fromkeys((run.reference.metric, name) for run in runs for name in run.reference.scores)
+    for metric, name in every:
+        figures = [
+            Figure(run.reference.scores[name], "measured", f"fitted on {run.reference.samples} samples in one place")
+            if run.reference.metric == metric and name in run.reference.scores
+            else Figure(reason="not fitted: the run's shares or their labels are not here, or scikit-learn is not")
+            for run in runs
+        ]
+        yield Line("reference", f"{metric}, {name}", "share" if units.is_share(metric) else "", tuple(figures))
 
 
 def recent_name(name: str, of: str) -> str:

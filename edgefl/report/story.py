@@ -7,7 +7,7 @@ from typing import NamedTuple
 from edgefl.records import EvaluationRow
 from edgefl.report import decisions, quality, resources, rounds, units
 from edgefl.report.attendance import attendance
-from edgefl.run_records import RoundRow, RunReport
+from edgefl.run_records import Reference, RoundRow, RunReport
 
 _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
 
@@ -156,15 +156,24 @@ def _test_of(row: EvaluationRow) -> tuple[str, tuple[str, ...], str]:
 
 def below_reference(report: RunReport) -> str:
     """The sentence of a run whose score is below that of a simple model on the same samples; "" where it is not."""
-    metric, scores = report.reference.metric, report.reference.scores
-    rows = [row for row in quality.latest(report.evaluations) if row.metric == metric and row.missing == "none"]
+    rows = [
+        row
+        for row in quality.latest(report.evaluations)
+        if row.metric == report.reference.metric and row.missing == "none"
+    ]
     last = max(rows, key=lambda row: len(row.available), default=None)
-    if last is None or not scores:
+    return "" if last is None else below(report.reference, last.value)
+
+
+def below(reference: Reference, score: float) -> str:
+    """The sentence of a score that is below that of a simple model; "" where it is not, or there is none."""
+    scores = reference.scores
+    if not scores:
         return ""
     name = max(scores, key=lambda one: scores[one] - _ADMITTED.get(one, _LITTLE))
-    if last.value >= scores[name] - _ADMITTED.get(name, _LITTLE):
+    if score >= scores[name] - _ADMITTED.get(name, _LITTLE):
         return ""
-    reached, of = units.score(metric, scores[name]), units.score(metric, last.value)
+    reached, of = (units.score(reference.metric, one) for one in (scores[name], score))
     return f"Below a simple model: {name} has {reached} on the same samples, all in one place, and this run {of}."
 
 

@@ -42,6 +42,8 @@ LOCK_PAUSE_S = 0.02
 EVENTS = "events.jsonl"
 #: Folder of the shares of a run's data, in its directory.
 SHARES = "shares"
+#: Scores of simple models on a run's samples, made once, in its directory.
+REFERENCE = "reference.json"
 _GO_ON = ", then start again: what was finished is kept."
 #: What the system refuses for -> the way out. A permission is another's to give: ``_of_permission``.
 _WAYS_OUT = {

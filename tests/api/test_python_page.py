@@ -19,6 +19,8 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 #: Names of the page's results -> their classes.
 RESULTS = {
     "run": edgefl.Run,
+    "wine": edgefl.Run,
+    "rates": edgefl.Study,
     "report": edgefl.Report,
     "bundle": edgefl.Bundle,
     "answer": edgefl.Prediction,
@@ -92,5 +94,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatc
         exec(compile(snippet, "docs/python.md", "exec"), names)  # noqa: S102 - the page's own examples
     assert names["run"].accuracy > 0.5  # type: ignore[attr-defined]
     assert names["answer"].probabilities.shape == (3, 4)  # type: ignore[attr-defined]
+    assert names["wine"].accuracy > 0.9  # type: ignore[attr-defined]
+    assert [cell.error for cell in names["rates"].cells] == ["", ""]  # type: ignore[attr-defined]
     cells = names["study"].cells  # type: ignore[attr-defined]
     assert [cell.error for cell in cells] == [""] * 4

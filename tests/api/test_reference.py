@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from edgefl.api.reference import reference_scores
-from edgefl.api.runs import REFERENCE, referenced
+from edgefl.api.runs import referenced
 from edgefl.data.dataset import Dataset
 from edgefl.records import EvaluationRow
 from edgefl.report import quality, story
 from edgefl.run_records import DeviceRow, Reference, RunReport
+from edgefl.storage.disk import REFERENCE
 
 
 def dataset(seed: int, count: int = 60, *, text: bool = False, target: bool = False) -> Dataset:
@@ -38,6 +39,24 @@ def test_simple_models_learn_what_the_shares_tell(text: bool) -> None:
     assert found.scores["majority"] == pytest.approx(1 / 3)
     assert found.scores["logistic regression"] == 1.0
     assert found.scores.get("forest", 1.0) == 1.0
+
+
+def test_a_modality_that_says_nothing_does_not_hide_one_that_does() -> None:
+    def noisy(seed: int) -> Dataset:
+        data, noise = dataset(seed, text=True), np.random.default_rng(seed).normal(5, 1, (60, 16, 16, 3))
+        modalities = {"m": data.modalities["m"], "image": noise.astype(np.float32)}
+        present = dict.fromkeys(modalities, np.ones(60, bool))
+        return Dataset(modalities, present, data.labels, data.label_names, data.ids)
+
+    found = reference_scores([noisy(1), noisy(2)], noisy(3))
+    assert found is not None
+    assert list(found.scores) == [
+        "majority",
+        *(f"logistic regression{x}" for x in ("", " on m alone", " on image alone")),
+    ]
+    assert found.scores["logistic regression on m alone"] == 1.0
+    assert found.scores["logistic regression"] > 0.9
+    assert found.scores["logistic regression on image alone"] < 0.6
 
 
 def test_a_numeric_target_is_judged_by_r2() -> None:

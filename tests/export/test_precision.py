@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from export_fixture import LABELS, exported, some_tables, windows
+from export_fixture import LABELS, exported, sensor, some_state, some_tables, stage_of, two_sensors, windows
 from onnx import TensorProto, helper
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export import precision
+from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MODEL_FILE, Axis, Manifest, Port, read_manifest
+from edgefl.export.drafts import TrainedState
+from edgefl.export.form import Form
 from edgefl.export.measure import Samples, in_memory, losses, right
 from edgefl.export.precision_record import Reduced, SubsetLoss
 from edgefl.export.reduced import Exact, reduced
@@ -225,6 +228,25 @@ def test_convolutions_get_ranges_from_the_samples():
     (before,), (after,) = (open_session(one).run(["y"], values) for one in (data, int8))
     assert 0 < np.abs(after - before).max() < 0.05 * np.abs(before).max()
     assert set(precision.by_noise(proto, found, values)) == {"conv", "product"}
+
+
+def test_pictures_beside_prototype_tables_get_ranges_with_the_tables_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    picture = EncoderSpec("vision", (16, 16, 3), width=32, depth=2, heads=2, patch=8)
+    spec = two_sensors(encoders={"acc": sensor(), "image": picture})
+    _, parts = some_state(spec)
+    data = Dataset(
+        windows(spec, 40), dict.fromkeys(spec.encoders, np.ones(40, bool)), None, (), list(map(str, range(40)))
+    )
+    state = TrainedState(spec, stage_of(spec), parts)
+    form = Form(("int8",), max_loss=100.0)
+    export_bundles(state, tmp_path / "bundles", form=form, samples=Samples(data, "windows"))
+    record = read_manifest(tmp_path / "bundles-int8" / "acc+image").reduced
+    assert record is not None
+    assert record.calibrated == 1
+    told = capfd.readouterr()
+    assert "onnxruntime" not in told.out + told.err
 
 
 @pytest.mark.parametrize("least", [0, 1, 2, 3, 5, 8, 9, 12, 13])

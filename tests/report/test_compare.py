@@ -19,11 +19,12 @@ from coordinator.core.moves import SaveEnd
 from coordinator.ledger.ledger import Ledger
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, Capabilities, EvaluationRow, Figure
+from edgefl.report import quality
 from edgefl.report.compare import Comparison, compare, grids, headline
 from edgefl.report.compare_files import PARQUET_COLUMNS, SCHEMA, to_csv, to_json
 from edgefl.report.grid import print_grids
 from edgefl.report.settings import differing
-from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
+from edgefl.run_records import AssignmentRow, DeviceRow, Reference, RunReport
 
 
 def real_run(runs: Path, name: str, config: dict[str, Any], *, sent: float, accuracy: float) -> None:
@@ -150,6 +151,21 @@ def test_what_can_not_be_compared_is_said_with_the_reason() -> None:
     assert steps.figures[1].reason == "no round was trained"
     energy = next(line for line in found.lines if line.name == "energy")
     assert energy.ratios == (None, None, None)  # a lower bound has no ratio
+
+
+def test_simple_models_stand_beside_the_runs_and_one_that_is_better_is_said() -> None:
+    first = run_report()
+    (score,) = {row.value for row in quality.latest(first.evaluations) if row.missing == "none"}
+    better = Reference("accuracy", {"majority": 0.25, "forest": score + 0.1}, 80)
+    both = compare([first, msgspec.structs.replace(first, reference=better)])
+    lines = {line.name: line for line in both.lines if line.group == "reference"}
+    assert [line.figures[1].value for line in lines.values()] == [0.25, score + 0.1]
+    assert "scikit-learn" in lines["accuracy, forest"].figures[0].reason
+    text = shown(both, 100)
+    assert line_of(text, "accuracy, majority")[-3:] == ["—", "a", "25.0"]
+    assert f"B: Below a simple model: forest has {100 * score + 10:.1f} %" in text
+    assert "accuracy, forest" in to_csv(both)
+    assert "Simple models" not in shown(compare([first, first]), 100)
 
 
 def test_unequal_work_is_said_in_the_sentence_and_who_did_not_train_is_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from starlette.testclient import TestClient
@@ -12,7 +12,7 @@ from coordinator.web.app import Act, Board, Site
 from coordinator.web.snapshot import Feed
 from edgefl.errors import ControlError
 from edgefl.process.listening import Place
-from edgefl.run_records import EventRow
+from edgefl.run_records import EventRow, Reference
 
 LOOPBACK = Place("127.0.0.1", 8480)
 ELSEWHERE = Place("0.0.0.0", 8480)  # noqa: S104 - nothing listens
@@ -40,9 +40,10 @@ class Page:
         events: Iterable[EventRow] = (),
         place: Place = LOOPBACK,
         act: Act | None = None,
+        reference: Callable[[], Reference] = Reference,
     ) -> None:
         self.links: list[str] = []
-        self.feed = Feed("r1", {})
+        self.feed = Feed("r1", {}, reference=reference)
         for event in events:
             self.feed.put(event)
         self.feed.take()

@@ -16,7 +16,7 @@ from coordinator.web.pieces import FEW, Axis, View, cards, plots
 from coordinator.web.snapshot import GROUPS, MOST_POINTS, REMEDIES, DeviceView, Feed, Snapshot
 from edgefl.report.events import MOST_SPANS, LiveDevice
 from edgefl.report.refusals import REASONS
-from edgefl.run_records import EventRow
+from edgefl.run_records import EventRow, Reference
 
 MIB = 2**20
 
@@ -40,6 +40,20 @@ def test_a_run_is_told_in_one_sentence() -> None:
     assert fed(*events).standing == "The run is done: 1 round in 2 min 11 s, 4 devices."
     failed = EventRow(events[-1].at, "run_failed", data={"text": "no quorum.", "remedy": "Lower it."})
     assert fed(*events[:-1], failed).standing == "The run failed: no quorum. Lower it."
+
+
+def test_simple_models_are_shown_once_they_are_fitted_and_a_run_below_them_says_so(tmp_path: Path) -> None:
+    asked = iter([Reference(), Reference("accuracy", {"majority": 0.2, "forest": 0.99})])
+    feed = Feed("r1", {}, reference=lambda: next(asked))
+    before, after, again = (fed(*events, feed=feed) for events in (live_events(), [], []))
+    assert before.below == ""
+    assert "best simple model" not in [card.label for card in cards(before)]
+    (card,) = [card for card in cards(after) if card.label == "best simple model"]
+    assert (card.value, card.detail) == ("99.0 %", "forest, on the same samples")
+    assert after.below.startswith("Below a simple model: forest has 99.0 %")
+    assert again.reference == after.reference
+    page = Page(tmp_path, live_events(), reference=lambda: after.reference)
+    assert f'<p class="below">{after.below}</p>' in page.client.get("/").text
 
 
 def test_the_largest_step_is_shown_also_of_a_device_whose_process_memory_is_limited() -> None:

@@ -1,0 +1,191 @@
+"""The user's own data as a source of runs, with its manifests and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.data.dataset import Dataset
+from edgefl.data.recording import is_number
+from edgefl.data.sources import load
+from edgefl.errors import DataError, StoreError
+from edgefl.own_data.draft import Outline, recipe_for
+from edgefl.own_data.facts import Facts, facts_of
+from edgefl.own_data.npz import facts_of_arrays, read_arrays, write_arrays
+from edgefl.own_data.samples import MANIFEST, halves, understand
+from edgefl.own_data.understood import Understood
+from edgefl.own_data.wishes import MODALITY_KINDS, NO_ROLES, Roles
+from edgefl.storage.disk import store_errors, write_new
+
+SHOWN = 5  # classes and groups that are named
+
+
+class Source(NamedTuple):
+    """A data set as EdgeFL reads it. ``path``: folder with a manifest, or .npz; ``written``: files made for it."""
+
+    path: Path
+    facts: dict[str, Facts]
+    outline: Outline
+    said: list[str]
+    unused: dict[str, str]
+    test: Path | None = None
+    written: tuple[Path, ...] = ()
+    label: str = ""  # the column of a table that labels came from
+
+
+def from_files(
+    source: Path,
+    template: str = "",
+    roles: Roles = NO_ROLES,
+    *,
+    other_layout: Callable[[str], str] = lambda layout: layout,
+    force: bool = False,
+    skip_bad: bool = False,
+) -> Source:
+    """A folder or a table; each half of it gets a manifest. ``other_layout``: may give another than was guessed.
+
+    Raises DataError where nothing can be made of it, StoreError.
+    """
+    train, test = halves(source)
+    if (train / MANIFEST).is_file() and train.is_dir() and not force:
+        return _with_manifest(train, test if test is not None and (test / MANIFEST).is_file() else None)
+    found = understand(train, template, roles)
+    if found.layout and not template:
+        told = other_layout(found.layout)
+        found = understand(train, told, roles) if told != found.layout else found
+    _change_kinds(found, roles)
+    _check_labels(source, found)
+    held = understand(test, found.layout, roles) if test is not None else None
+    facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
+    written = _write_manifests([found] if held is None else [found, held], force=force)
+    said = list(found.said)
+    if held is not None:
+        said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
+    outline = Outline(len(found.samples), bool(found.labels), len(found.groups))
+    return Source(
+        found.root,
+        facts,
+        outline,
+        [*_counted(found), *said],
+        found.unused,
+        held.root if held is not None else None,
+        written,
+        found.label_column,
+    )
+
+
+def from_arrays(source: Path, roles: Roles = NO_ROLES) -> Source:
+    """An .npz file; a copy with other names where they are not those that EdgeFL reads."""
+    arrays = read_arrays(source)
+    own = not (arrays.renamed or arrays.unused or arrays.test)
+    path, test, written = source, None, []
+    if not own:
+        path = source.with_name(f"{source.stem}-edgefl.npz")
+        write_arrays(arrays.train, path)
+        written = [path]
+    if arrays.test:
+        test = source.with_name(f"{source.stem}-edgefl-test.npz")
+        write_arrays(arrays.test, test)
+        written.append(test)
+    data = Dataset.load_npz(path)
+    if data.targets is None and (counts := [n for n in data.class_counts() if n]) and len(counts) == 1:
+        raise DataError(
+            f"{source}: all {counts[0]} labels are one class: there is nothing to tell apart",
+            remedy="Add samples of another class.",
+        )
+    rows = {name for name, array in arrays.train.items() if array.ndim == 2}
+    facts = facts_of_arrays(data, rows, roles.kinds)
+    said = _told(data) + [f"the array {old} is the {new}" for old, new in arrays.renamed.items()]
+    if test is not None:
+        said.append(f"the array of the split tells a test set of {len(next(iter(arrays.test.values())))} samples apart")
+    return Source(path, facts, _outline(data), said, dict(arrays.unused), test, tuple(written))
+
+
+def check_task(source: Path, recipe: str, data: Source) -> None:
+    """Raise DataError where nothing can be learned."""
+    if not (recipe or recipe_for(data.outline, len(data.facts))):
+        raise DataError(
+            f"{source}: one modality ({next(iter(data.facts))}) and no label: there is nothing to learn",
+            remedy="Put the files into a folder a label, name labels in a table, or say by --path where the label is.",
+        )
+
+
+def _change_kinds(found: Understood, roles: Roles) -> None:
+    """The kinds of modalities as the user says. Raises DataError for one that reads other files."""
+    for modality, kind in roles.kinds.items():
+        if modality in found.kinds and kind != found.kinds[modality]:
+            names = [str(sample.values[modality]) for sample in found.samples if modality in sample.values]
+            if kind not in MODALITY_KINDS or not all(name.lower().endswith(".npy") for name in names):
+                raise DataError(
+                    f"--kind {modality}={kind}: {modality} is {found.kinds[modality]} by its files",
+                    remedy="Store arrays as .npy, of which the kind cannot be seen; or leave this option out.",
+                )
+            found.kinds[modality] = kind
+
+
+def _check_labels(source: Path, found: Understood) -> None:
+    """Raise DataError where all labels are one: there is nothing to tell apart."""
+    if len(found.labels) == 1:
+        ((name, count),) = found.labels.items()
+        column = f" (column {found.label_column})" if found.label_column else ""
+        raise DataError(
+            f"{source}: all {count} labels{column} are {name!r:.60}: there is nothing to tell apart",
+            remedy="Add samples of another class, or name another column by --label.",
+        )
+
+
+def _write_manifests(parts: Sequence[Understood], *, force: bool) -> tuple[Path, ...]:
+    """All or none. Raises StoreError where one is there, unless it may be written over."""
+    paths = tuple(part.root / MANIFEST for part in parts)
+    if not force and (there := [path for path in paths if path.exists()]):
+        raise StoreError(f"{there[0]} is there already", remedy="Move it away, or write over it by --force.")
+    for part, path in zip(parts, paths, strict=True):
+        lines = b"".join(msgspec.json.encode(sample.line(numeric=part.numeric)) + b"\n" for sample in part.samples)
+        with store_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_new(path, lines)
+    return paths
+
+
+def _counted(found: Understood) -> list[str]:
+    """How many samples there are, by modality, label and group."""
+    having = {m: sum(m in sample.values for sample in found.samples) for m in sorted(found.kinds)}
+    count = len(found.samples)
+    listed = ", ".join(
+        f"{m} ({found.kinds[m]}{'' if have == count else f', {have} of them'})" for m, have in having.items()
+    )
+    told = [f"{count} samples of {listed}"]
+    for noun, counts in (("label", found.labels), ("group", found.groups)):
+        if counts and noun == "label" and found.numeric:
+            numbers = [float(label) for label in counts if is_number(label)]
+            told.append(f"{counts.total()} labels from {min(numbers):g} to {max(numbers):g}")
+        elif counts:
+            named = ", ".join(f"{name} {n}" for name, n in counts.most_common(SHOWN))
+            more = f", … and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+            told.append(f"{len(counts)} {noun}{'' if len(counts) == 1 else 's'}: {named}{more}")
+    if not found.labels:
+        told.append("no labels were found")
+    return told
+
+
+def _with_manifest(folder: Path, test: Path | None) -> Source:
+    """A folder with a manifest of the user's own, read as it is."""
+    data = load(folder)
+    facts = facts_of_arrays(data)
+    return Source(folder, facts, _outline(data), [f"{folder / MANIFEST} is used as it is", *_told(data)], {}, test)
+
+
+def _outline(data: Dataset) -> Outline:
+    groups = 0 if data.groups is None else len(set(data.groups.tolist()))
+    return Outline(len(data), data.labels is not None, groups)
+
+
+def _told(data: Dataset) -> list[str]:
+    shapes = ", ".join(f"{m} {list(shape)}" for m, shape in data.signature().items())
+    return [
+        f"{len(data)} samples of {shapes}",
+        f"{len(data.label_names)} labels: {', '.join(data.label_names[:SHOWN])}",
+    ]
