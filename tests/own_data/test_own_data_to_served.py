@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +17,13 @@ import own_data_fixture as own
 import pytest
 from serve_fixture import json_inputs, running
 
+from benchmarks.own_data.sets import SETS, MissingError, OwnData
 from edgefl.data.dataset import Dataset
 from edgefl.data.raw_sample import raw_samples
 from edgefl.export.bundle_format import read_manifest
 from edgefl.export.runtime import load_bundle
 from edgefl.export.tables import read_tables
+from edgefl.own_data.table_rows import read_rows
 
 DEVICES = ("--device", "raspberry-pi-5", "--device", "jetson-nano", "--device", "gpu-box")
 
@@ -136,3 +139,40 @@ def test_some_recordings_become_a_served_model(tmp_path: Path):
     started(source)
     bundles = trained(source, "--set", "training.rounds=[1,1,1]", "--set", "training.epochs=1", seconds=200)
     answers_agree(bundles, first_sample(source))
+
+
+#: The set that each CI run takes; the others are nightly.
+SMALL = {"iris"}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in SETS]
+)
+def test_a_set_of_a_package_goes_from_init_to_a_served_answer(name: str, tmp_path: Path):
+    try:
+        data = SETS[name](tmp_path)
+    except (MissingError, ModuleNotFoundError) as error:
+        pytest.skip(f"not installed: {error}")
+    edgefl("init", data.source.name, "--yes", "--out", "own.yaml", *data.options, folder=tmp_path)
+    edgefl("plan", "own.yaml", folder=tmp_path)
+    one = ("--set", "training.rounds=[1,1,1]", "--set", "training.epochs=1", "--in-process")
+    bundles = trained(data.source, *one, seconds=600)
+    told = json.loads(edgefl("predict", bundles, data.source, "--format", "json", "--limit", "3", folder=tmp_path))
+    assert told["predictions"]
+    with running(where=bundles) as server:
+        served = httpx.post(f"{server.url}/predict", **request_of(data), timeout=30).raise_for_status().json()
+    (answer,) = served["predictions"][:1]
+    assert math.isfinite(answer["value"]) if data.kind == "numeric" else answer["label"] in set(data.labels)
+
+
+def request_of(data: OwnData) -> dict[str, Any]:
+    """One sample as a client sends it: a row of a table, label beside it, as a JSON object; files as a form."""
+    if data.kind in {"table", "numeric"}:
+        return {"json": {"features": dict(read_rows(data.source, 1)[0][0])}}
+    return {
+        "files": {
+            m: (None, value) if isinstance(value, str) else (value.name, value.read_bytes())
+            for m, value in first_sample(data.source).items()
+        }
+    }
