@@ -155,5 +155,5 @@ def test_load_numbers_labels_as_the_model_does(tmp_path):
         load(path, label_names=["b"])
     np.savez(path, acc=np.ones((2, 3)), label=np.array([0, 1]))
     assert load(path, label_names=["walk", "rest"]).label_names == ("walk", "rest")
-    with pytest.raises(DataError, match="label 1 is out of range: there are 1 classes"):
+    with pytest.raises(DataError, match="labels not known to the model: 1; it knows: walk"):
         load(path, label_names=["walk"])
