@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
+import numpy as np
 import typer
 
 from edgefl.api.runs import write_file
@@ -21,6 +22,7 @@ from edgefl.console import safe_text
 from edgefl.data.dataset import Dataset
 from edgefl.data.recording import is_number
 from edgefl.data.sources import load
+from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import SIZES, Outline, Paths, Wishes, encoders, recipe_for, run_values
 from edgefl.own_data.facts import Facts, facts_of
@@ -303,10 +305,21 @@ def _arrays(source: Path, roles: Roles) -> Source:
     data = Dataset.load_npz(path)
     rows = {name for name, array in arrays.train.items() if array.ndim == 2}
     facts = facts_of_arrays(data, rows, roles.kinds)
+    _check_pixels(source, data, facts)
     said = _told(data) + [f"the array {old} is the {new}" for old, new in arrays.renamed.items()]
     if test is not None:
         said.append(f"the array of the split tells a test set of {len(next(iter(arrays.test.values())))} samples apart")
     return Source(path, facts, _outline(data), said, dict(arrays.unused), test, tuple(written))
+
+
+def _check_pixels(source: Path, data: Dataset, facts: Mapping[str, Facts]) -> None:
+    """Raise DataError for pictures in another range than training and predictions take them."""
+    for modality in (m for m, each in facts.items() if each.kind == "vision"):
+        if fault := pixel_fault(np.asarray(data.modalities[modality])):
+            raise DataError(
+                f"{source}: {modality} holds {fault}, and pictures are bytes, or numbers in 0..1",
+                remedy="Store bytes (uint8), or divide by the largest value that a pixel can have.",
+            )
 
 
 def _say(source: Path, data: Source) -> None:

@@ -26,6 +26,7 @@ from edgefl.data.labels import (
     texts_as_labels,
 )
 from edgefl.data.levels import Targets, as_labels, levels_in, nearest_level
+from edgefl.data.values import as_cells, as_values
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 
@@ -215,27 +216,6 @@ def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> 
         raise DataError(f"{where}: {len(problems)} {noun}{none}\n{listed}", remedy=remedy)
     if not good:
         raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
-
-
-def as_values(array: Array, kind: str = "") -> Array:
-    """Numbers as an encoder of ``kind`` takes them: float32, or int64 token ids; bytes of an image become 0..1."""
-    if kind == "text" or (not kind and array.dtype.kind in "iu" and array.dtype != np.uint8):
-        if array.dtype.kind not in "iu":
-            raise DataError(f"token ids have to be integers, not {array.dtype}")
-        return array.astype(np.int64)
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"values of type {array.dtype} are not numbers")
-    if array.dtype == np.uint8 and kind in {"", "vision"}:
-        return np.asarray(array.astype(np.float32) / np.float32(255))
-    with np.errstate(over="ignore"):  # what is too large becomes infinite and is reported as not finite
-        return array.astype(np.float32)
-
-
-def as_cells(array: Array) -> Array:
-    """Rows of numbers [N, C], NaN where a cell is absent, as cells [N, C, 2]: the value, and 1 where it is there."""
-    values = as_values(array, "table")
-    absent = np.isnan(values)
-    return np.stack((np.where(absent, np.float32(0), values), (~absent).astype(np.float32)), axis=-1)
 
 
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:

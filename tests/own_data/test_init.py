@@ -136,6 +136,18 @@ def test_one_modality_without_labels_is_refused_with_the_way_out(
     assert "--path" in capsys.readouterr().err
 
 
+def test_pictures_in_arrays_of_another_range_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    grey = np.random.default_rng(0).integers(0, 17, (40, 8, 8))
+    np.savez(tmp_path / "a.npz", digits=grey.astype(float), y=np.arange(40) % 2)
+    np.savez(tmp_path / "b.npz", digits=grey / 16, y=np.arange(40) % 2)
+    assert init(tmp_path, "a.npz", "--kind", "digits=vision", monkeypatch=monkeypatch) == 11
+    assert "digits holds pixels from 0 to 16, and pictures are bytes, or numbers in 0..1" in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+    assert init(tmp_path, "b.npz", "--kind", "digits=vision", monkeypatch=monkeypatch) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("nowhere", "does not exist"), ("a.pdf", "are not read"), ("empty", "no samples")]
 )
