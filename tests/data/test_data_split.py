@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgefl.config.settings import DataConfig
+from edgefl.data import hold_out as held
 from edgefl.data import prepare
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
@@ -23,7 +24,7 @@ def prepare_shares(source, devices, directory, seed=0, **options):
 
 
 def hold_out(data: Dataset, devices: int, **options: object) -> tuple[Dataset, Dataset, str]:
-    return prepare.hold_out(data, DataConfig(**options), devices, 0)
+    return held.hold_out(data, DataConfig(**options), devices, 0)
 
 
 def numbered(count: int, groups: int = 0) -> Dataset:

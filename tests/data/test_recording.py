@@ -12,7 +12,7 @@ import pytest
 from edgefl.config.settings import DataConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.folder import read_manifest
-from edgefl.data.prepare import hold_out
+from edgefl.data.hold_out import hold_out
 from edgefl.data.readers import SampleError, Target, read, read_samples
 from edgefl.data.recording import Recording, cut, read_csv, regular
 from edgefl.data.sources import load
