@@ -25,7 +25,7 @@ np.savez(
     acc=np.zeros((3, 2, 2), np.float32),  # [samples, time, channels]; zeros where a sample lacks it
     **{"acc.present": np.array([True, True, False])},  # may be left out when every sample has it
     gyro=np.zeros((3, 2, 1), np.float32),
-    label=np.array([0, 1, 0]),  # numbers from 0 (-1: none), or names ("": none)
+    label=np.array([0, 1, 0]),  # whole numbers (-1: none), or names ("": none)
     label_names=np.array(["walking", "resting"]),
     ids=np.array(["w1", "w2", "w3"]),  # optional, as is group
     group=np.array(["anna", "anna", "ben"]),
@@ -44,7 +44,7 @@ One JSON object a line; here the second sample has no gyroscope and the third no
 ```json
 {manifest}```
 
-`id`, `label` (a name, or a number from 0), `group` (a person, a device: used by `partition: natural`) and `meta`
+`id`, `label` (a name, or a whole number), `group` (a person, a device: used by `partition: natural`) and `meta`
 (ignored) are optional; every other key is a modality. An absent key, or null, is a missing modality. `labels.json`
 beside it, a list of names, fixes the numbering of labels; without it the names found are sorted. At most {samples}
 samples. Bad samples are an error that names them, {shown} in full, or with `bad_samples: skip` they are left out and

@@ -125,6 +125,8 @@ class LocalRun:
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
             with gone_if_empty(self._made):
                 prepared = shares_of(given, wanted, folder)
+            for text in prepared.warnings:
+                self._warn(text)
             values = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
             text = yaml_text(values)

@@ -43,10 +43,15 @@ def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
 
     Raises ConfigError where there is neither a source nor a test set, DataError.
     """
+    return _data_of(config, devices)[0]
+
+
+def _data_of(config: RunConfig, devices: Sequence[str]) -> tuple[Data, tuple[str, ...]]:
+    """The devices' data, and the warnings of how it is shared out."""
     if config.data.source is not None:
         with TemporaryDirectory() as folder:
             prepared = shares_of(config, devices, Path(folder))
-        return prepared.signature, prepared.label_names, prepared.shares
+        return (prepared.signature, prepared.label_names, prepared.shares), prepared.warnings
     source = config.data.test
     if not source:
         text = "is needed, or data.test, to know the shapes of the samples"
@@ -56,7 +61,7 @@ def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
     )
     path = source if isinstance(source, str) else ""
     shares = [Share(device, path, test.samples(), test.class_counts()) for device in devices]
-    return test.signature(), test.label_names, shares
+    return (test.signature(), test.label_names, shares), ()
 
 
 def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
@@ -97,6 +102,7 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
         notes.append("No sample has a label: recipes that learn from labels cannot train on them.")
     if prepared.skipped:
         notes.append(f"Left out, in {len(prepared.skipped)} places; the first: {prepared.skipped[0]}.")
+    notes += [f"Warning: {text}." for text in prepared.warnings]
     return table(f"Shares of {name}", columns, prepared.shares, notes)
 
 
@@ -120,7 +126,7 @@ def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> Run
         raise ConfigError("--convention", [Problem("value", f"{options.convention!r} is none of: {known}")])
     config, recipe = load_run(file, overrides)
     devices = _devices(config, options.profiles)
-    shapes, labels, own = data_of(config, [device for device, _ in devices])
+    (shapes, labels, own), warned = _data_of(config, [device for device, _ in devices])
     plan = compile_run(config, recipe, run="plan", shapes=shapes, label_names=labels)
     shares = {share.device: _scaled(share, options.samples) for share in own}
     # torch only now: errors in the files are reported before it has taken its seconds.
@@ -143,7 +149,8 @@ def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> Run
     batch_size = config.training.batch_size
     sizes = list(dict.fromkeys(options.batch_sizes)) or [batch_size]
     asked = PriceOptions(config.training.rounds, schedule.name, schedule.options, batch_size, sizes, options.convention)
-    return price_run(plan, planned, asked)
+    price = price_run(plan, planned, asked)
+    return msgspec.structs.replace(price, warnings=(*warned, *price.warnings))
 
 
 def assumptions(file: RunSource, overrides: Overrides, options: PlanOptions) -> list[str]:

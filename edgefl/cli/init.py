@@ -38,6 +38,7 @@ class Started(msgspec.Struct, frozen=True):
     size: str = ""
     fits: bool = True
     verdict: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def command(
@@ -116,16 +117,19 @@ def command(
         wishes = Wishes(tuple(device or (_ask_devices() if asks else ())), recipe=recipe, skip_bad=skip_bad)
         if format == "terminal":
             _say(source, data)
-        size, fits, sentence = _write_fitting(run_file, name, data, wishes)
+        size, fits, sentence, warnings = _write_fitting(run_file, name, data, wishes)
     chosen = encoders(data.facts, size, raw=not _is_arrays(data))
     if format == "json":
-        show("json", Started(str(data.path), str(run_file), tuple(data.said), data.unused, size, fits, sentence))
+        said = tuple(data.said)
+        show("json", Started(str(data.path), str(run_file), said, data.unused, size, fits, sentence, warnings))
         return
     for modality, fields in chosen.items():
         typer.echo(f"  {modality} is given to {_in_words(fields)}")
     for made in (*data.written, run_file):
         typer.echo(f"wrote {made}")
     typer.secho(f"\n{sentence}", bold=True)
+    for text in warnings:
+        typer.secho(f"warning: {safe_text(text)}", fg="yellow")
     typer.echo(f"\nNext: edgefl run {run_file}\nThen: edgefl predict latest FILE, with a file of yours")
 
 
@@ -174,8 +178,11 @@ def _say(source: Path, data: Source) -> None:
         typer.echo(f"  not used: {more} more")
 
 
-def _write_fitting(run_file: Path, name: str, data: Source, wishes: Wishes) -> tuple[str, bool, str]:
-    """Write the run file with the richest encoders that fit every device: (their size, all fit, the verdict)."""
+def _write_fitting(run_file: Path, name: str, data: Source, wishes: Wishes) -> tuple[str, bool, str, tuple[str, ...]]:
+    """Write the run file with the richest encoders that fit every device.
+
+    (Their size, all fit, the verdict, warnings of the plan.)
+    """
     from edgefl.api.run_inputs import PlanOptions, price_of
     from edgefl.report.verdict import verdict
 
@@ -189,7 +196,7 @@ def _write_fitting(run_file: Path, name: str, data: Source, wishes: Wishes) -> t
         fits = not any(plan.placement.refusal for plan in price.devices)
         if fits:
             break
-    return size, fits, verdict(price)
+    return size, fits, verdict(price), price.warnings
 
 
 def _in_words(fields: Mapping[str, object]) -> str:

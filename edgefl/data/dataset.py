@@ -2,8 +2,8 @@
 
 As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``label`` [N], ``label_names`` [C],
 ``ids`` [N], ``group`` [N] and, where samples are windows of recordings, ``ids.recording`` [N]; of these only the
-modalities are required. Labels are numbers from 0 (-1: none), names ("": none), or a numeric target as floating-point
-numbers (NaN: none).
+modalities are required. Labels are whole numbers (-1: none; places in ``label_names`` where that is there), names
+("": none), or a numeric target as floating-point numbers (NaN: none).
 """
 
 from __future__ import annotations
@@ -17,14 +17,21 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, npz_names, read_npz, write_npz
 from edgefl.data.encoders import Encoders
+from edgefl.data.labels import (
+    class_name,
+    class_names,
+    merged,
+    numbers_as_labels,
+    places_of,
+    texts_as_labels,
+)
 from edgefl.data.levels import Targets, as_labels, levels_in, nearest_level
+from edgefl.data.values import as_cells, as_values
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 
 Flags = npt.NDArray[np.bool_]
 
-#: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
-MAX_CLASSES = 100_000
 #: Names of labels in a message; a public data set's hundred fit.
 SHOWN = 100
 SHOWN = 20  # problems listed in an error
@@ -119,16 +126,11 @@ class Dataset:
             targets=None if self.targets is None else self.targets[rows],
         )
 
-    @property
-    def numbered(self) -> bool:
-        """Whether the labels' names are "0", "1" and so on, as of an array without names."""
-        return self.label_names == tuple(str(i) for i in range(len(self.label_names)))
-
     def relabelled(self, names: Sequence[str]) -> Dataset:
         """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named.
 
-        Labels named "0", "1", … came as bare numbers: they are taken to be numbered as ``names`` already. Where
-        ``names`` are levels of a numeric target, labels that are numbers become targets.
+        Whole numbers count ``names`` where none of these is a number. Where ``names`` are levels of a numeric target,
+        labels that are numbers become targets.
         """
         if (levels := levels_in(names)) is not None:
             targets = self._as_targets()
@@ -137,20 +139,19 @@ class Dataset:
         if self.targets is not None:
             raise DataError(
                 f"the labels are numbers such as {np.nanmedian(self.targets):g}, and the model knows: {_few(names)}",
-                remedy="Give names of classes, or whole numbers from 0.",
+                remedy="Give names of classes, or whole numbers.",
             )
-        if self.numbered or self.labels is None or tuple(names) == self.label_names:
+        if self.labels is None or tuple(names) == self.label_names:
             return replace(self, label_names=tuple(names))
-        number = {name: i for i, name in enumerate(names)}
-        used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0])]
-        unknown = [name for name in used if name not in number]
+        number = places_of(names)
+        places = [number.get(class_name(name), -1) for name in self.label_names]
+        unknown = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0]) if places[i] < 0]
         if unknown:
             raise DataError(
                 f"labels not known to the model: {_few(unknown)}; it knows: {_few(names)}",
                 remedy="Correct the labels, or list them in labels.json beside the manifest.",
             )
-        table = np.array([number.get(name, -1) for name in self.label_names] + [-1], dtype=np.int64)
-        return replace(self, labels=table[self.labels], label_names=tuple(names))
+        return replace(self, labels=np.array([*places, -1], np.int64)[self.labels], label_names=tuple(names))
 
     def _as_targets(self) -> Targets | None:
         """Targets, of whole numbers and names of numbers too. Raises DataError for other names."""
@@ -221,27 +222,6 @@ def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> 
         raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
 
 
-def as_values(array: Array, kind: str = "") -> Array:
-    """Numbers as an encoder of ``kind`` takes them: float32, or int64 token ids; bytes of an image become 0..1."""
-    if kind == "text" or (not kind and array.dtype.kind in "iu" and array.dtype != np.uint8):
-        if array.dtype.kind not in "iu":
-            raise DataError(f"token ids have to be integers, not {array.dtype}")
-        return array.astype(np.int64)
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"values of type {array.dtype} are not numbers")
-    if array.dtype == np.uint8 and kind in {"", "vision"}:
-        return np.asarray(array.astype(np.float32) / np.float32(255))
-    with np.errstate(over="ignore"):  # what is too large becomes infinite and is reported as not finite
-        return array.astype(np.float32)
-
-
-def as_cells(array: Array) -> Array:
-    """Rows of numbers [N, C], NaN where a cell is absent, as cells [N, C, 2]: the value, and 1 where it is there."""
-    values = as_values(array, "table")
-    absent = np.isnan(values)
-    return np.stack((np.where(absent, np.float32(0), values), (~absent).astype(np.float32)), axis=-1)
-
-
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
     for name in {"ids", "label_names"} & arrays.keys():
         if arrays[name].ndim != 1:
@@ -281,7 +261,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         labels=labels,
         label_names=label_names,
         ids=[str(i) for i in arrays.get("ids", range(count))],
-        groups=None if "group" not in arrays else arrays["group"].astype(np.str_),
+        groups=None if "group" not in arrays else class_names(arrays["group"].astype(np.str_)),
         recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
         targets=targets,
     )
@@ -290,7 +270,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
 def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None, tuple[str, ...], Targets | None]:
     """Labels as numbers (-1: none), their names, and numeric targets, which floating-point numbers are.
 
-    Texts are numbered in alphabetical order unless ``names`` does.
+    Without ``names`` texts are numbered in alphabetical order, whole numbers in their own.
     """
     if given is None:
         return None, names, None
@@ -298,24 +278,13 @@ def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None
         targets = given.astype(np.float64)
         return *as_labels(targets, names), targets
     if given.dtype.kind == "U":
-        found, places = np.unique(given, return_inverse=True)
-        texts = [str(text) for text in found]
-        names = names or tuple(text for text in texts if text)[:MAX_CLASSES]
-        number = {name: i for i, name in enumerate(names)} | {"": -1}
-        if unknown := [text for text in texts if text not in number]:
-            raise DataError(
-                f"array 'label' holds {unknown[0]!r:.60}, which is not in 'label_names'",
-                remedy="Name every label in 'label_names', or leave that array out.",
-            )
-        table = np.array([number[text] for text in texts], dtype=np.int64)
-        return table[places.reshape(given.shape)] if texts else np.empty(given.shape, dtype=np.int64), names, None
+        return *texts_as_labels(given, names), None
     if given.dtype.kind not in "iu":
         raise DataError(
             f"array 'label' has type {given.dtype}, not integers or texts",
             remedy="Number the labels from 0 (-1: no label), or write their names (an empty one: no label).",
         )
-    labels = given.astype(np.int64)
-    return labels, names or tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES))), None
+    return *(merged(given, names) if names else numbers_as_labels(given)), None
 
 
 def _few(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
     {"id": "w1", "label": "walking", "group": "anna", "acc": "acc/w1.npy", "gyro": [[0.1, 0.0, 0.2], …]}
 
-``id``, ``label`` (a name, a whole number from 0, or a numeric target such as 3.0), ``group`` and ``meta`` (ignored) are
+``id``, ``label`` (a name, a whole number, or a numeric target such as 3.0), ``group`` and ``meta`` (ignored) are
 optional; every other key is a modality (see ``readers``). An absent key, or null, is a missing modality.
 ``labels.json`` beside the manifest, a list of names, fixes the numbering of labels; without it the names found here are
 sorted.
@@ -25,7 +25,7 @@ import numpy as np
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
 from edgefl.data.dataset import Dataset, decide
 from edgefl.data.encoders import Encoders
-from edgefl.data.labels import as_targets, named_labels, numbered
+from edgefl.data.labels import as_targets, class_name, named_labels, numbered
 from edgefl.data.levels import levels_in
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least
@@ -128,8 +128,9 @@ def read_manifest(
                 folder.problem(line, f"id: {row.id!r} is already used on line {first[row.id]}")
     rows = _same_shapes(folder, rows)
     given = [row.label for row in rows]
-    classes = not any(isinstance(label, float) for label in given) or (bool(names) and levels_in(names) is None)
-    number = numbered if classes else as_targets
+    numeric_names = levels_in(names) is not None
+    numeric_labels = any(isinstance(label, float) for label in given)
+    number = as_targets if (numeric_names if names else numeric_labels) else numbered
     labels, names, numeric = number(given, names, lambda i, text: folder.problem(rows[i].line, text))
     good = [i for i, label in enumerate(labels) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
@@ -171,7 +172,7 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int | float)):
         folder.problem(line, f"label: {label!r:.60} is neither a name nor a number")
         label = None
-    row = _Row(line, str(record.get("id", f"line {line}")), str(record.get("group", "")), label)
+    row = _Row(line, str(record.get("id", f"line {line}")), class_name(str(record.get("group", ""))), label)
     if max(len(row.id), len(row.group), len(label) if isinstance(label, str) else 0) > MAX_NAME:
         folder.problem(line, f"id, label and group may have {MAX_NAME} characters")
     given = {key: value for key, value in record.items() if key not in _OWN_KEYS and value is not None}

@@ -1,22 +1,89 @@
-"""Labels of a folder's samples, as names or numbers, to numbers from 0."""
+"""Labels of samples, as names or numbers, to places in the names of classes.
+
+A label is the class of that name: Unicode forms of one text (NFC, NFD) and blanks around it make no difference, and a
+whole number is the class that is called so. Only where no class has a number as its name it counts the names from 0.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from edgefl.data.dataset import MAX_CLASSES
+from edgefl.data.arrays import Array, Indices
 from edgefl.data.levels import Targets
 from edgefl.data.levels import as_labels as levels_as_labels
 from edgefl.data.regular_files import regular_file_inside
 from edgefl.errors import DataError
 from edgefl.storage.disk import read_at_most
 
+#: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
+MAX_CLASSES = 100_000
 MAX_LABELS_BYTES = 16 * 2**20  # of labels.json: 100,000 names of 160 bytes
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
+
+
+def class_name(text: str) -> str:
+    """A name in the one spelling that is compared: NFC, without blanks around it."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def class_names(given: Array) -> Array:
+    """Texts [N] in that spelling."""
+    found, places = np.unique(given, return_inverse=True)
+    spelt = np.array([class_name(str(text)) for text in found], dtype=np.str_)
+    return spelt[places.reshape(given.shape)]
+
+
+def is_whole(name: str) -> bool:
+    """Whether a class is called by a whole number."""
+    return _WHOLE_NUMBER.fullmatch(name) is not None
+
+
+def places_of(names: Sequence[str]) -> dict[str, int]:
+    """Label as text -> its place in ``names``; of whole numbers too, where no name is one."""
+    places = {class_name(name): i for i, name in enumerate(names)}
+    counted = not any(map(is_whole, places))
+    return {str(i): i for i in range(len(names) if counted else 0)} | places
+
+
+def numbers_as_labels(given: Array) -> tuple[Indices, tuple[str, ...]]:
+    """Whole numbers [N] (-1: none) as places in those that occur, and the names of these."""
+    values = given.astype(np.int64)
+    found = np.unique(values[values >= 0])
+    return np.where(values < 0, values, np.searchsorted(found, values)), tuple(map(str, found[:MAX_CLASSES].tolist()))
+
+
+def texts_as_labels(given: Array, names: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
+    """Texts [N] ("": none) as places in ``names``, or in those that occur, sorted. Raises DataError."""
+    found, places = np.unique(class_names(given), return_inverse=True)
+    occurring = [str(text) for text in found]
+    known = tuple(dict.fromkeys(map(class_name, names))) or tuple(filter(None, occurring))[:MAX_CLASSES]
+    number = {name: i for i, name in enumerate(known)} | {"": -1}
+    if unknown := [text for text in occurring if text not in number]:
+        raise DataError(
+            f"array 'label' holds {unknown[0]!r:.60}, which is not in 'label_names'",
+            remedy="Name every label in 'label_names', or leave that array out.",
+        )
+    table = np.array([number[text] for text in occurring], dtype=np.int64)
+    return table[places.reshape(given.shape)], known
+
+
+def merged(given: Array, names: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
+    """Places [N] in ``names`` as places in those that differ in more than their spelling, and these."""
+    labels, spelt = given.astype(np.int64), [class_name(name) for name in names]
+    known = tuple(dict.fromkeys(spelt))
+    if len(known) < len(names):
+        place = {name: i for i, name in enumerate(known)}
+        table = np.array([place[name] for name in spelt], dtype=np.int64)
+        inside = (labels >= 0) & (labels < len(table))
+        labels[inside] = table[labels[inside]]
+    return labels, known
 
 
 def named_labels(root: Path) -> tuple[str, ...]:
@@ -26,7 +93,7 @@ def named_labels(root: Path) -> tuple[str, ...]:
         return ()
     regular_file_inside(root, path.name, MAX_LABELS_BYTES)
     try:
-        names = msgspec.json.decode(read_at_most(path, MAX_LABELS_BYTES), type=list[str])
+        names = [class_name(name) for name in msgspec.json.decode(read_at_most(path, MAX_LABELS_BYTES), type=list[str])]
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}", remedy='Write a JSON list of names, such as ["rest", "walk"].') from None
     if len(set(names)) != len(names) or not 0 < len(names) <= MAX_CLASSES:
@@ -53,26 +120,29 @@ def as_targets(given: Given, names: tuple[str, ...], problem: Callable[[int, str
 
 
 def numbered(given: Given, names: tuple[str, ...], problem: Callable[[int, str], None]) -> Numbered:
-    """Labels of classes: each sample's label as a number, and the names."""
+    """Labels of classes: each sample's label as a number, and the names.
+
+    Without ``names`` these are the texts that occur, sorted; else the whole numbers.
+    """
+    spelt = [class_name(label) or None if isinstance(label, str) else label for label in given]
     if not names:
-        texts = {label for label in given if isinstance(label, str)}
-        numbers = [label for label in given if isinstance(label, int) and 0 <= label < MAX_CLASSES]
-        names = tuple(sorted(texts)) if texts else tuple(str(i) for i in range(max(numbers, default=-1) + 1))
-    number = {name: i for i, name in enumerate(names)}
+        texts = {label for label in spelt if isinstance(label, str)}
+        numbers = {label for label in spelt if isinstance(label, int) and label >= 0}
+        names = tuple(sorted(texts)) if texts else tuple(map(str, sorted(numbers)[:MAX_CLASSES]))
+    by_name, places = {name: i for i, name in enumerate(map(class_name, names))}, places_of(names)
     labels: list[int | None] = []
-    for i, label in enumerate(given):
+    for i, label in enumerate(spelt):
+        place = by_name.get(label) if isinstance(label, str) else places.get(str(label))
         if label is None:
             labels.append(-1)
-        elif isinstance(label, str) and label in number:
-            labels.append(number[label])
-        elif isinstance(label, int) and 0 <= label < len(names):
-            labels.append(label)
         elif isinstance(label, float):
             problem(i, f"label: {label!r:.60} is neither a name nor a whole number")
             labels.append(None)
-        else:
+        elif place is None:
             listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-            valid = f"0 to {len(names) - 1} ({listed})" if names else "none"
+            valid = (f"0 to {len(names) - 1} ({listed})" if "0" in places else listed) if names else "none"
             problem(i, f"label: {label!r:.60} is out of range; valid: {valid}")
             labels.append(None)
+        else:
+            labels.append(place)
     return labels, names, None

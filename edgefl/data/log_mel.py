@@ -26,7 +26,8 @@ def frames_of(seconds: float) -> int:
 def log_mel(samples: Samples, rate: int, bands: int, frames: int | None = None) -> npt.NDArray[np.float32]:
     """[frames, bands] in 0..1: 0 is 80 dB below the clip's loudest bin, 1 the loudest; cut or padded with 0 at the end.
 
-    ``samples`` [n] mono. ``frames`` None: as many as the clip holds. Silence gives zeros.
+    ``samples`` [n] mono. ``frames`` None: as many as the clip holds. Silence gives zeros, and so does what lies 80 dB
+    below the loudest above the bands.
     """
     window, hop = round(rate * WINDOW_S), round(rate * HOP_S)
     if frames is not None:
@@ -38,6 +39,8 @@ def log_mel(samples: Samples, rate: int, bands: int, frames: int | None = None) 
     points = 2 * (len(bank) - 1)
     power = np.abs(np.fft.rfft(cut * np.hanning(window), n=points)) ** 2  # [F, bins]
     mel = power @ bank
+    above = power[:, np.arange(len(bank)) * rate / points > HIGH_HZ]
+    mel[mel < above.max(initial=0.0) * 10 ** (FLOOR_DB / 10)] = 0  # noise beside what is louder above the bands
     peak = mel.max()
     if peak <= 0:
         level = np.zeros_like(mel)

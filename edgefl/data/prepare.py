@@ -9,17 +9,15 @@ import msgspec
 import numpy as np
 
 from edgefl.config.settings import DataConfig
-from edgefl.data.arrays import Indices, generator
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoders
+from edgefl.data.hold_out import hold_out, untested
 from edgefl.data.levels import level_names
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import as_test, load, load_pair
 from edgefl.errors import DataError
 
 TEST = "test"
-#: Share of the samples that are held out for tests, where none are given or marked.
-TEST_SHARE = 0.2
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -42,6 +40,7 @@ class Prepared(msgspec.Struct, frozen=True):
     signature: dict[str, tuple[int, ...]] = {}  # modality -> shape of one sample
     label_names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()  # bad samples, and windows with gaps, as text
+    warnings: tuple[str, ...] = ()
 
 
 def prepare_shares(
@@ -87,6 +86,7 @@ def prepare_shares(
         test_origin=origin,
         signature=data.signature(),
         label_names=data.label_names,
+        warnings=untested(data, tested),
         skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
 
@@ -105,44 +105,6 @@ def _check_shapes(data: Dataset, tested: Dataset) -> None:
             f"the data has {', '.join(data.signature())}, and the test set {', '.join(known)}",
             remedy="Name the modalities alike in data.source and data.test.",
         )
-
-
-def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tuple[Dataset, Dataset, str]:
-    """(training set, test set, "groups" or "samples") with about TEST_SHARE of the samples in the test set.
-
-    Whole groups, so that the test is on people, … left out of training, where enough of them stay: one a device where
-    groups are shared out, else one; otherwise the same share of each label (and group). Windows of one recording are
-    never on both sides.
-    """
-    rng, kept = generator(seed, "hold out"), devices if "natural" in config.partition else 1
-    test, origin = np.zeros(len(data), dtype=bool), "samples"
-    found, groups = np.unique(data.groups if data.groups is not None else [""] * len(data), return_inverse=True)
-    held = min(max(1, round(TEST_SHARE * len(found))), len(found) - kept)
-    if data.groups is not None and held > 0:
-        test, origin = np.isin(groups, rng.permutation(len(found))[:held]), "groups"
-    else:
-        first, unit = _units(data)
-        labels = np.zeros(len(first), dtype=np.int64) if data.labels is None else data.labels[first]
-        order = np.lexsort((rng.random(len(first)), labels, groups[first]))  # then every fifth: even in each stratum
-        place = np.arange(len(first))
-        chosen = order[np.floor((place + 1) * TEST_SHARE) > np.floor(place * TEST_SHARE)]
-        test = np.isin(unit, chosen)
-    if not test.any() or test.all():
-        count = f"{len(data)} samples" if data.recordings is None else f"{len(np.unique(data.recordings))} recordings"
-        raise DataError(
-            f"{count} are too few to hold {TEST_SHARE:.0%} out for the test",
-            remedy="Name a test set in data.test, or add samples.",
-        )
-    return data.subset(~test), data.subset(test), origin
-
-
-def _units(data: Dataset) -> tuple[Indices, Indices]:
-    """Units of a hold-out, samples or recordings: the first sample of each, and each sample's unit."""
-    if data.recordings is None:
-        every = np.arange(len(data))
-        return every, every
-    _, first, unit = np.unique(data.recordings, return_index=True, return_inverse=True)
-    return first, unit
 
 
 def _check_devices(devices: Sequence[str]) -> None:

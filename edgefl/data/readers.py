@@ -23,7 +23,6 @@ from typing import Literal
 import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
-from edgefl.data.dataset import as_values
 from edgefl.data.encoders import Encoder, fits, shown
 from edgefl.data.log_mel import log_mel
 from edgefl.data.pictures import read_picture
@@ -33,6 +32,7 @@ from edgefl.data.sounds import read_sound
 from edgefl.data.suffixes import KIND_OF, PICTURES, SOUNDS
 from edgefl.data.table_cells import cells_of
 from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
+from edgefl.data.values import as_values, pixel_fault
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.records import TableColumn
 from edgefl.storage.checkpoint_paths import is_own
@@ -213,9 +213,8 @@ def _vision(root: Path, value: object, to: Target) -> Array:
         array = array[:, :, None]
     if array.ndim != 3:
         raise SampleError(f"has {array.ndim} axes; [height, width, channels] is expected")
-    with np.errstate(invalid="ignore"):
-        if array.size and (array.min() < 0 or array.max() > 1):
-            raise SampleError(f"pixels from {array.min():g} to {array.max():g}; store bytes, or numbers in 0..1")
+    if fault := pixel_fault(array):
+        raise SampleError(f"{fault}; store bytes, or numbers in 0..1")
     return array
 
 

@@ -3,7 +3,7 @@
 Window k covers the time steps  k * step … k * step + window - 1  of the recording at its rate. A gap is a row with an
 absent value (NaN, an empty cell), or time stamps that jump by more than ``GAP_PERIODS`` of the recording's own periods
 (their median): windows that touch one are left out, nothing is made up for it. Between neighbouring time stamps values
-are interpolated linearly, without a low-pass filter.
+are interpolated linearly, behind a low-pass filter where the rate is lower than the recording's own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from edgefl.data.arrays import MAX_FILE_BYTES, Array
 from edgefl.data.dataset import Flags
 from edgefl.data.dates import moment_of
 from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, split, with_point
+from edgefl.data.low_pass import ALIKE, low_passed
 from edgefl.errors import DataError
 
 GAP = "windows touch a gap and are left out"
@@ -197,12 +198,15 @@ def _resampled(rows: Array, times: Array, rate: float, gaps: Flags, period: floa
     if count * rows.shape[1] * 4 > MAX_FILE_BYTES:
         raise DataError(f"at {rate:g} Hz it has {count} rows, more than {MAX_FILE_BYTES} bytes; split it into files")
     new = np.empty((count, rows.shape[1]), np.float32)
+    for channel, column in enumerate(rows.T):
+        values = low_passed(column, times, gaps, period, rate) if rate * period < ALIKE else column
+        for start in range(0, count, _BLOCK):
+            grid = np.arange(start, min(start + _BLOCK, count)) / rate
+            with np.errstate(over="ignore", invalid="ignore"):
+                new[start : start + _BLOCK, channel] = np.interp(grid, times, values)  # of an absent value: absent
     for start in range(0, count, _BLOCK):
         grid = np.arange(start, min(start + _BLOCK, count)) / rate
         block = new[start : start + _BLOCK]
-        with np.errstate(over="ignore", invalid="ignore"):
-            for channel, column in enumerate(rows.T):
-                block[:, channel] = np.interp(grid, times, column)  # of an absent value: absent
         before = np.clip(np.searchsorted(times, grid, "right") - 1, 0, len(gaps) - 1)
         block[gaps[before] & (grid > times[before]) & (grid < times[before + 1])] = np.nan
     return new, np.zeros(count, np.bool_)

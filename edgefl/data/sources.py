@@ -13,6 +13,7 @@ from edgefl.data.dataset import Dataset, decide
 from edgefl.data.encoders import Encoders, fits, shown
 from edgefl.data.folder import read_manifest
 from edgefl.data.named import named, names
+from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, Problem
 
 #: A folder or .npz file, the name of a data set, or {name: options}.
@@ -159,6 +160,10 @@ def _bad_samples(data: Dataset, modalities: Encoders) -> dict[int, str]:
             wrong, message = ~np.isfinite(flat).all(axis=1), f"{m}: holds values that are not finite (NaN or infinite)"
         for i in np.flatnonzero(wrong):
             bad.setdefault(int(i), message)
+        if m in modalities and modalities[m].kind == "vision" and pixel_fault(flat):
+            for row, pixels in enumerate(flat):
+                if fault := pixel_fault(pixels):
+                    bad.setdefault(row, f"{m}: {fault}; store bytes, or numbers in 0..1")
     for i in np.flatnonzero(~anything):
         bad.setdefault(int(i), "has no modality" + (f" of {', '.join(modalities)}" if modalities else ""))
     return bad

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.data.dataset import MAX_CLASSES
+from edgefl.data.labels import MAX_CLASSES
 from edgefl.errors import ExportError
 from edgefl.export.precision_record import EXACT, Precision, Reduced
 from edgefl.models.spec import EncoderSpec, ModelSpec

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.levels import expected_value, levels_in
+from edgefl.data.values import as_values, pixel_fault
 from edgefl.errors import DataError, ExportError
 from edgefl.export.bundle_format import (
     BATCH,
@@ -201,10 +202,13 @@ class Bundle:
             return np.pad(array.astype(np.int64), ((0, 0), (0, max(0, short))))
         if array.dtype.kind not in "fiu":
             raise DataError(f"'{port.name}' holds {array.dtype}, the bundle takes numbers", remedy="Give float32.")
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and that is an error below
-            values = np.ascontiguousarray(array, np.float32)
+        kind = self.manifest.encoders[port.name].kind
+        values = np.ascontiguousarray(as_values(array, kind))
         if not np.isfinite(values).all():
             raise DataError(f"'{port.name}' holds values that are not finite (NaN or infinite)")
+        if kind == "vision" and (fault := pixel_fault(values)):
+            remedy = "Give bytes (UINT8), or divide by the largest value that a pixel can have."
+            raise DataError(f"'{port.name}' holds {fault}, the bundle takes 0 to 1", remedy=remedy)
         return values
 
     def _tables(self, mask: str | None, prototypes: Mapping[str, ClassMeans] | None) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """The sensor encoder: a patch transformer over time series, in the manner of ViT (arXiv 2010.11929), in plain torch.
 
 Non-overlapping patches of time, each flattened and mapped to a token; a class token and learned positions; pre-norm
-blocks. A standardised sensor's channels are scaled first, by constants of the specification.
+blocks. A standardised sensor's channels are scaled first, by constants of the specification, and spikes are clipped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from edgefl.models.encoder import Kind, TokenState, attend, first_token
 from edgefl.models.spec import EncoderSpec
+
+#: Deviations from the mean that no value exceeds: beyond what sensors show, and a spike of 10^4 weighs as little.
+_FARTHEST = 20.0
 
 
 class SensorEmbed(nn.Module):
@@ -37,7 +40,7 @@ class SensorEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> TokenState:
         if self.standardized:
-            x = (x - self.mean) / self.std
+            x = ((x - self.mean) / self.std).clamp(-_FARTHEST, _FARTHEST)
         padded = F.pad(x, (0, 0, 0, self.padding)) if self.padding else x
         patches = self.project(padded.reshape(x.shape[0], self.patches, -1))
         tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), patches), dim=1)

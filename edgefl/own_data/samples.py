@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgefl.data.arrays import MAX_FILE_BYTES
 from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
+from edgefl.data.labels import class_name
 from edgefl.data.regular_files import regular_file_inside
 from edgefl.data.suffixes import KIND_OF
 from edgefl.errors import DataError
@@ -191,6 +192,8 @@ def _add_files(found: Understood, paths: Sequence[str], template: str) -> dict[s
 
 def _finished(found: Understood, source: Path) -> Understood:
     found.samples = [sample for sample in found.samples if sample.values]
+    for sample in found.samples:
+        sample.label, sample.group = class_name(sample.label), class_name(sample.group)
     used = {modality for sample in found.samples for modality in sample.values}
     found.kinds = {modality: kind for modality, kind in found.kinds.items() if modality in used}
     found.columns = {modality: columns for modality, columns in found.columns.items() if modality in used}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.recording import is_number
 from edgefl.data.sources import load
+from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import Outline, recipe_for
 from edgefl.own_data.facts import Facts, facts_of
@@ -98,6 +100,7 @@ def from_arrays(source: Path, roles: Roles = NO_ROLES) -> Source:
         )
     rows = {name for name, array in arrays.train.items() if array.ndim == 2}
     facts = facts_of_arrays(data, rows, roles.kinds)
+    _check_pixels(source, data, facts)
     said = _told(data) + [f"the array {old} is the {new}" for old, new in arrays.renamed.items()]
     if test is not None:
         said.append(f"the array of the split tells a test set of {len(next(iter(arrays.test.values())))} samples apart")
@@ -189,3 +192,13 @@ def _told(data: Dataset) -> list[str]:
         f"{len(data)} samples of {shapes}",
         f"{len(data.label_names)} labels: {', '.join(data.label_names[:SHOWN])}",
     ]
+
+
+def _check_pixels(source: Path, data: Dataset, facts: Mapping[str, Facts]) -> None:
+    """Raise DataError for pictures in another range than training and predictions take them."""
+    for modality in (m for m, each in facts.items() if each.kind == "vision"):
+        if fault := pixel_fault(np.asarray(data.modalities[modality])):
+            raise DataError(
+                f"{source}: {modality} holds {fault}, and pictures are bytes, or numbers in 0..1",
+                remedy="Store bytes (uint8), or divide by the largest value that a pixel can have.",
+            )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgefl.data.dates import date_form
+from edgefl.data.labels import class_name
 from edgefl.data.recording import TIME, is_number
 from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError
@@ -144,6 +145,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
     for column in free:
         if column not in (*axes, table.label, table.group):
             _give_role(table, column, values[column], is_file, roles)
+    spell_alike(table)
     names = distinct({sensor: _sensor_name(sensor) for sensor in table.sensors})
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
     _choose_what(table, values)
@@ -169,6 +171,12 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]]) -> None:
     else:  # a recording or a list has no use for them
         table.unused += [cell.name for cell in table.cells]
         table.cells = []
+
+
+def spell_alike(table: Table) -> None:
+    """Bring labels and groups into their one spelling, in which a change begins another recording."""
+    for row, column in itertools.product(table.rows, filter(None, (table.label, table.group))):
+        row[column] = class_name(row.get(column, ""))
 
 
 def name_columns(table: Table) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.folder import MAX_NAME, read_manifest
+from edgefl.data.labels import class_name
 from edgefl.data.levels import levels_in
 from edgefl.data.recording import is_number
 from edgefl.data.regular_files import regular_file
@@ -18,7 +19,7 @@ from edgefl.errors import DataError, Problem
 from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.table_rows import MAX_TABLE_BYTES, read_rows
-from edgefl.own_data.tables import SUFFIXES, Table, name_columns, untangle, widened
+from edgefl.own_data.tables import SUFFIXES, Table, name_columns, spell_alike, untangle, widened
 from edgefl.own_data.understood import Sample
 
 Encoders = Mapping[str, EncoderSpec]
@@ -95,6 +96,7 @@ def _recordings(table: Table, encoders: Encoders, root: Path) -> list[Sample]:
                 )
             table.sensors[m] = columns
     name_columns(table)
+    spell_alike(table)
     if table.time:
         untangle(table)
     made = write_recordings(table, root, "recordings")
@@ -104,8 +106,9 @@ def _recordings(table: Table, encoders: Encoders, root: Path) -> list[Sample]:
 def _without_unknown(samples: Sequence[Sample], labels: Sequence[str], *, levels: bool) -> list[Problem]:
     """Take away labels that the model does not know, and say which these are."""
     unknown: dict[str, int] = {}
+    known = set(map(class_name, labels))
     for sample in samples:
-        if sample.label and not (is_number(sample.label) if levels else sample.label in labels):
+        if sample.label and not (is_number(sample.label) if levels else class_name(sample.label) in known):
             unknown[sample.label] = unknown.get(sample.label, 0) + 1
             sample.label = ""
     return [Problem("label", f"{name!r:.60} of {n} rows is none the model knows") for name, n in unknown.items()][:20]

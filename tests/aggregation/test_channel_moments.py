@@ -56,6 +56,36 @@ def test_a_device_out_of_line_is_left_out_where_two_others_can_tell():
     assert not alone.left_out
 
 
+def test_one_devices_outliers_do_not_decide():
+    """300 is less than what is left out. Of the others mean 8, deviation 1: 30 counts as 13, 300 as 5.
+
+    Mean (3 * 8 + 13) / 4 = 9.25; variance (3 * (1 + 1.25^2) + 25 + 3.75^2) / 4 = 11.6875.
+    """
+    told = {name: Moments(10, (8.0,), (1.0,)) for name in "abc"} | {"d": Moments(10, (30.0,), (300.0**2,))}
+    found = combined(told, 1.0, 100.0)
+    assert found is not None
+    assert set(found.devices) == set("abcd")
+    assert (found.mean[0], found.std[0] ** 2) == (pytest.approx(9.25), pytest.approx(11.6875))
+    backwards = combined(dict(reversed(told.items())), 1.0, 100.0)
+    assert backwards is not None
+    assert (backwards.mean, backwards.std) == (found.mean, found.std)
+
+
+def test_outliers_of_a_minority_of_devices_do_not_decide():
+    """Eight of deviation 1; the ninth counts as 5, the tenth as 5 sqrt((8 + 25) / 9): together 3.5, not 134."""
+    told = {str(i): Moments(10, (0.0,), (1.0 if i < 8 else 300.0**2,)) for i in range(10)}
+    found = combined(told, 1.0, 0)
+    assert found is not None
+    assert found.std[0] ** 2 == pytest.approx((8 + 25 + 25 * 33 / 9) / 10)
+
+
+def test_of_devices_at_rest_the_one_that_moves_tells_the_deviation():
+    told = {name: Moments(10, (1.0,), (1e-30,)) for name in "ab"} | {"c": Moments(10, (1.0,), (4.0,))}
+    found = combined(told, 1.0, 100.0)
+    assert found is not None
+    assert found.std == pytest.approx((math.sqrt(4 / 3),))
+
+
 def test_a_constant_channel_is_not_blown_up():
     found = combined({"a": Moments(9, (7.0, 0.0, 1e5), (0.0, 0.0, 1e-6))}, 1.0, 100.0)
     assert found is not None

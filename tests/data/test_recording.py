@@ -12,7 +12,7 @@ import pytest
 from edgefl.config.settings import DataConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.folder import read_manifest
-from edgefl.data.prepare import hold_out
+from edgefl.data.hold_out import hold_out
 from edgefl.data.readers import SampleError, Target, read, read_samples
 from edgefl.data.recording import Recording, cut, read_csv, regular
 from edgefl.data.sources import load
@@ -105,9 +105,54 @@ def test_resampling_is_linear():
     assert not cuts.any()
 
 
+def tone(hz: float, source: float, seconds: float = 20.0, jitter: float = 0.0) -> Recording:
+    """A sine, at time stamps with jitter (of a period)."""
+    count = int(seconds * source)
+    times = (np.arange(count) + jitter * np.random.default_rng(0).uniform(-0.5, 0.5, count)) / source
+    times -= times[0]
+    return Recording(np.sin(2 * np.pi * hz * times)[:, None], times)
+
+
+@pytest.mark.parametrize(
+    ("source", "rate", "jitter", "off"),
+    [(200.0, 50.0, 0.0, 0.03), (1000.0, 10.0, 0.0, 0.001), (1000.0, 10.0, 0.3, 0.001), (100.0, 64.0, 0.0, 0.19)],
+)
+def test_what_is_too_fast_for_a_rate_does_not_become_slow(source: float, rate: float, jitter: float, off: float):
+    """A sine of 0.55 of the new rate would be one of 0.45. One of 0.3 stays, but for what lines between values take.
+
+    These are off by 1 - cos(pi f / source): of 19.2 Hz at 100 Hz 0.18.
+    """
+    fast = regular(tone(0.55 * rate, source, jitter=jitter), rate=rate)[0]
+    assert np.abs(fast[20:-20]).max() < 0.005
+    slow = regular(tone(0.3 * rate, source, jitter=jitter), rate=rate)[0][:, 0]
+    expected = np.sin(2 * np.pi * 0.3 * np.arange(len(slow)))
+    assert np.abs(slow - expected)[20:-20].max() < off
+
+
+def test_what_is_filtered_ends_at_gaps():
+    """A step of 100 behind a gap is not seen before it; a level stays what it is, up to the edges."""
+    times = np.concatenate((np.arange(300), 310 + np.arange(300))) / 100
+    levels = np.where(np.arange(600) < 300, 1.0, 101.0)
+    levels[450] = np.nan
+    rows = regular(Recording(levels[:, None], times), rate=20.0)[0][:, 0]
+    assert np.isnan(rows[[60, 61]]).all()
+    assert np.isnan(rows).sum() <= 4
+    assert np.allclose(rows[:60], 1.0)
+    assert np.allclose(rows[62:][~np.isnan(rows[62:])], 101.0)
+
+
+def test_a_filtered_recording_of_one_file_takes_bounded_memory():
+    rows = np.zeros((10**6, 1), np.float32)
+    tracemalloc.start()
+    regular(Recording(rows), rate=0.01, source_rate=1000.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * 10**6 * 8
+
+
 def test_without_times_source_rate_says_what_it_is_at():
     rows = np.arange(8.0)[:, None]
-    assert regular(Recording(rows), rate=2.0, source_rate=4.0)[0][:, 0].tolist() == [0, 2, 4, 6]
+    assert np.allclose(regular(Recording(rows), rate=2.0, source_rate=4.0)[0][:, 0], [0, 2, 4, 6])
     assert regular(Recording(rows), rate=4.0, source_rate=4.0)[0][:, 0].tolist() == list(range(8))
     with pytest.raises(DataError, match="no time column, and 2 Hz are asked for: set source_rate"):
         regular(Recording(rows), rate=2.0)

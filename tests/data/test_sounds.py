@@ -156,3 +156,15 @@ def test_a_thousand_channels_are_unpacked_a_block_at_a_time(tmp_path, monkeypatc
     samples, _ = read_sound(tmp_path / "a.wav")
     np.testing.assert_allclose(samples, TONE[:500], atol=1e-4)
     assert max(taken) <= 1000
+
+
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+def test_a_tone_above_the_bands_is_not_heard_in_them(rate):
+    """Not as one that folds back, 2 kHz of 6 kHz at 8 kHz, nor as what its window leaks, made as loud as can be."""
+    moments = np.arange(rate) / rate
+    high = (0.3 * np.sin(2 * np.pi * 6000 * moments)).astype(np.float32)
+    high = np.round(high * 32768) / np.float32(32768)
+    assert log_mel(high, rate, 40).max() == 0
+    low = (0.3 * np.sin(2 * np.pi * 1000 * moments)).astype(np.float32)
+    assert np.abs(log_mel(low + high, rate, 40) - log_mel(low, rate, 40)).max() < 0.1
+    assert log_mel(low, rate, 40).max() == 1

@@ -152,3 +152,6 @@ def test_constants_of_a_standardised_sensor_are_no_part_of_its_part():
     x = torch.randn(2, 16, 3)
     raw = x * torch.tensor([2.0, 4.0, 8.0]) + torch.tensor([1.0, 2.0, 3.0])
     assert torch.allclose(models[0].embed("acc", x).tokens, models[1].embed("acc", raw).tokens, atol=1e-5)
+    raw[0, 3, 1] = 1e30
+    x[0, 3, 1] = 20.0
+    assert torch.allclose(models[0].embed("acc", x).tokens, models[1].embed("acc", raw).tokens, atol=1e-5)

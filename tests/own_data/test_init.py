@@ -12,7 +12,9 @@ import pytest
 import yaml
 from PIL import Image
 
+from edgefl.api.local_run import LocalOptions, LocalRun
 from edgefl.cli.main import main
+from edgefl.run_records import EventRow
 
 pytestmark = pytest.mark.data
 
@@ -134,6 +136,34 @@ def test_one_modality_without_labels_is_refused_with_the_way_out(
         Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(tmp_path / f"pile/{i:03d}.png")
     assert init(tmp_path, "pile", monkeypatch=monkeypatch) == 11
     assert "--path" in capsys.readouterr().err
+
+
+def test_a_class_that_cannot_be_tested_is_said_by_init_plan_data_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    said = "the test set has no sample of 1 of 3 classes (2), so that its scores leave them out"
+    np.savez(tmp_path / "a.npz", acc=np.random.default_rng(0).normal(size=(41, 8, 2)), y=[*range(2)] * 20 + [2])
+    assert init(tmp_path, "a.npz", monkeypatch=monkeypatch) == 0
+    assert f"warning: {said}" in capsys.readouterr().out
+    for command in ("plan", "data"):
+        with pytest.raises(SystemExit):
+            main([command, "a.yaml"])
+        assert said in " ".join(capsys.readouterr().out.split())
+    events: list[EventRow] = []
+    LocalRun(LocalOptions("a.yaml", runs=tmp_path / "runs", in_process=True), events.append)._prepare()
+    assert [(event.kind, event.data["text"]) for event in events] == [("warning", said)]
+
+
+def test_pictures_in_arrays_of_another_range_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    grey = np.random.default_rng(0).integers(0, 17, (40, 8, 8))
+    np.savez(tmp_path / "a.npz", digits=grey.astype(float), y=np.arange(40) % 2)
+    np.savez(tmp_path / "b.npz", digits=grey / 16, y=np.arange(40) % 2)
+    assert init(tmp_path, "a.npz", "--kind", "digits=vision", monkeypatch=monkeypatch) == 11
+    assert "digits holds pixels from 0 to 16, and pictures are bytes, or numbers in 0..1" in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+    assert init(tmp_path, "b.npz", "--kind", "digits=vision", monkeypatch=monkeypatch) == 0
 
 
 @pytest.mark.parametrize(

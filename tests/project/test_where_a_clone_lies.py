@@ -41,6 +41,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_the_tests_of_paths_pass_there(clone: Path) -> None:
     known = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEFL_DATA", "PYTEST_"))}
     environment = {**known, "EDGEFL_REQUIRE_DATA": "", "PYTHONPATH": ""}
