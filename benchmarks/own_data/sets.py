@@ -158,7 +158,7 @@ def _series(name: str) -> Callable[[Path], OwnData]:
     return make
 
 
-def _fortunes(topics: Sequence[str], below: str = "") -> Callable[[Path], OwnData]:
+def _fortunes(topics: Sequence[str], below: str = "", options: Sequence[str] = ()) -> Callable[[Path], OwnData]:
     def make(folder: Path) -> OwnData:
         import pandas as pd
 
@@ -172,7 +172,7 @@ def _fortunes(topics: Sequence[str], below: str = "") -> Callable[[Path], OwnDat
         frame = pd.DataFrame(rows, columns=["quote", "topic"]).sample(frac=1, random_state=1).reset_index(drop=True)
         path = folder / f"fortunes{below}.csv"
         frame.to_csv(path, index=False)
-        return OwnData(path, "text", frame["topic"].tolist(), frame["quote"].tolist())
+        return OwnData(path, "text", frame["topic"].tolist(), frame["quote"].tolist(), tuple(options))
 
     return make
 
@@ -311,6 +311,7 @@ SETS: dict[str, Callable[[Path], OwnData]] = {
     "power": _series("italy_power_demand"),
     "arrows": _series("arrow_head"),
     "fortunes": _fortunes(_TOPICS),
+    "fortunes-pretrained": _fortunes(_TOPICS, options=["--pretrained"]),
     "fortunes-de": _fortunes(_THEMEN, "de"),
     "icons": _icons,
     "digits": _digit_pictures,

@@ -19,6 +19,7 @@ from edgefl.cli.options import Format, show
 from edgefl.config.yaml_files import yaml_text
 from edgefl.console import safe_text
 from edgefl.errors import DataError, StoreError
+from edgefl.own_data.checkpoints import checkpoints, suggestion
 from edgefl.own_data.draft import SIZES, Paths, Wishes, encoders, run_values
 from edgefl.own_data.samples import MANIFEST
 from edgefl.own_data.source import Source, check_task, from_arrays, from_files
@@ -77,6 +78,16 @@ def command(
         bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, now and in the run.")
     ] = False,
     recipe: Annotated[str, typer.Option(help="Recipe of the run; default: by what the data has.")] = "",
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Begin with the checkpoint that a package brings (text: extra minilm).")
+    ] = False,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FOLDER",
+            help="Begin a modality of texts or pictures with a checkpoint of transformers; repeatable.",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing, also at a terminal.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Write over a manifest and a run file that are there.")
@@ -114,11 +125,14 @@ def command(
                 skip_bad=skip_bad,
             )
         check_task(source, recipe, data)
-        wishes = Wishes(tuple(device or (_ask_devices() if asks else ())), recipe=recipe, skip_bad=skip_bad)
+        kinds = {} if _is_arrays(data) else {modality: each.kind for modality, each in data.facts.items()}
+        begun = checkpoints(kinds, packaged=pretrained, folders=checkpoint or ())
+        devices = tuple(device or (_ask_devices() if asks else ()))
+        wishes = Wishes(devices, recipe=recipe, skip_bad=skip_bad, pretrained=begun)
         if format == "terminal":
             _say(source, data)
         size, fits, sentence, warnings = _write_fitting(run_file, name, data, wishes)
-    chosen = encoders(data.facts, size, raw=not _is_arrays(data))
+    chosen = encoders(data.facts, size, raw=not _is_arrays(data), pretrained=begun)
     if format == "json":
         said = tuple(data.said)
         show("json", Started(str(data.path), str(run_file), said, data.unused, size, fits, sentence, warnings))
@@ -127,6 +141,8 @@ def command(
         typer.echo(f"  {modality} is given to {_in_words(fields)}")
     for made in (*data.written, run_file):
         typer.echo(f"wrote {made}")
+    if not begun and (idea := suggestion(kinds)):
+        typer.echo(f"tip: {idea}")
     typer.secho(f"\n{sentence}", bold=True)
     for text in warnings:
         typer.secho(f"warning: {safe_text(text)}", fg="yellow")
@@ -201,7 +217,7 @@ def _write_fitting(run_file: Path, name: str, data: Source, wishes: Wishes) -> t
 
 def _in_words(fields: Mapping[str, object]) -> str:
     rest = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in {"kind", "size", "columns"})
-    return f"a {fields['size']} {fields['kind']} encoder" + (f": {rest}" if rest else "")
+    return f"a {fields.get('size', 'frozen')} {fields['kind']} encoder" + (f": {rest}" if rest else "")
 
 
 def _is_arrays(data: Source) -> bool:

@@ -30,6 +30,7 @@ from edgefl.own_data.trained_tables import read_trained, takes_tables
 from edgefl.records import is_modality
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, table
+from edgefl.training.metrics import classification, ranking
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
@@ -168,6 +169,17 @@ def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
     return sum(int(((found == truth) & (truth >= 0)).sum()) for found, truth in pairs) / total if total else None
 
 
+def averages(data: Dataset, answers: list[Answers]) -> dict[str, float]:
+    """macro_f1, top5_accuracy and macro_auroc among the labelled samples, where ``accuracy`` is not None."""
+    labels = data.labels
+    if labels is None or accuracy(data, answers) is None:
+        return {}
+    judged = [(one.prediction.probabilities, labels[one.rows]) for one in answers if len(one.prediction.classes)]
+    scores, truth = (np.concatenate(side) for side in zip(*judged, strict=True))
+    scores, truth = scores[truth >= 0], truth[truth >= 0]
+    return {"macro_f1": classification(scores.argmax(1), truth)["macro_f1"], **ranking(scores, truth)}
+
+
 def errors(data: Dataset, answers: list[Answers]) -> dict[str, float]:
     """R² and the mean errors among the samples with a numeric target; {} where there is none."""
     if data.targets is None:
@@ -263,7 +275,8 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
     if share is not None:
         each = [f"{_given(a)} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
         parts = f" ({', '.join(each)})" if len(each) > 1 else ""
-        notes.append(f"Accuracy {units.percent(share)}{parts}.")
+        more = "".join(f", {units.metric_words(m)} {units.score(m, x)}" for m, x in averages(data, answers).items())
+        notes.append(f"Accuracy {units.percent(share)}{parts}{more}.")
     if wrong := errors(data, answers):
         notes.append(", ".join(f"{units.metric_words(name)} {units.number(x)}" for name, x in wrong.items()) + ".")
     masks = [f"by {STAND_INS[one.mask]} (given {_given(one)})" for one in answers if one.mask in STAND_INS]
@@ -288,6 +301,7 @@ def _json(
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
+        "averages": averages(data, answers),
         "errors": errors(data, answers),
         "runs_on": list(dict.fromkeys(one.runs_on for one in answers)),
         "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),

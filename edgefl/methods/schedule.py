@@ -6,7 +6,8 @@ layerwise:   stage s has encoder stages 1..s; stage s, the heads and the final n
              the first stage that has rounds, when nothing pretrained them).
 freeze:      in every stage everything exists; stage s trains encoder stages s to the last, and what follows them
              (FreezeOut, arXiv 1706.04983, in whole stages). Rounds [9, 0, 27]: 9 end-to-end, then 27 of the last stage.
-heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained.
+heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained. With frozen:
+             pretrained the encoders without a checkpoint are trained too, whole.
 mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
              progressive, or as much of that as they can, down to layerwise.
 """
@@ -19,12 +20,21 @@ from typing import Literal
 import msgspec
 
 from edgefl.errors import ModelError
-from edgefl.models.spec import ModelSpec, is_encoder, match_parts, part_names, reconstruct_parts, shared_parts
+from edgefl.models.spec import (
+    ModelSpec,
+    is_encoder,
+    match_parts,
+    modality_of,
+    part_names,
+    reconstruct_parts,
+    shared_parts,
+)
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import encoder_stage
 from edgefl.registry import Option, Schedule, register
 
 Embed = Literal["auto", "first_stage", "frozen"]
+Frozen = Literal["all", "pretrained"]
 
 
 def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
@@ -70,13 +80,18 @@ def freeze(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -
     )
 
 
-def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
+def heads(
+    spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None, frozen: Frozen = "all"
+) -> tuple[Stage, ...]:
     """One stage with all the rounds that trains what follows the encoders. ``embed`` has no effect.
 
-    Raises ModelError when nothing that follows them has weights.
+    Raises ModelError when nothing that is trained has weights.
     """
     names = _present(spec)
-    trained = tuple(part for part in names if not is_encoder(part))
+    fresh: set[str | None] = {m for m, e in spec.encoders.items() if frozen == "pretrained" and not e.pretrained}
+    if fresh:
+        fresh.add(None)  # the attention that all encoders share
+    trained = tuple(part for part in names if not is_encoder(part) or modality_of(part) in fresh)
     if spec.head.kind == "none" and all(part.startswith("head/") for part in trained):
         raise ModelError(
             "schedule heads would train nothing: the model has no heads, no reconstruction and no task",
@@ -114,6 +129,9 @@ _EMBED = Option(
     "whether the embeddings are trained in the first stage; auto: yes unless they are pretrained",
     ("auto", "first_stage", "frozen"),
 )
+_FROZEN = Option(
+    "all", "which encoders are frozen; pretrained: those that begin with a checkpoint", ("all", "pretrained")
+)
 register(
     Schedule("end_to_end", "every stage exists and is trained from the first round", default=True, stages=end_to_end),
     Schedule("progressive", "stage s adds encoder stage s; everything present is trained", stages=progressive),
@@ -131,7 +149,13 @@ register(
         stages=freeze,
         freezes=True,
     ),
-    Schedule("heads", "whole, frozen encoders; only heads, fusion and task are trained", stages=heads, encoders=False),
+    Schedule(
+        "heads",
+        "whole, frozen encoders; only heads, fusion and task are trained",
+        {"frozen": _FROZEN},
+        stages=heads,
+        encoders=False,
+    ),
     Schedule(
         "mixed",
         "each device the most its budget allows: end to end, or in stage s as in progressive, down to layerwise",

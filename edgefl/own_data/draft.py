@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from edgefl.own_data.facts import Facts
+from edgefl.own_data import checkpoints
+from edgefl.own_data.facts import Facts, most
 from edgefl.plan.preparation import column_field
 
 #: Modality -> its encoder's fields.
@@ -44,13 +46,14 @@ _LEAST_FOR_BATCH_NORM = 8
 class Wishes(NamedTuple):
     """Wishes of the user. ``devices``: profiles, one a device; ``size``: of the encoders; ``recipe`` "": chosen.
 
-    ``skip_bad``: samples that cannot be read are left out.
+    ``skip_bad``: samples that cannot be read are left out; ``pretrained``: modality -> the checkpoint it begins with.
     """
 
     devices: Sequence[str] = ()
     size: str = SIZES[0]
     recipe: str = ""
     skip_bad: bool = False
+    pretrained: Mapping[str, str] = {}
 
 
 class Paths(NamedTuple):
@@ -76,7 +79,7 @@ class Outline(NamedTuple):
 def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishes: Wishes) -> dict[str, object]:
     """The values of a run file."""
     profiles = list(wishes.devices) or ["cpu"] * _device_count(outline)
-    given = encoders(facts, wishes.size, raw=not paths.arrays)
+    given = encoders(facts, wishes.size, raw=not paths.arrays, pretrained=wishes.pretrained)
     share = max(2, int(outline.samples * _windows_each(facts, given) * 0.8 / len(profiles)))
     batch = max(2, min(16, share // 4))
     steps = max(1, share // batch)
@@ -86,14 +89,16 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     wanted = (_TABLE_STEPS if tables else _STAGE_STEPS) / (steps * epochs)
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(wanted)))
     later = rounds // 2 if tables else rounds
+    stages = _stages(facts, wishes.pretrained)
     return {
         "name": paths.name,
         "seed": 1,
         "recipe": wishes.recipe or recipe_for(outline, len(facts)),
         "data": _data(paths, facts, given, natural=outline.groups > len(profiles), skip_bad=wishes.skip_bad),
-        "model": {"stages": _STAGES, "encoders": given, "head": head, "fusion_width": 64},
+        **_schedule(facts, wishes.pretrained),
+        "model": {"stages": stages, "encoders": given, "head": head, "fusion_width": 64},
         "training": {
-            "rounds": [rounds] + [later] * (_STAGES - 1),
+            "rounds": _rounds(rounds, later, stages, facts, wishes.pretrained),
             "epochs": epochs,
             "batch_size": batch,
             "lr": {"encoder": 1.0e-3, "head": 1.0e-3},
@@ -102,6 +107,30 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
         "evaluate": "stage",
         "fleet": [{"name": f"device-{i}", "profile": profile} for i, profile in enumerate(profiles, start=1)],
     }
+
+
+def _schedule(facts: Mapping[str, Facts], pretrained: Mapping[str, str]) -> dict[str, object]:
+    """The slots of a run file: over checkpoints, what follows them and the encoders that have none are trained."""
+    if not pretrained:
+        return {}
+    whole = set(pretrained) == set(facts)
+    return {"slots": {"schedule": "heads" if whole else {"heads": {"frozen": "pretrained"}}}}
+
+
+def _rounds(each: int, later: int, stages: int, facts: Mapping[str, Facts], pretrained: Mapping[str, str]) -> list[int]:
+    """Rounds of each stage; over checkpoints all of them are of whole encoders: half as many where none is trained."""
+    if not pretrained:
+        return [each] + [later] * (stages - 1)
+    total = each * _STAGES
+    return [0] * (stages - 1) + [total // 2 if set(pretrained) == set(facts) else total]
+
+
+def _stages(facts: Mapping[str, Facts], pretrained: Mapping[str, str]) -> int:
+    """Stages of the model: those that divide every checkpoint's blocks, and one where all of them stay frozen."""
+    if set(pretrained) == set(facts):
+        return 1
+    depths = [checkpoints.depth_of(facts[m].kind, name) for m, name in pretrained.items()]
+    return next(stages for stages in range(_STAGES, 0, -1) if all(depth % stages == 0 for depth in depths))
 
 
 def _data(
@@ -130,17 +159,22 @@ def _device_count(outline: Outline) -> int:
     return 2 if outline.samples < 100 else 3
 
 
-def encoders(facts: Mapping[str, Facts], size: str, *, raw: bool) -> Encoders:
-    """Every encoder's fields in the run file. ``raw``: of files, which are prepared; arrays are taken as they are."""
+def encoders(
+    facts: Mapping[str, Facts], size: str, *, raw: bool, pretrained: Mapping[str, str] = MappingProxyType({})
+) -> Encoders:
+    """Every encoder's fields in the run file. ``raw``: of files, which are prepared; arrays are taken as they are.
+
+    ``pretrained``: modality -> its checkpoint.
+    """
+    begun = {m: {"kind": facts[m].kind, **checkpoints.fields_of(facts[m], name)} for m, name in pretrained.items()}
+    fresh = {m: {"kind": each.kind, "size": size} for m, each in facts.items() if m not in begun}
     if not raw:
-        return {m: {"kind": each.kind, "size": size, **_of_arrays(each)} for m, each in facts.items()}
+        return {m: fields | _of_arrays(facts[m]) for m, fields in fresh.items()}
     windows = _windows({m: each for m, each in facts.items() if each.kind == "sensor"})
     prepared = {"vision": _vision, "audio": _audio, "text": _text, "table": _table}
-    return {
-        m: {"kind": each.kind, "size": size, **(windows[m] if each.kind == "sensor" else prepared[each.kind](each))}
-        | _columns(each)
-        for m, each in facts.items()
-    }
+    for m, fields in fresh.items():
+        fields.update(windows[m] if m in windows else prepared[facts[m].kind](facts[m]))
+    return {m: (begun.get(m) or fresh[m]) | _columns(each) for m, each in facts.items()}
 
 
 def _of_arrays(facts: Facts) -> dict[str, Any]:
@@ -177,19 +211,14 @@ def _audio(facts: Facts) -> dict[str, Any]:
         "arch": "bands",
         "patch": 4,
         **_FLEET,
-        "seconds": round(min(max(_most(facts.seconds), 0.3), _MOST_SECONDS), 1),
+        "seconds": round(min(max(most(facts.seconds), 0.3), _MOST_SECONDS), 1),
     }
 
 
 def _text(facts: Facts) -> dict[str, Any]:
-    grams = _GRAMS * _most(facts.words)
+    grams = _GRAMS * most(facts.words)
     length = next((length for length in _LENGTHS if length >= grams), _LENGTHS[-1])
     return {"arch": "bag", "length": length, "vocabulary": _NGRAMS}
-
-
-def _most(values: Sequence[float]) -> float:
-    """The value that nineteen of twenty do not exceed."""
-    return sorted(values)[int(0.95 * (len(values) - 1))]
 
 
 def _windows(facts: Mapping[str, Facts]) -> Encoders:

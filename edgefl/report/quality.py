@@ -14,9 +14,11 @@ from edgefl.run_records import AssignmentRow, EvaluationRow, RunReport
 
 _CLASSIFICATION = {
     "accuracy": "accuracy",
+    "top5_accuracy": "top 5",
     "macro_precision": "precision",
     "macro_recall": "recall",
     "macro_f1": "F1",
+    "macro_auroc": "AUROC",
 }
 _REGRESSION = ("r2", "mae", "rmse")
 #: What tables call the rows that know the labels.
@@ -135,9 +137,11 @@ def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:
 
 
 def classification(report: RunReport) -> Grid:
-    """Accuracy and the macro averages under every condition; of a numeric target R² and the mean errors."""
-    numeric = any(row.metric in _REGRESSION for row in latest(report.evaluations))
-    metrics = {name: units.metric_words(name) for name in _REGRESSION} if numeric else _CLASSIFICATION
+    """Accuracy, top 5 and the macro averages under every condition; of a numeric target R² and the mean errors."""
+    told = {row.metric for row in latest(report.evaluations)}
+    numeric = not told.isdisjoint(_REGRESSION)
+    known = {name: units.metric_words(name) for name in _REGRESSION} if numeric else _CLASSIFICATION
+    metrics = {name: words for name, words in known.items() if name in told or not told}
     found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
     for row in latest(report.evaluations):
         if row.metric in metrics:

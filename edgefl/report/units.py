@@ -94,8 +94,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-#: Metrics of a numeric target -> their names.
-_ERRORS = {"r2": "R²", "mae": "mean absolute error", "rmse": "root mean square error"}
+#: Metrics that do not spell their names.
+_NAMES = {
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "rmse": "root mean square error",
+    "macro_f1": "macro F1",
+    "macro_auroc": "macro AUROC",
+    "top5_accuracy": "top-5 accuracy",
+}
 
 
 def is_share(metric: str) -> bool:
@@ -114,9 +121,9 @@ def score(metric: str, value: float) -> str:
 
 
 def metric_words(metric: str) -> str:
-    """A metric in words: "recall at 1 (acc to gyro)" of ``acc_to_gyro_recall_at_1``, "macro f1" of ``macro_f1``."""
-    if metric in _ERRORS:
-        return _ERRORS[metric]
+    """A metric in words: "recall at 1 (acc to gyro)" of ``acc_to_gyro_recall_at_1``, "macro F1" of ``macro_f1``."""
+    if metric in _NAMES:
+        return _NAMES[metric]
     pair, _, at = metric.partition("_recall_at_")
     return f"recall at {at} ({pair.replace('_', ' ')})" if at else metric.replace("_", " ")
 

@@ -39,7 +39,7 @@ from edgefl.registry import default, method, methods
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings, take_statistics, to_numpy
 from edgefl.training.fill import BY_LABEL, BY_MATCH, AtHand, Make, fill
-from edgefl.training.metrics import classification, pairs, retrieval, same_items
+from edgefl.training.metrics import classification, pairs, ranking, retrieval, same_items
 
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
@@ -226,7 +226,10 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         if not has.size:
             continue
         told = mask == ORACLE
-        figures = _scores(judged.logits(available, has, of_tables[0] if told else mask, told), data, has)
+        logits = judged.logits(available, has, of_tables[0] if told else mask, told)
+        figures = _scores(logits, data, has)
+        if data.targets is None:
+            figures |= ranking(torch.from_numpy(logits).double().log_softmax(1).numpy(), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
         rows += _rows(available, mask, figures, has.size, judged.criteria.matcher.metric if mask in of_tables else "")

@@ -2,6 +2,8 @@
 
 accuracy = share of p_i = y_i.  For each class of the truth: precision = hits / predicted, recall = hits / true,
 F1 = 2 hits / (predicted + true); macro = their plain mean over these classes.
+top-k accuracy = share of #{c: p_ic >= p_i,y_i} <= k;  AUROC of a class = P(p of one of its samples > p of another's),
+ties half (Mann and Whitney); macro_auroc = the mean over the classes that some samples are of and others are not.
 Retrieval of N pairs (VSE++, arXiv 1707.05612): rank_i = 1 + #{j != i: cos(a_i, b_j) >= cos(a_i, b_i)};
 recall@k = share of rank_i <= k;  RSum = recall@1 + recall@5 + recall@10, both ways, in percent points.
 """
@@ -23,6 +25,8 @@ Integers = npt.NDArray[np.int64]
 
 #: The k of recall at k. A k beyond the number of candidates is left out: it would be 1 whatever the model does.
 RECALL_AT = (1, 5, 10, 50)
+#: The k of top-k accuracy, and classes beyond which it is shown: of ten a guess has every second one.
+TOP, MANY_CLASSES = 5, 10
 #: Those whose sum is RSum; left out where one of them is.
 RSUM_AT = (1, 5, 10)
 #: Cosines nearer than this are equal: f32 carries seven digits, and equal inputs encoded in different batches differ in
@@ -53,6 +57,36 @@ def classification(predicted: npt.ArrayLike, truth: npt.ArrayLike) -> dict[str, 
         "macro_recall": float((hits / true).mean()),
         "macro_f1": float((2 * hits / (answered + true)).mean()),
     }
+
+
+def ranking(scores: npt.ArrayLike, truth: npt.ArrayLike) -> dict[str, float]:
+    """top5_accuracy and macro_auroc of the ``scores`` [N, C] of every class against ``truth`` [N].
+
+    ``scores``: probabilities, or anything that ascends with them. The former only with more than ten classes, the
+    latter only where ``truth`` has two (scikit-learn's ``roc_auc_score(multi_class="ovr")``). Errors as
+    :func:`classification`.
+    """
+    s, y = np.asarray(scores, np.float64), np.asarray(truth, np.int64)
+    _check(s[:, 0], y)
+    figures = {}
+    if s.shape[1] > MANY_CLASSES:
+        ahead = (s >= s[np.arange(len(y)), y][:, None]).sum(axis=1)
+        figures[f"top{TOP}_accuracy"] = float((ahead <= TOP).mean())
+    classes = np.unique(y)
+    if len(classes) > 1:
+        figures["macro_auroc"] = float(np.mean([area_under_roc(s[:, c], y == c) for c in classes]))
+    return figures
+
+
+def area_under_roc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
+    """Share of pairs of a positive and another sample [N] in which the positive has the larger score; ties half.
+
+    There has to be one of each.
+    """
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1; of equal scores their mean
+    ones = int(positive.sum())
+    return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * (len(scores) - ones)))
 
 
 def retrieval_ranks(

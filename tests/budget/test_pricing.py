@@ -22,9 +22,9 @@ from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
-from edgefl.plan.stages import shallower
+from edgefl.plan.stages import restrict, shallower
 from edgefl.pricing.overhead import Overhead, Share, patterns_of
-from edgefl.pricing.round_price import Pricer, price_step
+from edgefl.pricing.round_price import CONVOLUTION_BYTES, LIBRARIES_BYTES, Pricer, price_step
 from edgefl.prototypes.mask import Table
 from edgefl.registry import method, methods
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
@@ -235,3 +235,13 @@ def test_the_paper_s_model_is_priced_without_its_memory():
     peak, flops, *_ = price_step(made, dict.fromkeys(encoders, 256))
     assert flops / 256 / 1e9 == pytest.approx(5.5, rel=0.02)  # 6.6 with whole last blocks, as counted once
     assert peak / 2**20 == pytest.approx(1932, rel=0.01)  # 3,026 were measured with whole blocks and all gradients
+
+
+def test_patches_that_are_convolved_cost_the_kernels_of_convolutions():
+    picture = encoder_of_size("vision", "tiny", (16, 16, 3), patch=8)
+    mixed = ModelSpec({"a": model_spec().encoders["a"], "b": picture}, 3, HeadSpec(12, 6), 10, 3, tuple("xyz"))
+    made, pricer = job(mixed, stages_of(mixed, "end_to_end")[0]), Pricer()
+    samples = dict.fromkeys(("", "a", "b"), 12)
+    assert pricer(made, samples).libraries == LIBRARIES_BYTES + CONVOLUTION_BYTES
+    without = restrict(made.stage, ["a"])  # as a device has it that has no pictures
+    assert pricer(replace(made, stage=without), {"": 12, "a": 12}).libraries == LIBRARIES_BYTES

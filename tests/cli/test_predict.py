@@ -14,7 +14,7 @@ from export_fixture import LABELS, exported, sensor, stage_of, windows
 from coordinator.core.moves import SavedRound, SaveEnd
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.main import main
-from edgefl.cli.predict import accuracy, read_input
+from edgefl.cli.predict import _notes, accuracy, averages, read_input
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export.bundle_format import MODEL_FILE, Index, Manifest, read_manifest
@@ -219,6 +219,18 @@ def test_the_bundle_with_most_of_what_is_there_is_chosen():
     assert choose(bundles, frozenset("bc")) is None  # neither b nor c may drop the other
     assert choose(bundles, frozenset("c")) == Path("c")
     assert choose(bundles, frozenset("x")) is None
+
+
+def test_averages_are_over_the_answers_of_all_bundles():
+    """Truth x y x, the fourth has none: "y" of x, .6 and .1, are 1 and 0 below that of y, .5: half of the pairs."""
+    labels = np.array([0, 1, 0, -1])
+    data = Dataset({"a": np.zeros((4, 1), np.float32)}, {"a": np.ones(4, bool)}, labels, ("x", "y"), [*"1234"])
+    first = Prediction(classes=np.array([1, 0]), probabilities=np.array([[0.4, 0.6], [0.9, 0.1]], np.float32))
+    other = Prediction(classes=np.array([0, 0]), probabilities=np.array([[0.5, 0.5], [1, 0]], np.float32))
+    answers = [Answers("a", ("a",), np.array([0, 2]), first), Answers("b", ("a",), np.array([1, 3]), other)]
+    assert averages(data, answers) == {"macro_f1": pytest.approx(0.25), "macro_auroc": pytest.approx(0.5)}
+    assert averages(data.subset([3]), answers[:0]) == {}
+    assert _notes(data, answers, 4)[0].endswith(", macro F1 25.0 %, macro AUROC 50.0 %.")
 
 
 def test_accuracy_counts_labelled_samples_only():

@@ -58,6 +58,19 @@ def test_the_last_stage_of_freeze_is_that_of_layerwise_with_frozen_embeddings():
     assert (last.present, set(last.trained)) == (layerwise.present, set(layerwise.trained))
 
 
+def test_heads_freeze_every_encoder_or_those_that_begin_with_a_checkpoint():
+    mixed = ModelSpec({"a": msgspec.structs.replace(SENSOR, pretrained="c"), "b": SENSOR}, stages=3, classes=2)
+    heads = method("schedule", "heads").stages
+    behind = {"head/a", "head/b", "fusion", "task"}
+    own = {"b/embed", "b/stage1", "b/stage2", "b/stage3", "b/norm"}
+    (frozen,), (fresh,) = heads(mixed, [0, 0, 9]), heads(mixed, [0, 0, 9], frozen="pretrained")
+    assert (set(frozen.trained), set(fresh.trained)) == (behind, behind | own)
+    assert (fresh.depth, fresh.rounds, fresh.present) == (3, 9, tuple(part_names(mixed)))
+    multiway = msgspec.structs.replace(mixed, encoder_sharing="multiway")
+    (shared,) = heads(multiway, [1, 1, 1], frozen="pretrained")
+    assert "shared/stage3" in shared.trained  # random weights, which would stay so
+
+
 def test_freeze_of_shared_attention_freezes_the_shared_stage_too():
     spec = msgspec.structs.replace(MODEL, encoder_sharing="multiway")
     trained = [set(s.trained) for s in method("schedule", "freeze").stages(spec, [1, 1, 1])]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from mask_oracle import filled as filled_in
 from mask_oracle import stand_in
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 from training_fixture import CLIP, SHAPE, dataset, job, model_spec, parts_of, stages_of
 
 from edgefl.data.dataset import Dataset
@@ -26,7 +26,7 @@ from edgefl.training.metrics import retrieval
 
 SPEC = model_spec()
 STAGE = stages_of(SPEC)[-1]
-MACRO = {"macro_precision", "macro_recall", "macro_f1"}
+MACRO = {"macro_precision", "macro_recall", "macro_f1", "macro_auroc"}
 BOTH = frozenset({"classification", "retrieval"})
 
 
@@ -68,7 +68,10 @@ def by_hand(parts, data, rows, present):
     with torch.no_grad():
         logits = model.classify(model.fuse({m: r[m] if m in present else torch.zeros_like(r[m]) for m in "ab"}))
     labels = torch.from_numpy(data.labels[rows])
-    return {"loss": float(F.cross_entropy(logits, labels)), **sklearns(logits.argmax(1), labels)}
+    seen, chances = np.unique(labels), logits.softmax(1).numpy()
+    area = np.mean([roc_auc_score(labels == c, chances[:, c]) for c in seen])
+    loss = float(F.cross_entropy(logits, labels))
+    return {"loss": loss, **sklearns(logits.argmax(1), labels), "macro_auroc": area}
 
 
 def sklearns(answers, labels):
@@ -270,7 +273,9 @@ def test_a_device_without_the_other_encoder_is_judged_by_what_it_has():
     for name in only_a.parts_present:
         load_part(only_a, name, parts[name])
     figures = judge(only_a, data, STAGE.depth, {}, ["a"], Criteria(BOTH))
-    assert figures == pytest.approx(by_hand(parts, data, [0, 1, 2, 3, 5, 6, 7, 8], "a"), abs=1e-5)
+    wanted = by_hand(parts, data, [0, 1, 2, 3, 5, 6, 7, 8], "a")
+    del wanted["macro_auroc"]  # of the coordinator's evaluation alone
+    assert figures == pytest.approx(wanted, abs=1e-5)
     assert not only_a.training
     with pytest.raises(ModelError, match="head/b"):
         judge(only_a, data, STAGE.depth, {}, ["a", "b"], Criteria())

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, precision_recall_fscore_support, top_k_accuracy_score
+from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score, top_k_accuracy_score
 
 from edgefl.errors import DataError
 from edgefl.training import metrics
-from edgefl.training.metrics import classification, pairs, retrieval, retrieval_ranks, same_items
+from edgefl.training.metrics import classification, pairs, ranking, retrieval, retrieval_ranks, same_items
 
 
 @pytest.fixture
@@ -38,6 +38,30 @@ def test_classification_is_that_of_scikit_learn(samples):
     )[:3]
     figures = classification(predicted, truth)
     assert list(figures.values()) == pytest.approx([accuracy_score(truth, predicted), *wanted])
+
+
+def test_ranking_by_hand():
+    """Scores of class 1: 1, 3 | 2, 3 (its own): pairs 2>1, 2<3, 3>1, 3=3: 2.5 of 4."""
+    told = ranking([[9, 1], [9, 3], [0, 2], [0, 3]], [0, 0, 1, 1])
+    assert told == {"macro_auroc": pytest.approx((1 + 2.5 / 4) / 2)}
+    assert ranking(np.zeros((3, 11)), [4, 4, 4]) == {"top5_accuracy": 0}  # a model that prefers nothing
+
+
+@pytest.mark.parametrize("classes", [2, 7, 12])
+def test_ranking_is_that_of_scikit_learn(rng, classes):
+    truth = np.concatenate([np.arange(classes), rng.integers(0, classes, 60)])
+    scores = rng.dirichlet(np.ones(classes), len(truth)).round(2) + np.eye(classes)[truth] * 0.1
+    scores /= scores.sum(1, keepdims=True)
+    figures = ranking(scores, truth)
+    areas = [roc_auc_score(truth == c, scores[:, c]) for c in range(classes)]
+    assert figures["macro_auroc"] == pytest.approx(np.mean(areas))
+    if classes > 2:
+        assert figures["macro_auroc"] == pytest.approx(roc_auc_score(truth, scores, multi_class="ovr"))
+    assert ("top5_accuracy" in figures) == (classes > 10)
+    apart = scores + rng.uniform(0, 1e-6, scores.shape)  # without ties
+    assert ranking(apart, truth).get("top5_accuracy", 0) == (
+        top_k_accuracy_score(truth, apart, k=5) if classes > 10 else 0
+    )
 
 
 def test_ranks_by_hand():
