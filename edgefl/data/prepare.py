@@ -18,6 +18,7 @@ from edgefl.data.sources import as_test, load, load_pair
 from edgefl.errors import DataError
 
 TEST = "test"
+_NAMED = 5  # silent sounds in a warning
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -86,9 +87,27 @@ def prepare_shares(
         test_origin=origin,
         signature=data.signature(),
         label_names=data.label_names,
-        warnings=untested(data, tested),
+        warnings=(*untested(data, tested), *_silent([data, tested], modalities or {})),
         skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
+
+
+def _silent(parts: Sequence[Dataset], encoders: Encoders) -> list[str]:
+    """Warnings of sounds in which there is nothing to be heard."""
+    found, way = [], "leave them out, or store one of two channels that cancel each other out"
+    for m in (m for m, encoder in encoders.items() if encoder.kind == "audio"):
+        having = [part for part in parts if m in part.modalities]
+        heard = [np.asarray(part.modalities[m]).reshape(len(part), -1).any(axis=1) for part in having]
+        silent = [
+            part.ids[i] for part, some in zip(having, heard, strict=True) for i in np.flatnonzero(part.has(m) & ~some)
+        ]
+        if silent:
+            count = sum(int(part.has(m).sum()) for part in having)
+            named = ", ".join(silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
+            found.append(
+                f"{len(silent)} of {count} samples of {m} are silent once their channels are mixed ({named}): {way}"
+            )
+    return found
 
 
 def _check_shapes(data: Dataset, tested: Dataset) -> None:

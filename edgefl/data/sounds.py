@@ -19,6 +19,8 @@ from edgefl.errors import DataError, MissingDependencyError, install_command
 
 MAX_RATE_HZ = 384_000  # twice what studios record with
 MAX_CLIP_S = 60.0  # a longer clip is no sample; it would need a longer model than any here
+#: Share of a channel's peak below which a mix has nothing but what channels that cancel each other out leave (40 dB).
+_REMAINDER = 0.01
 #: Values decoded at a time, of all channels: a file of few bytes may claim a thousand channels.
 _BLOCK = 2**20
 
@@ -30,9 +32,10 @@ def read_sound(path: Path) -> tuple[Samples, int]:
         return read_wav(path)
     with _readable(library), library.SoundFile(path) as sound:
         rate = _usable(sound.samplerate)
-        parts, count, most = [], 0, int(MAX_CLIP_S * rate)
+        parts, count, most, loudest = [], 0, int(MAX_CLIP_S * rate), 0.0
         while len(block := sound.read(max(1, _BLOCK // sound.channels), dtype="float32", always_2d=True)):
             parts.append(block.mean(axis=1, dtype=np.float32))
+            loudest = max(loudest, float(np.abs(block).max()))
             if (count := count + len(block)) > most:
                 raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
     if not parts:
@@ -40,7 +43,7 @@ def read_sound(path: Path) -> tuple[Samples, int]:
     samples = np.concatenate(parts)
     if not np.isfinite(samples).all():
         raise DataError("holds values that are not finite (NaN or infinite)")
-    return samples, rate
+    return _audible(samples, loudest), rate
 
 
 def read_wav(path: Path) -> tuple[Samples, int]:
@@ -63,7 +66,13 @@ def read_wav(path: Path) -> tuple[Samples, int]:
         raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
     raw = np.frombuffer(data[:usable], dtype={1: "<u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
     scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
-    return scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+    mixed = scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    return _audible(mixed, float(np.abs(scaled).max())), rate
+
+
+def _audible(mixed: Samples, loudest: float) -> Samples:
+    """The mix of all channels, of which ``loudest`` is the peak; zeros where they cancel each other out."""
+    return mixed if np.abs(mixed).max() > _REMAINDER * loudest else np.zeros_like(mixed)
 
 
 def _soundfile(path: Path) -> Any:

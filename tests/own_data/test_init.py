@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,24 @@ def test_a_class_that_cannot_be_tested_is_said_by_init_plan_data_and_run(
     events: list[EventRow] = []
     LocalRun(LocalOptions("a.yaml", runs=tmp_path / "runs", in_process=True), events.append)._prepare()
     assert [(event.kind, event.data["text"]) for event in events] == [("warning", said)]
+
+
+def test_silent_sounds_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """One of 24 has nothing, and two channels that cancel out leave nothing of two more."""
+    tone = np.sin(2 * np.pi * 440 * np.arange(4000) / 8000) * 9000
+    for i in range(24):
+        place = tmp_path / f"clips/{'low' if i % 2 else 'high'}/{i}.wav"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        left = tone[:: 2 - i % 2] * (i > 0)
+        sides = np.stack([left, -left if i in {5, 6} else left], axis=1)
+        with wave.open(str(place), "wb") as sound:
+            sound.setparams((2, 2, 8000, 0, "NONE", ""))
+            sound.writeframes(sides.astype("<i2").tobytes())
+    assert init(tmp_path, "clips", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "warning: 3 of 24 samples of audio are silent once their channels are mixed (" in out
+    for name in ("high/0", "low/5", "high/6"):
+        assert name in out
 
 
 def test_pictures_in_arrays_of_another_range_are_refused(
