@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def pictures(folder: Path, *, sides: tuple[int, ...] = (32,)) -> None:
         place = folder / "ab"[i % 2] / f"{i}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         side = sides[i % len(sides)]
-        Image.fromarray(np.full((side, 32, 3), 9 * i, np.uint8)).save(place)
+        Image.fromarray(np.full((side, 32, 3), (40, 200)[i % 2] + i, np.uint8)).save(place)
         place.with_suffix(".txt").write_text(f"a {WORDS[4 + i % 4]} thing")
 
 
@@ -134,13 +135,21 @@ def test_arrays_are_taken_as_they_are(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_run_leaves_the_checkpoint_as_it_is_and_trains_the_other_encoder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pictures(tmp_path / "things")
-    vit(tmp_path / "vit")
     bert(tmp_path / "bert")
     assert init(tmp_path, "things", "--checkpoint", "text=bert", "--yes", monkeypatch=monkeypatch) == 0
+    fewer = ["--set", "training.rounds=[0, 3]", "--set", "training.epochs=3"]
     with pytest.raises(SystemExit) as ended:
-        main(["run", "things.yaml", "--in-process", "--set", "training.rounds=[0,2]", "--format", "json"])
+        main(["run", "things.yaml", "--in-process", "--no-export", *fewer, "--format", "json"])
     assert not ended.value.code
+    out = capsys.readouterr().out
+    report = json.loads(out[out.index("\n{") :])
+    (trained,) = {tuple(row["trained"]) for row in report["assignments"]}
+    assert {"image/embed", "image/stage1", "image/stage2", "head/text"} <= set(trained)
+    assert not [part for part in trained if part.startswith("text/")]
+    last = [row["value"] for row in report["evaluations"] if row["metric"] == "accuracy" and len(row["available"]) == 2]
+    assert last[-1] == 1.0  # dark and bright, of which the texts say nothing
