@@ -214,6 +214,7 @@ def state(directory: Path) -> Check:
 
 def local_data(source: str) -> Check:
     """Whether the local data can be read, and what it holds."""
+    from edgefl.data.label_sets import plain_names
     from edgefl.data.sources import load
 
     try:
@@ -226,7 +227,7 @@ def local_data(source: str) -> Check:
     detail = f"{len(data)} samples ({parts})"
     if data.labels is None or not (data.labels >= 0).any():
         return found("data-unlabelled", f"{detail}, none has a label")
-    return well("data", f"{detail}, labels {', '.join(data.label_names)[:200]}")
+    return well("data", f"{detail}, labels {', '.join(plain_names(data.label_names))[:200]}")
 
 
 def dial(device: Device, own: Credentials | None) -> list[Check]:

@@ -227,6 +227,7 @@ class Objective(Method):
     ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs of modalities. Together such
     terms decide which samples a device trains on, whether the model has a classifier, and whether the planner prices
     batches with labels; a term with neither sees what the others let through.
+    ``one_label``: it has no meaning for samples of several.
     ``modalities``: fewest of a model that it is for.
     ``joint``: it compares the fused representation with projections, which have to be as wide.
     ``unlabelled``: it trains the fusion on samples without a label too.
@@ -239,6 +240,7 @@ class Objective(Method):
     loss: Callable[..., Tensor] | None = None
     labels: bool = False
     pairs: bool = False
+    one_label: bool = False
     modalities: int = 1
     joint: bool = False
     unlabelled: bool = False

@@ -14,8 +14,10 @@ import numpy as np
 
 from edgefl.data.arrays import Array, Rows
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import Sets
 from edgefl.data.levels import target_errors
 from edgefl.run_records import Reference
+from edgefl.training.metrics import several_labels
 
 #: Training samples at most, on which a forest takes seconds.
 _MOST_SAMPLES = 20_000
@@ -31,7 +33,7 @@ _LINEAR = {"ridge", "logistic regression"}
 def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | None:
     """Accuracy, or R² of a numeric target, on ``test`` of simple models fitted on all ``shares``; None: no labels.
 
-    Raises ModuleNotFoundError without scikit-learn.
+    Of several labels mean average precision. Raises ModuleNotFoundError without scikit-learn.
     """
     names, numeric = test.label_names, test.targets is not None
     labelled = [share.relabelled(names) for share in shares if share.labels is not None]
@@ -41,9 +43,13 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
     y = np.concatenate([_truth(share) for share in labelled])
     known, tested = np.flatnonzero(~np.isnan(y)), np.flatnonzero(~np.isnan(truth))
     known = known[np.linspace(0, len(known) - 1, min(len(known), _MOST_SAMPLES)).astype(int)]
-    if len(np.unique(y[known])) < 2 or not len(tested):
+    if (len(np.unique(y[known])) < 2 and test.sets is None) or not len(tested):
         return None
     modalities = list(test.signature())
+    if test.sets is not None:
+        sets = np.concatenate([share.sets for share in labelled if share.sets is not None])
+        x, z = _features([*labelled, test], modalities, sum(map(len, labelled)))
+        return _of_several(x[known], sets[known], z[tested], test.sets[tested])
     alone = {f" on {m} alone": [m] for m in modalities} if len(modalities) > 1 else {}
     scores = {}
     for words, given in {"": modalities, **alone}.items():
@@ -59,6 +65,19 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
             score = target_errors(answers, right)["r2"] if numeric else float((answers == right).mean())
             scores[name + words] = score
     return Reference("r2" if numeric else "accuracy", scores, len(known))
+
+
+def _of_several(x: Any, sets: Sets, z: Any, truth: Sets) -> Reference:
+    """Mean average precision on ``z``, of which samples have the labels ``truth``, of models fitted on ``x``."""
+    from sklearn.multiclass import OneVsRestClassifier
+
+    scores = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as below; and of a label that all samples have, or none
+        for name, model in _models(False, sparse=True):
+            chances = OneVsRestClassifier(model).fit(x, sets.astype(np.int64)).predict_proba(z)
+            scores[name] = several_labels(chances, truth).get("mean_average_precision", 0.0)
+    return Reference("mean_average_precision", scores, len(sets))
 
 
 def _truth(data: Dataset) -> Array | None:

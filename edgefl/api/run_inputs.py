@@ -13,6 +13,7 @@ from edgefl.budget.fit import RunPrice
 from edgefl.config.profiles import RunSource, fleet_profile, load_run
 from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import Overrides, parse_bytes
+from edgefl.data.label_sets import plain_names
 from edgefl.data.levels import levels_in
 from edgefl.data.prepare import Prepared, Share, prepare_shares
 from edgefl.data.sources import Source, as_test, load
@@ -88,7 +89,8 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
     def label(index: int, name: str) -> Column[Share]:
         return Column(name, lambda share: str(share.class_counts[index]), group="samples of class")
 
-    names = prepared.label_names if levels_in(prepared.label_names) is None else ()  # levels of a number are no classes
+    numeric = levels_in(prepared.label_names) is not None  # levels of a number are no classes
+    names = () if numeric else plain_names(prepared.label_names)
     columns: list[Column[Share]] = [
         Column("device", lambda share: share.device, key=True, text=True),
         Column("samples", lambda share: str(share.samples[""])),

@@ -18,7 +18,7 @@ import typer
 
 from edgefl.api.runs import RUNS
 from edgefl.cli.options import BundleArgument, RunsOption, bundle_folder, drawn, write_out
-from edgefl.cli.predict import accuracy, errors, read_input, trusted
+from edgefl.cli.predict import accuracy, averages, errors, read_input, trusted
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError, WorkerError
 from edgefl.export.benchmark import Measured, Task, convert, exported_precisions, inputs_of
@@ -35,12 +35,15 @@ from edgefl.report.grid import Cell, Column, Grid, amount, measure, print_grids,
 SCHEMA = "edgefl.benchmark/1"
 #: Samples of a call at most: those of a request to `edgefl serve`.
 MOST = 256
+#: The score in the table, where it is no accuracy.
+_BEST = ("r2", "mean_average_precision")
 
 
 class Row(msgspec.Struct, frozen=True):
     """Figures of a bundle for one precision, subset of the modalities and batch size.
 
-    ``samples``: those that have all of ``given``, which accuracy and errors are of; None without data.
+    ``samples``: those that have all of ``given``, which accuracy and errors are of; None without data. ``errors``: of a
+    numeric target; of several labels a sample their averages.
     """
 
     precision: Precision
@@ -200,7 +203,8 @@ def _rows(case: _Case, task: Task, work: Path) -> list[Row]:
     right, wrong = None, {}
     if data is not None and len(data):
         answers, _ = apply(case.bundles, data, device=task.device)
-        right, wrong = accuracy(data, answers), errors(data, answers)
+        right = accuracy(data, answers)
+        wrong = errors(data, answers) if data.sets is None else averages(data, answers)
     absent = set(manifest.fills) - set(case.given)
     return [
         Row(
@@ -267,8 +271,9 @@ def _grid(rows: Sequence[Row], threads: int) -> Grid:
     ]
     if any(row.accuracy is not None for row in rows):
         columns.append(Column("accuracy", lambda row: _share(row.accuracy)))
-    if any(row.errors for row in rows):  # csv and json have the mean errors too
-        columns.append(Column(units.metric_words("r2"), lambda row: units.number(row.errors.get("r2"))))
+    best = next((name for name in _BEST if any(name in row.errors for row in rows)), "")
+    if best:  # csv and json have the others too
+        columns.append(Column(units.metric_words(best), lambda row: units.number(row.errors.get(best))))
     columns += [
         Column("a sample", lambda row: units.number(row.ms_per_sample), "ms"),
         measure("peak", lambda row: row.peak_bytes, "B", why="this system tells no peak of a process"),
@@ -285,7 +290,8 @@ def _share(value: float | None) -> Cell:
 
 def _notes(rows: Sequence[Row], threads: int) -> Iterator[str]:
     counts = {row.given: row.samples for row in rows if row.samples is not None}
-    score = "R²" if any(row.errors for row in rows) else "Accuracy"
+    score = next((units.metric_words(name) for name in _BEST if any(name in row.errors for row in rows)), "accuracy")
+    score = score[0].upper() + score[1:]
     if counts and any(row.errors or row.accuracy is not None for row in rows):
         each = ", ".join(f"{given} {count}" for given, count in counts.items())
         even = len({*counts.values()}) == 1

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -58,7 +58,18 @@ def command(
         ),
     ] = "",
     label: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Column of a table that is to be learned; default: guessed.")
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a table that is to be learned; default: guessed. Repeated: columns of 0 and 1 each.",
+        ),
+    ] = None,
+    task: Annotated[
+        Literal["", "classes", "multilabel", "number"],
+        typer.Option(
+            help="What labels are: classes, one a sample; multilabel, several; a number. Default: guessed.",
+            show_default=False,
+        ),
     ] = "",
     group: Annotated[
         str, typer.Option(metavar="COLUMN", help="Column of a table that says who or what a row is of.")
@@ -111,7 +122,7 @@ def command(
     run_file = out or Path(f"{name}.yaml")
     if run_file.exists() and not force:
         raise StoreError(f"{run_file} is there already", remedy="Name another by --out, or write over it by --force.")
-    roles = wished(label, group, drop or [], kind or [])
+    roles = wished(label or [], group, drop or [], kind or [], task)
     with _undone(source, run_file):
         if source.suffix.lower() == ".npz":
             data = from_arrays(source, roles)

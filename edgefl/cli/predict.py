@@ -16,13 +16,14 @@ from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder
 from edgefl.console import safe_text
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import THRESHOLD, classes_in
 from edgefl.data.levels import target_errors
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
 from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
-from edgefl.export.recordings import RecordingAnswer, of_recordings
+from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.table_rows import head_of
@@ -30,7 +31,7 @@ from edgefl.own_data.trained_tables import read_trained, takes_tables
 from edgefl.records import is_modality
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.training.metrics import classification, ranking
+from edgefl.training.metrics import classification, ranking, several_labels
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
@@ -100,8 +101,8 @@ def command(
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
     body = _json(data, answers, left, bundles, limit) if format == "json" else None
-    names = next(iter(bundles.values())).labels
-    show(format, body, _grid(data, answers, limit or SHOWN), *_recordings_grid(data, answers, names, limit or SHOWN))
+    names, most = next(iter(bundles.values())).labels, limit or SHOWN
+    show(format, body, _grid(data, answers, names, most), *_recordings_grid(data, answers, names, most))
 
 
 def read_input(
@@ -161,8 +162,10 @@ def trusted(bundles: Mapping[Path, Manifest], data: Dataset) -> Dataset:
 
 
 def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
-    """Share of right answers among the labelled samples; None when none has a label, or the label is a number."""
-    if data.labels is None or data.targets is not None:
+    """Share of right answers among the labelled samples; None when none has a label, the label is a number, or a sample
+    may have several.
+    """
+    if data.labels is None or data.targets is not None or data.sets is not None:
         return None
     pairs = [(one.prediction.classes, data.labels[one.rows]) for one in answers if len(one.prediction.classes)]
     total = sum(int((truth >= 0).sum()) for _, truth in pairs)
@@ -170,13 +173,21 @@ def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
 
 
 def averages(data: Dataset, answers: list[Answers]) -> dict[str, float]:
-    """macro_f1, top5_accuracy and macro_auroc among the labelled samples, where ``accuracy`` is not None."""
-    labels = data.labels
-    if labels is None or accuracy(data, answers) is None:
+    """Averages over classes among the labelled samples, {} where there is none, or the label is a number.
+
+    macro_f1, top5_accuracy and macro_auroc; of several labels mean_average_precision and macro_f1.
+    """
+    if data.labels is None or data.targets is not None:
         return {}
-    judged = [(one.prediction.probabilities, labels[one.rows]) for one in answers if len(one.prediction.classes)]
-    scores, truth = (np.concatenate(side) for side in zip(*judged, strict=True))
-    scores, truth = scores[truth >= 0], truth[truth >= 0]
+    judged = [(one.prediction.probabilities, one.rows) for one in answers if len(one.prediction.classes)]
+    scores, rows = (np.concatenate(side) for side in zip(*judged, strict=True)) if judged else (np.empty((0, 0)),) * 2
+    known = data.labels[rows.astype(np.int64)] >= 0
+    if not known.any():
+        return {}
+    scores, rows = scores[known], rows[known]
+    if data.sets is not None:
+        return several_labels(scores, data.sets[rows])
+    truth = data.labels[rows]
     return {"macro_f1": classification(scores.argmax(1), truth)["macro_f1"], **ranking(scores, truth)}
 
 
@@ -198,12 +209,6 @@ def _having(data: Dataset, row: int) -> str:
     return " + ".join(m for m in data.modalities if data.present[m][row]) or "nothing"
 
 
-def _truth(data: Dataset, row: int) -> str | None:
-    if data.labels is None or data.labels[row] < 0:
-        return None
-    return data.label_names[int(data.labels[row])] if data.targets is None else f"{data.targets[row]:.6g}"
-
-
 _Place = tuple[int, Answers, int]  # row of the data set, the answers that hold it, its place in them
 
 
@@ -213,7 +218,13 @@ def _places(answers: list[Answers], limit: int | None) -> list[_Place]:
     return sorted(places, key=lambda place: place[0])[:limit]
 
 
-def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
+def _likely(probabilities: np.ndarray, names: tuple[str, ...]) -> str:
+    """The largest probability; where a sample may have several labels, that of each answered, or of the likeliest."""
+    told = probabilities[probabilities >= THRESHOLD] if classes_in(names) else probabilities[:0]
+    return ", ".join(units.percent(float(p)) for p in told) or units.percent(float(probabilities.max()))
+
+
+def _grid(data: Dataset, answers: list[Answers], names: tuple[str, ...], limit: int) -> Grid:
     def vectors(place: _Place) -> str:
         _, answer, at = place
         texts = {m: ", ".join(f"{x:.3f}" for x in e[at][:4]) for m, e in embeddings(answer).items()}
@@ -221,13 +232,13 @@ def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
 
     def label(place: _Place) -> Cell:
         row, answer, at = place
-        label, truth = answer.prediction.labels[at], _truth(data, row)
+        label, truth = answer.prediction.labels[at], truth_of(data, row)
         numeric = answer.prediction.values is not None  # near is right
         return Cell(label, tone="" if truth is None or numeric else "good" if truth == label else "bad")
 
     def probability(place: _Place) -> str:
         _, answer, at = place
-        return units.percent(float(answer.prediction.probabilities[at].max()))
+        return _likely(answer.prediction.probabilities[at], names)
 
     columns: list[Column[_Place]] = [
         Column("sample", lambda place: data.ids[place[0]], key=True, text=True),
@@ -238,9 +249,9 @@ def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
     else:
         numeric = answers[0].prediction.values is not None
         columns.append(Column("value" if numeric else "label", label, text=not numeric))
-        columns += [] if numeric else [Column("probability", probability)]
-        if accuracy(data, answers) is not None or errors(data, answers):
-            columns.append(Column("truth", lambda place: _truth(data, place[0]) or units.NOTHING, text=True))
+        columns += [] if numeric else [Column("probability", probability, text=classes_in(names) is not None)]
+        if averages(data, answers) or errors(data, answers):
+            columns.append(Column("truth", lambda place: truth_of(data, place[0]) or units.NOTHING, text=True))
     rows = _places(answers, limit)
     return table("Predictions", columns, rows, _notes(data, answers, len(rows)))
 
@@ -251,8 +262,7 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
         return []
 
     def label(row: RecordingAnswer) -> Cell:
-        truth = labels[row.truth] if row.truth >= 0 else None
-        return Cell(row.label, tone="" if truth is None else "good" if truth == row.label else "bad")
+        return Cell(row.label, tone="" if row.truth is None else "good" if row.truth == row.label else "bad")
 
     columns: list[Column[RecordingAnswer]] = [
         Column("recording", lambda row: row.id, key=True, text=True),
@@ -261,9 +271,9 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
         Column("mean probability", lambda row: units.percent(float(row.probabilities.max()))),
     ]
     notes = [f"{limit} of {len(found)} recordings shown; --limit shows more."] if limit < len(found) else []
-    judged = [row.label == labels[row.truth] for row in found if row.truth >= 0]
+    judged = [row.label == row.truth for row in found if row.truth is not None]
     if judged:
-        columns.append(Column("truth", lambda row: labels[row.truth] if row.truth >= 0 else units.NOTHING, text=True))
+        columns.append(Column("truth", lambda row: row.truth or units.NOTHING, text=True))
         notes.append(f"Accuracy of recordings {units.percent(sum(judged) / len(judged))}.")
     return [table("Recordings", columns, found[:limit], notes)]
 
@@ -271,12 +281,14 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
 def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
     count = sum(len(one.rows) for one in answers)
     notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
-    share = accuracy(data, answers)
+    share, told = accuracy(data, answers), averages(data, answers)
+    more = ", ".join(f"{units.metric_words(m)} {units.score(m, x)}" for m, x in told.items())
     if share is not None:
         each = [f"{_given(a)} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
         parts = f" ({', '.join(each)})" if len(each) > 1 else ""
-        more = "".join(f", {units.metric_words(m)} {units.score(m, x)}" for m, x in averages(data, answers).items())
-        notes.append(f"Accuracy {units.percent(share)}{parts}{more}.")
+        notes.append(f"Accuracy {units.percent(share)}{parts}, {more}.")
+    elif told:
+        notes.append(f"{more[:1].upper()}{more[1:]}.")
     if wrong := errors(data, answers):
         notes.append(", ".join(f"{units.metric_words(name)} {units.number(x)}" for name, x in wrong.items()) + ".")
     masks = [f"by {STAND_INS[one.mask]} (given {_given(one)})" for one in answers if one.mask in STAND_INS]
@@ -311,6 +323,6 @@ def _json(
         "bad_samples": [str(problem) for problem in data.skipped],
         "recordings": recording_entries(data, answers, labels),
         "predictions": [
-            entry(one, at, data.ids[row], labels, _truth(data, row)) for row, one, at in _places(answers, limit)
+            entry(one, at, data.ids[row], labels, truth_of(data, row)) for row, one, at in _places(answers, limit)
         ],
     }

@@ -3,7 +3,8 @@
 As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``label`` [N], ``label_names`` [C],
 ``ids`` [N], ``group`` [N] and, where samples are windows of recordings, ``ids.recording`` [N]; of these only the
 modalities are required. Labels are whole numbers (-1: none; places in ``label_names`` where that is there), names
-("": none), or a numeric target as floating-point numbers (NaN: none).
+("": none), or a numeric target as floating-point numbers (NaN: none); or ``label`` [N, C] is 1 for each class that a
+sample is of, and 0 (a row of -1: none is known).
 """
 
 from __future__ import annotations
@@ -17,15 +18,10 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, npz_names, read_npz, write_npz
 from edgefl.data.encoders import Encoders
-from edgefl.data.labels import (
-    class_name,
-    class_names,
-    merged,
-    numbers_as_labels,
-    places_of,
-    texts_as_labels,
-)
-from edgefl.data.levels import Targets, as_labels, levels_in, nearest_level
+from edgefl.data.label_arrays import labels_of
+from edgefl.data.label_sets import Sets, classes_in, first_classes, one_class_each, plain_names, renumbered
+from edgefl.data.labels import class_name, class_names, places_of
+from edgefl.data.levels import Targets, levels_in, nearest_level
 from edgefl.data.values import as_cells, as_values
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
@@ -65,7 +61,8 @@ class Dataset:
     ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen;
     ``resizable``: modalities that were read from files which can be read again to another shape; ``whole``: [N] bool,
     samples that had every modality before zeros took the place of absent ones, None: none did; ``targets``: [N]
-    float64, NaN for none, of a numeric target, whose ``labels`` are the nearest levels; None: labels are classes.
+    float64, NaN for none, of a numeric target, whose ``labels`` are the nearest levels; None: labels are classes;
+    ``sets``: [N, C] bool, the classes of each sample where it may have several (``edgefl.data.label_sets``).
     """
 
     modalities: Mapping[str, Rows]
@@ -80,6 +77,7 @@ class Dataset:
     recordings: Array | None = None
     whole: Flags | None = None
     targets: Targets | None = None
+    sets: Sets | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -106,6 +104,8 @@ class Dataset:
 
     def class_counts(self) -> tuple[int, ...]:
         """Labelled samples of each class."""
+        if self.sets is not None:
+            return tuple(self.sets.sum(axis=0).tolist())
         known = np.empty(0, np.int64) if self.labels is None else self.labels[self.labels >= 0]
         return tuple(np.bincount(known, minlength=len(self.label_names)).tolist())
 
@@ -124,14 +124,23 @@ class Dataset:
             encoded={m: e.rows(rows) for m, e in self.encoded.items()},
             whole=None if self.whole is None else self.whole[rows],
             targets=None if self.targets is None else self.targets[rows],
+            sets=None if self.sets is None else self.sets[rows],
         )
 
     def relabelled(self, names: Sequence[str]) -> Dataset:
         """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named.
 
         Whole numbers count ``names`` where none of these is a number. Where ``names`` are levels of a numeric target,
-        labels that are numbers become targets.
+        labels that are numbers become targets; where samples may have several, one label
+        is a set.
         """
+        if classes_in(names) is not None:
+            return self._in_sets(names)
+        if self.sets is not None:
+            raise DataError(
+                f"samples have several labels, and the model knows one of {_few(names)} each",
+                remedy="Give each sample one label, or leave this device out of the run.",
+            )
         if (levels := levels_in(names)) is not None:
             targets = self._as_targets()
             labels = None if targets is None else nearest_level(targets, levels)
@@ -153,6 +162,15 @@ class Dataset:
             )
         return replace(self, labels=np.array([*places, -1], np.int64)[self.labels], label_names=tuple(names))
 
+    def _in_sets(self, names: Sequence[str]) -> Dataset:
+        if self.targets is not None:
+            raise DataError("the labels are numbers, and the model knows classes", remedy="Give names of classes.")
+        if self.labels is None:
+            return replace(self, label_names=tuple(names))
+        sets = one_class_each(self.labels, len(self.label_names)) if self.sets is None else self.sets
+        sets = renumbered(sets, plain_names(self.label_names), plain_names(names))
+        return replace(self, sets=sets, labels=first_classes(sets, self.labels >= 0), label_names=tuple(names))
+
     def _as_targets(self) -> Targets | None:
         """Targets, of whole numbers and names of numbers too. Raises DataError for other names."""
         if self.targets is not None or self.labels is None:
@@ -172,6 +190,8 @@ class Dataset:
         arrays |= {f"{m}.present": p for m, p in self.present.items()}
         if self.labels is not None:
             arrays["label"] = self.labels if self.targets is None else self.targets
+        if self.sets is not None and self.labels is not None:
+            arrays["label"] = np.where((self.labels >= 0)[:, None], self.sets, -1).astype(np.int8)
         arrays["label_names"] = np.array(self.label_names, dtype=np.str_)
         arrays["ids"] = np.array(self.ids, dtype=np.str_)
         if self.groups is not None:
@@ -252,39 +272,18 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
     for m, values in modalities.items():
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
-    labels, label_names, targets = _labels(
-        arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ()))
-    )
+    labels = labels_of(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
     return Dataset(
         modalities=modalities,
         present=flags,
-        labels=labels,
-        label_names=label_names,
+        labels=labels.numbers,
+        label_names=labels.names,
         ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else class_names(arrays["group"].astype(np.str_)),
         recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
-        targets=targets,
+        targets=labels.targets,
+        sets=labels.sets,
     )
-
-
-def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None, tuple[str, ...], Targets | None]:
-    """Labels as numbers (-1: none), their names, and numeric targets, which floating-point numbers are.
-
-    Without ``names`` texts are numbered in alphabetical order, whole numbers in their own.
-    """
-    if given is None:
-        return None, names, None
-    if given.dtype.kind == "f" and given.ndim == 1:
-        targets = given.astype(np.float64)
-        return *as_labels(targets, names), targets
-    if given.dtype.kind == "U":
-        return *texts_as_labels(given, names), None
-    if given.dtype.kind not in "iu":
-        raise DataError(
-            f"array 'label' has type {given.dtype}, not integers or texts",
-            remedy="Number the labels from 0 (-1: no label), or write their names (an empty one: no label).",
-        )
-    return *(merged(given, names) if names else numbers_as_labels(given)), None
 
 
 def _few(names: Sequence[str]) -> str:
@@ -311,6 +310,8 @@ def _check(data: Dataset) -> None:
                 remedy=f"Give every array one row a sample, in one order ({listed}); where a sample lacks a modality, "
                 "any row stands for it and '<modality>.present' is false.",
             )
+    if data.sets is not None and data.sets.shape != (count, len(data.label_names)):
+        raise DataError(f"sets of labels have shape {list(data.sets.shape)}, not {[count, len(data.label_names)]}")
     if set(data.modalities) != set(data.present):
         raise DataError(f"modalities {sorted(data.modalities)} and presence flags {sorted(data.present)} differ")
     for name, values in data.modalities.items():

@@ -2,8 +2,8 @@
 
     {"id": "w1", "label": "walking", "group": "anna", "acc": "acc/w1.npy", "gyro": [[0.1, 0.0, 0.2], …]}
 
-``id``, ``label`` (a name, a whole number, or a numeric target such as 3.0), ``group`` and ``meta`` (ignored) are
-optional; every other key is a modality (see ``readers``). An absent key, or null, is a missing modality.
+``id``, ``label`` (a name, a whole number, a list of these, or a numeric target such as 3.0), ``group`` and ``meta``
+(ignored) are optional; every other key is a modality (see ``readers``). An absent key, or null, is a missing modality.
 ``labels.json`` beside the manifest, a list of names, fixes the numbering of labels; without it the names found here are
 sorted.
 
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -25,7 +26,8 @@ import numpy as np
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
 from edgefl.data.dataset import Dataset, decide
 from edgefl.data.encoders import Encoders
-from edgefl.data.labels import as_targets, class_name, named_labels, numbered
+from edgefl.data.label_sets import classes_in
+from edgefl.data.labels import Label, as_sets, as_targets, class_name, named_labels, numbered
 from edgefl.data.levels import levels_in
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least
@@ -49,7 +51,7 @@ class _Row:
     line: int
     id: str
     group: str
-    label: str | int | float | None
+    label: Label
     values: dict[str, Array] = field(default_factory=dict)
     windows: dict[str, Windows] = field(default_factory=dict)
     recording: str = ""  # the id of the line that this is a window of
@@ -128,19 +130,22 @@ def read_manifest(
                 folder.problem(line, f"id: {row.id!r} is already used on line {first[row.id]}")
     rows = _same_shapes(folder, rows)
     given = [row.label for row in rows]
+    several = any(isinstance(label, list) for label in given) or classes_in(names) is not None
     numeric_names = levels_in(names) is not None
     numeric_labels = any(isinstance(label, float) for label in given)
-    number = as_targets if (numeric_names if names else numeric_labels) else numbered
-    labels, names, numeric = number(given, names, lambda i, text: folder.problem(rows[i].line, text))
+    one = as_targets if (numeric_names if names else numeric_labels) else numbered
+    number = as_sets if several else one
+    labels, names, numeric, sets = number(given, names, lambda i, text: folder.problem(rows[i].line, text))
     good = [i for i, label in enumerate(labels) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
     decide(folder.problems, len(good), bad_samples, str(path))
     skipped = [*folder.problems, *folder.notes]
     kept = [rows[i] for i in good]
     data = _stack(kept, [label for label in labels if label is not None], names, skipped, str(path))
+    sets = None if sets is None or data.labels is None else sets[good]
     recordings = np.array([row.recording for row in kept], dtype=np.str_) if folder.windowed else None
     numeric = None if numeric is None else numeric[good]
-    return replace(data, resizable=folder.resizable, recordings=recordings, targets=numeric)
+    return replace(data, resizable=folder.resizable, recordings=recordings, targets=numeric, sets=sets)
 
 
 def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:
@@ -169,11 +174,14 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
         folder.problem(line, f"not a JSON object: {error}")
         return None
     label = record.get("label")
-    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int | float)):
+    each = label if isinstance(label, list) else [] if label is None else [label]
+    kinds = (str, int) if isinstance(label, list) else (str, int, float)
+    if any(isinstance(one, bool) or not isinstance(one, kinds) for one in each):
         folder.problem(line, f"label: {label!r:.60} is neither a name nor a number")
-        label = None
-    row = _Row(line, str(record.get("id", f"line {line}")), class_name(str(record.get("group", ""))), label)
-    if max(len(row.id), len(row.group), len(label) if isinstance(label, str) else 0) > MAX_NAME:
+        each, label = [], None
+    group = class_name(str(record.get("group", "")))
+    row = _Row(line, str(record.get("id", f"line {line}")), group, cast("Label", label))
+    if max(len(row.id), len(row.group), *(len(str(one)) for one in each), 0) > MAX_NAME:
         folder.problem(line, f"id, label and group may have {MAX_NAME} characters")
     given = {key: value for key, value in record.items() if key not in _OWN_KEYS and value is not None}
     for key in given:

@@ -11,11 +11,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from edgefl.data.arrays import Array, Indices
+from edgefl.data.label_sets import Sets, plain_names, set_names
 from edgefl.data.levels import Targets
 from edgefl.data.levels import as_labels as levels_as_labels
 from edgefl.data.regular_files import regular_file_inside
@@ -101,9 +103,34 @@ def named_labels(root: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-#: Numbers of the labels (-1: none; None: bad, a problem of its place), their names, and numeric targets [N] or None.
-Numbered = tuple[list[int | None], tuple[str, ...], Targets | None]
-Given = Sequence[str | int | float | None]
+class Numbered(NamedTuple):
+    """Numbers of the labels (-1: none; None: bad, a problem of its place), their names, and ``targets`` or ``sets``."""
+
+    numbers: list[int | None]
+    names: tuple[str, ...]
+    targets: Targets | None = None
+    sets: Sets | None = None
+
+
+Label = str | int | float | list[str | int] | None
+Given = Sequence[Label]
+
+
+def as_sets(given: Given, names: tuple[str, ...], problem: Callable[[int, str], None]) -> Numbered:
+    """Labels of samples that may have several: names and whole numbers, or lists of these."""
+    lists = [label if isinstance(label, list) else [] if label is None else [label] for label in given]
+    rows = [[class_name(str(name)) for name in row] for row in lists]
+    classes = tuple(map(class_name, plain_names(names))) or tuple(sorted({name for row in rows for name in row}))
+    number = {name: i for i, name in enumerate(classes)}
+    sets = np.zeros((len(given), len(classes)), np.bool_)
+    numbers: list[int | None] = []
+    for i, row in enumerate(rows):
+        unknown = [name for name in row if name not in number]
+        if unknown:
+            problem(i, f"label: {unknown[0]!r:.60} is out of range; valid: {', '.join(classes[:10])}")
+        sets[i, [number[name] for name in row if name in number]] = True
+        numbers.append(None if unknown else -1 if given[i] is None else int(sets[i].argmax()))
+    return Numbered(numbers, set_names(classes), sets=sets)
 
 
 def as_targets(given: Given, names: tuple[str, ...], problem: Callable[[int, str], None]) -> Numbered:
@@ -116,7 +143,7 @@ def as_targets(given: Given, names: tuple[str, ...], problem: Callable[[int, str
             problem(i, f"label: {label!r:.60} is no finite number, as the other labels are")
     found, names = levels_as_labels(targets, names)
     bad = [label is not None and math.isnan(targets[i]) for i, label in enumerate(given)]
-    return [None if wrong else int(label) for wrong, label in zip(bad, found, strict=True)], names, targets
+    return Numbered([None if wrong else int(label) for wrong, label in zip(bad, found, strict=True)], names, targets)
 
 
 def numbered(given: Given, names: tuple[str, ...], problem: Callable[[int, str], None]) -> Numbered:
@@ -145,4 +172,4 @@ def numbered(given: Given, names: tuple[str, ...], problem: Callable[[int, str],
             labels.append(None)
         else:
             labels.append(place)
-    return labels, names, None
+    return Numbered(labels, names)

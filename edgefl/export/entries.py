@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import THRESHOLD, classes_in, plain_names
 from edgefl.export.recordings import of_recordings
 from edgefl.export.runtime import Answers
 
@@ -15,7 +16,10 @@ SCHEMA = "edgefl.predictions/1"
 
 
 def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: str | None = None) -> dict[str, object]:
-    """One sample's answer: its label with the probabilities, and what stood in for what it lacks; or its embeddings."""
+    """One sample's answer: its label with the probabilities, and what stood in for what it lacks; or its embeddings.
+
+    Where a sample may have several labels, they are under "labels" too.
+    """
     found = answers.prediction
     told: dict[str, object] = {"id": name, "bundle": answers.bundle, "given": list(answers.modalities)}
     if not len(found.classes):
@@ -23,7 +27,10 @@ def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: st
     told |= {"label": found.labels[at], "probability": float(found.probabilities[at].max()), "truth": truth}
     if found.values is not None:
         told["value"] = float(found.values[at])
-    told["probabilities"] = dict(zip(labels, found.probabilities[at].tolist(), strict=True))
+    if (several := classes_in(labels)) is not None:
+        likely = zip(several, found.probabilities[at], strict=True)
+        told["labels"] = [name for name, probability in likely if probability >= THRESHOLD]
+    told["probabilities"] = dict(zip(plain_names(labels), found.probabilities[at].tolist(), strict=True))
     if found.matched:
         told["matched"] = {m: matched(answers, m, at, labels) for m in found.matched if m not in answers.modalities}
     return told
@@ -36,8 +43,8 @@ def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequenc
             "id": row.id,
             "windows": row.windows,
             "label": row.label,
-            "truth": labels[row.truth] if row.truth >= 0 else None,
-            "probabilities": dict(zip(labels, row.probabilities.tolist(), strict=True)),
+            "truth": row.truth,
+            "probabilities": dict(zip(plain_names(labels), row.probabilities.tolist(), strict=True)),
         }
         for row in of_recordings(data, answers, labels)
     ]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from edgefl.data.label_sets import classes_in
 from edgefl.export.bundle_format import present_name, table_names
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import shares_attention
@@ -89,7 +90,7 @@ class BundleGraph(nn.Module):
         filled = fill(self.make, self.at_hand(r, has, found))
         tokens = {m: one.tokens for m, one in encoded.items()}
         logits = self.model.classify(self.model.fuse(filled.values, has or None, tokens, counted=filled.counted))
-        return (logits, logits.softmax(dim=1), *_matches(filled.made, has))
+        return (logits, probabilities(logits, self.model.spec.label_names), *_matches(filled.made, has))
 
     def at_hand(self, r: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table]) -> AtHand:
         """Values that stand-ins are made of."""
@@ -104,6 +105,11 @@ class BundleGraph(nn.Module):
         for k in range(1, self.depth + 1):
             states = self.model.run_stage(k, states)
         return {m: self.model.norm(m, state)._replace(mask=masks[m]) for m, state in states.items()}
+
+
+def probabilities(logits: Tensor, labels: Sequence[str]) -> Tensor:
+    """Of one class among all, or where a sample may have several ``labels`` of each by itself: [B, C] as ``logits``."""
+    return logits.softmax(dim=1) if classes_in(labels) is None else logits.sigmoid()
 
 
 class Together(nn.Module):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from edgefl.data.label_sets import classes_in, plain_names
 from edgefl.data.tokens import padding_id
 from edgefl.export.bundle_format import BATCH, STAND_INS, ZERO, Manifest, Port
 from edgefl.models.spec import EncoderSpec
@@ -86,7 +87,9 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
     if manifest.labels:
         rest = len(manifest.labels) - LABELS_SHOWN
         more = f", and {rest} more" if rest > 0 else ""
-        yield f"\nLabels, in order: {', '.join(manifest.labels[:LABELS_SHOWN])}{more}."
+        yield f"\nLabels, in order: {', '.join(plain_names(manifest.labels)[:LABELS_SHOWN])}{more}."
+        if classes_in(manifest.labels):
+            yield "Each is answered by itself, whatever the others are: a sample may have several."
         yield "The model's metadata has them as JSON under `labels`."
 
 
@@ -96,7 +99,7 @@ def _row(port: Port, told: str) -> str:
 
 def _answer(name: str) -> str:
     known = {
-        "logits": "before the softmax",
+        "logits": "before the softmax, or the sigmoid",
         "probabilities": "of each label",
         "matched": "rows of the prototypes that stand in for each modality, in the order named below; -1: none",
         "weights": "their shares",

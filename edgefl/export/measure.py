@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import THRESHOLD
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import Manifest, present_name
 from edgefl.export.precision_record import SubsetLoss, Timing
@@ -81,7 +82,7 @@ def answers(bundle: Bundle, subsets: Sequence[tuple[str, ...]], data: Dataset) -
 
 
 def right(before: Prediction, one: Prediction, labels: np.ndarray | None) -> tuple[int, float]:
-    """(Samples, percent right): by ``labels`` where there are any (-1: none), else as ``before`` answered.
+    """(Samples, percent right): by ``labels`` [n] or [n, C] where there are any (-1: none), else by ``before``.
 
     (0, NaN) where an answer is not finite: the class of such an answer says nothing.
     """
@@ -91,6 +92,10 @@ def right(before: Prediction, one: Prediction, labels: np.ndarray | None) -> tup
         pairs = [(one.embeddings[m], before.embeddings[m]) for m in one.embeddings]
         cosines = np.concatenate([(a * b).sum(axis=1)[np.abs(b).sum(axis=1) > 0] for a, b in pairs])
         return len(cosines), 100 * float(cosines.mean())
+    if labels is not None and labels.ndim == 2:  # of several labels: each class that is told right
+        known = (labels >= 0).all(axis=1)
+        told = (one.probabilities >= THRESHOLD) == (labels == 1)
+        return int(known.sum()), 100 * float(told[known].mean())
     truth = before.classes if labels is None else labels
     known = truth >= 0
     return int(known.sum()), 100 * float((one.classes[known] == truth[known]).mean())
@@ -104,7 +109,10 @@ def losses(
     for given, one in after.items():
         labels = None
         if data.labels is not None and (data.labels[chosen(data, given)] >= 0).any():
-            labels = data.labels[chosen(data, given)]
+            rows_given = chosen(data, given)
+            labels = data.labels[rows_given]
+            if data.sets is not None:
+                labels = np.where((labels >= 0)[:, None], data.sets[rows_given], -1)
         samples, now = right(before[given], one, labels)
         rows.append(SubsetLoss(given, samples, right(before[given], before[given], labels)[1], now))
     return tuple(rows)

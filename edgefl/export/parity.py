@@ -31,7 +31,7 @@ from edgefl.export.bundle_format import (
     fillable,
     present_name,
 )
-from edgefl.export.graph import BundleGraph
+from edgefl.export.graph import BundleGraph, probabilities
 from edgefl.export.session import Session, run
 from edgefl.export.subsets import subset_list
 from edgefl.export.tables import table_feeds
@@ -151,7 +151,7 @@ def _differences(
         off[WEIGHTS] = max((float(weights.abs().max()) for _, weights in needless), default=0.0)
         make = partial(_as_chosen, chosen, off)
     logits = logits_of(given, make, states)
-    expected = {"logits": logits, "probabilities": logits.softmax(dim=1)}
+    expected = {"logits": logits, "probabilities": probabilities(logits, graph.model.spec.label_names)}
     return off | {name: _largest(found, name, value) for name, value in expected.items()}
 
 

@@ -9,19 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import THRESHOLD, classes_in, in_words
 from edgefl.data.levels import expected_value, levels_in
 from edgefl.export.runtime import Answers
 
 
 @dataclass(frozen=True)
 class RecordingAnswer:
-    """``probabilities`` [C]: the mean over ``windows`` windows. ``truth``: of the recording's label, -1: none."""
+    """``probabilities`` [C]: the mean over ``windows`` windows. ``truth``: the recording's label, None: none."""
 
     id: str
     windows: int
     label: str
     probabilities: npt.NDArray[np.float64]
-    truth: int = -1
+    truth: str | None = None
 
 
 def of_recordings(data: Dataset, answers: Sequence[Answers], labels: Sequence[str]) -> list[RecordingAnswer]:
@@ -34,12 +35,25 @@ def of_recordings(data: Dataset, answers: Sequence[Answers], labels: Sequence[st
     for one in classified:
         np.add.at(sums, unit[one.rows], one.prediction.probabilities)
         np.add.at(counts, unit[one.rows], 1)
-    truth = np.full(len(data), -1) if data.labels is None else data.labels
     levels = levels_in(labels)
     made = []
     for i in np.argsort(first):
         if counts[i]:
             mean = sums[i] / counts[i]
-            label = labels[int(mean.argmax())] if levels is None else f"{expected_value(mean, levels):.6g}"
-            made.append(RecordingAnswer(str(found[i]), int(counts[i]), label, mean, int(truth[first[i]])))
+            label = _label(mean, labels) if levels is None else f"{expected_value(mean, levels):.6g}"
+            made.append(RecordingAnswer(str(found[i]), int(counts[i]), label, mean, truth_of(data, int(first[i]))))
     return made
+
+
+def _label(mean: npt.NDArray[np.float64], labels: Sequence[str]) -> str:
+    several = classes_in(labels)
+    return labels[int(mean.argmax())] if several is None else in_words(mean >= THRESHOLD, several)
+
+
+def truth_of(data: Dataset, row: int) -> str | None:
+    """The label of a sample in words; None: it has none."""
+    if data.labels is None or data.labels[row] < 0:
+        return None
+    if data.sets is not None:
+        return in_words(data.sets[row], classes_in(data.label_names) or ())
+    return data.label_names[int(data.labels[row])] if data.targets is None else f"{data.targets[row]:.6g}"

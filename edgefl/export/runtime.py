@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import THRESHOLD, classes_in, in_words
 from edgefl.data.levels import expected_value, levels_in
 from edgefl.data.values import as_values, pixel_fault
 from edgefl.errors import DataError, ExportError
@@ -53,6 +54,7 @@ class Matched:
 class Prediction:
     """N samples' answers. A bundle without labels gives only ``embeddings``: modality -> [N, d], of length one, and
     zero for samples that lack the modality. ``values``: answers [N] of a numeric target, which ``labels`` are as texts.
+    Where a sample may have several labels, its text is such as "cat;dog", and its class the likeliest.
     """
 
     labels: tuple[str, ...] = ()
@@ -120,7 +122,10 @@ class Bundle:
             values = expected_value(out["probabilities"], levels)
             labels = tuple(f"{value:.6g}" for value in values)
             return Prediction(labels, classes, out["probabilities"], out["logits"], matched, values=values)
-        labels = tuple(self.manifest.labels[c] for c in classes)
+        if (several := classes_in(self.manifest.labels)) is not None:
+            labels = tuple(in_words(row >= THRESHOLD, several) for row in out["probabilities"])
+        else:
+            labels = tuple(self.manifest.labels[c] for c in classes)
         return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
 
     def fitted(self, inputs: Mapping[str, npt.ArrayLike], mask: str | None = None) -> dict[str, np.ndarray]:

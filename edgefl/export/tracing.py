@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from edgefl import __version__
+from edgefl.data.label_sets import plain_names
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import Axis, Manifest, Port
 from edgefl.export.drafts import Draft
@@ -156,7 +157,7 @@ def _labelled(proto: ModelProto, manifest: Manifest) -> None:
 
     told = {"edgefl.bundle": manifest.name, "edgefl.version": __version__}
     if manifest.task == "classify":
-        told["labels"] = json.dumps(manifest.labels, ensure_ascii=False)
+        told["labels"] = json.dumps(plain_names(manifest.labels), ensure_ascii=False)
     onnx.helper.set_model_props(proto, told)
 
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgefl.data.label_sets import plain_names
 from edgefl.export.bundle_format import BATCH, MODEL_FILE, Manifest, Port
 from edgefl.storage.disk import write_new
 
@@ -30,7 +31,7 @@ def add(folder: Path, manifest: Manifest) -> None:
         shutil.copyfile(folder / MODEL_FILE, folder / VERSION / MODEL_FILE)
     write_new(folder / CONFIG, config(manifest).encode())
     if manifest.labels:
-        write_new(folder / LABELS, "".join(f"{label}\n" for label in manifest.labels).encode())
+        write_new(folder / LABELS, "".join(f"{label}\n" for label in plain_names(manifest.labels)).encode())
 
 
 def config(manifest: Manifest) -> str:

@@ -69,11 +69,15 @@ class Paths(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """Facts of the samples that a run file is drafted by: how many, labelled or not, in how many groups."""
+    """Facts of the samples that a run file is drafted by: how many, labelled or not, in how many groups.
+
+    ``several``: a sample may have several labels, for which prototypes have no meaning.
+    """
 
     samples: int
     labelled: bool
     groups: int
+    several: bool = False
 
 
 def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishes: Wishes) -> dict[str, object]:
@@ -149,7 +153,7 @@ def _data(
 def recipe_for(outline: Outline, modalities: int) -> str:
     """The recipe for data with labels, or without; "": nothing can be learnt of one modality without labels."""
     if outline.labelled:
-        return "lw-zeros" if modalities > 1 else "lw-fedmml"
+        return "lw-zeros" if modalities > 1 and not outline.several else "lw-fedmml"
     return "lw-fedmml-clip" if modalities > 1 else ""
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from edgefl.data.recording import is_number
 from edgefl.errors import DataError
+from edgefl.own_data.several_labels import NAMED, separator_of
+from edgefl.own_data.wishes import Task
 
 #: Names that say it.
 LABEL = re.compile(r"(class|label|target|y|outcome|ground_?truth)(_?(name|id))?", re.IGNORECASE)
@@ -29,20 +31,39 @@ _QUANTITY = 20
 class Guess(NamedTuple):
     """The column of the label ("": none). ``said``: the user said so, or its name does; ``others``: also possible.
 
-    ``numeric``: it is a quantity, and what is learned is its value.
+    ``numeric``: it is a quantity, and what is learned is its value; ``separator``: it holds several labels a row.
     """
 
     column: str = ""
     said: bool = False
     others: tuple[str, ...] = ()
     numeric: bool = False
+    several: bool = False
+    separator: str = ""
 
 
-def best_label(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -> Guess:
+def best_label(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool, task: Task = "") -> Guess:
     """The label among columns with their values. ``numbers``: whether one of whole numbers may be it unsaid.
 
-    Raises DataError for a wanted column without a value.
+    Raises DataError for a wanted column without a value, and for the ``task`` "number" of one that is none.
     """
+    guess = _best(columns, wanted, numbers=numbers)
+    return _by_task(guess, columns[guess.column], task) if guess.column else guess
+
+
+def _by_task(guess: Guess, values: Sequence[str], task: Task) -> Guess:
+    """What the labels of the chosen column are: as the user says, else by its values."""
+    if task == "number" and not all(map(is_number, values)):
+        raise DataError(f"--task number: the column {guess.column} holds texts", remedy="Name another by --label.")
+    if task in {"number", "classes"}:
+        return guess._replace(numeric=task == "number")
+    asked = task == "multilabel" or NAMED.fullmatch(guess.column) is not None
+    separator = separator_of(values, asked=asked)
+    several = task == "multilabel" or bool(separator)
+    return guess._replace(several=several, separator=separator, numeric=guess.numeric and not several)
+
+
+def _best(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -> Guess:
     if wanted:
         if not columns.get(wanted):
             raise DataError(f"the column {wanted} has no values", remedy="Name another by --label.")
@@ -67,6 +88,8 @@ def is_quantity(values: Sequence[str]) -> bool:
 def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool) -> float:
     """How much a column looks like a label; 0: not at all."""
     kinds = len(set(values))
+    if values and separator_of(values, asked=NAMED.fullmatch(column) is not None):
+        return 7.0 if NAMED.fullmatch(column) else 1.5
     if LABEL.fullmatch(column) and values:
         return 8.0
     numeric = all(map(is_number, values))

@@ -81,10 +81,16 @@ def _roles(given: Mapping[str, Array]) -> dict[str, str]:
     """Array -> its part, by its name; each part once, the exact name first."""
     found: dict[str, str] = {}
     for role, pattern in _ALIASES.items():
-        fitting = [name for name, array in given.items() if array.ndim == 1 and pattern.fullmatch(name)]
+        flat = [name for name, array in given.items() if array.ndim == 1 or (role == "label" and _is_sets(array))]
+        fitting = [name for name in flat if pattern.fullmatch(name)]
         if fitting:
             found[role if role in fitting else fitting[0]] = role
     return found
+
+
+def _is_sets(array: Array) -> bool:
+    """Whether an array is 0 and 1 of each label [N, C]."""
+    return array.ndim == 2 and array.dtype.kind in "biuf" and bool(np.isin(array, (0, 1)).all())
 
 
 def _cut(kept: dict[str, Array], split: Array | None) -> tuple[dict[str, Array], dict[str, Array]]:

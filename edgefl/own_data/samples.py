@@ -15,6 +15,7 @@ from edgefl.data.suffixes import KIND_OF
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.layout import NAME_OF, Layout, guess, kind_of
+from edgefl.own_data.several_labels import columns_in, joined, parts, separator_of
 from edgefl.own_data.table_rows import LOOKED_AT, MAX_TABLE_BYTES
 from edgefl.own_data.table_samples import MADE, add_list, add_table, inside_folder, modality_name
 from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
@@ -46,7 +47,7 @@ def understand(source: Path, template: str = "", roles: Roles = NO_ROLES) -> Und
     else:
         found.root = source.with_name(f"{source.stem}-edgefl")
         add_table(found, table, roles)
-    return _finished(found, source)
+    return _finished(found, source, roles)
 
 
 def halves(source: Path) -> tuple[Path, Path | None]:
@@ -84,7 +85,7 @@ def _folder(root: Path, template: str, roles: Roles) -> Understood:
         add_list(found, _read(root, path, roles=_there(root, path, roles)), by_file)
     if cut:
         found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(found.kinds))}")
-    return _finished(found, root)
+    return _finished(found, root, roles)
 
 
 def _read(root: Path, path: str, most: int | None = None, roles: Roles = NO_ROLES) -> Table:
@@ -95,7 +96,8 @@ def _read(root: Path, path: str, most: int | None = None, roles: Roles = NO_ROLE
 def _there(root: Path, path: str, roles: Roles) -> Roles:
     """Of the roles those whose columns one table of several has."""
     has = set(_read(root, path, LOOKED_AT).columns) if roles.named else set()
-    label, group = (name if name in has else "" for name in (roles.label, roles.group))
+    label = roles.label if roles.label in has or columns_in(roles.label, has) else ""
+    group = roles.group if roles.group in has else ""
     return roles._replace(label=label, group=group, drop=roles.drop & has)
 
 
@@ -190,7 +192,11 @@ def _add_files(found: Understood, paths: Sequence[str], template: str) -> dict[s
     return by_file
 
 
-def _finished(found: Understood, source: Path) -> Understood:
+def _finished(found: Understood, source: Path, roles: Roles) -> Understood:
+    if roles.task == "multilabel" and not found.several:  # of folders' names
+        found.several, separator = True, separator_of([sample.label for sample in found.samples], asked=True)
+        for sample in found.samples:
+            sample.label = joined(parts(sample.label, separator)) if sample.label else ""
     found.samples = [sample for sample in found.samples if sample.values]
     for sample in found.samples:
         sample.label, sample.group = class_name(sample.label), class_name(sample.group)

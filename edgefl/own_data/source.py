@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import NONE, plain_names
 from edgefl.data.recording import is_number
 from edgefl.data.sources import load
 from edgefl.data.values import pixel_fault
@@ -66,7 +67,7 @@ def from_files(
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
-    outline = Outline(len(found.samples), bool(found.labels), len(found.groups))
+    outline = Outline(len(found.samples), bool(found.labels), len(found.groups), found.several)
     return Source(
         found.root,
         facts,
@@ -131,7 +132,7 @@ def _change_kinds(found: Understood, roles: Roles) -> None:
 
 def _check_labels(source: Path, found: Understood) -> None:
     """Raise DataError where all labels are one: there is nothing to tell apart."""
-    if len(found.labels) == 1:
+    if len(found.labels) == 1 and not any(sample.label == NONE for sample in found.samples):
         ((name, count),) = found.labels.items()
         column = f" (column {found.label_column})" if found.label_column else ""
         raise DataError(
@@ -146,10 +147,10 @@ def _write_manifests(parts: Sequence[Understood], *, force: bool) -> tuple[Path,
     if not force and (there := [path for path in paths if path.exists()]):
         raise StoreError(f"{there[0]} is there already", remedy="Move it away, or write over it by --force.")
     for part, path in zip(parts, paths, strict=True):
-        lines = b"".join(msgspec.json.encode(sample.line(numeric=part.numeric)) + b"\n" for sample in part.samples)
+        lines = [msgspec.json.encode(s.line(numeric=part.numeric, several=part.several)) for s in part.samples]
         with store_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_new(path, lines)
+            write_new(path, b"".join(line + b"\n" for line in lines))
     return paths
 
 
@@ -169,6 +170,8 @@ def _counted(found: Understood) -> list[str]:
             named = ", ".join(f"{name} {n}" for name, n in counts.most_common(SHOWN))
             more = f", … and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
             told.append(f"{len(counts)} {noun}{'' if len(counts) == 1 else 's'}: {named}{more}")
+    if found.several and (known := sum(bool(sample.label) for sample in found.samples)):
+        told.append(f"a sample has {found.labels.total() / known:.1f} labels in the mean")
     if not found.labels:
         told.append("no labels were found")
     return told
@@ -183,14 +186,15 @@ def _with_manifest(folder: Path, test: Path | None) -> Source:
 
 def _outline(data: Dataset) -> Outline:
     groups = 0 if data.groups is None else len(set(data.groups.tolist()))
-    return Outline(len(data), data.labels is not None, groups)
+    return Outline(len(data), data.labels is not None, groups, data.sets is not None)
 
 
 def _told(data: Dataset) -> list[str]:
     shapes = ", ".join(f"{m} {list(shape)}" for m, shape in data.signature().items())
+    names = plain_names(data.label_names)
     return [
         f"{len(data)} samples of {shapes}",
-        f"{len(data.label_names)} labels: {', '.join(data.label_names[:SHOWN])}",
+        f"{len(names)} labels{'' if data.sets is None else ', several a sample'}: {', '.join(names[:SHOWN])}",
     ]
 
 

@@ -87,7 +87,7 @@ def add_list(found: Understood, table: Table, by_file: Mapping[str, Sample]) -> 
             if row.get(column, "").strip():
                 sample.values[modality] = row[column].strip()
                 found.kinds.setdefault(modality, "text")
-        sample.label = row.get(table.label, "")[:MAX_NAME] or sample.label
+        sample.label = row.get(table.label, "")[: None if table.guess.several else MAX_NAME] or sample.label
         sample.group = row.get(table.group, "")[:MAX_NAME] or sample.group
     _note_label(found, table)
     found.columns |= {modality: (TableColumn(column, "text"),) for column, modality in texts.items()}
@@ -156,13 +156,16 @@ def _note_label(found: Understood, table: Table) -> None:
     guess = table.guess
     if not guess.column:
         return
-    found.label_column, found.numeric = guess.column, guess.numeric
+    found.label_column, found.numeric, found.several = guess.column, guess.numeric, guess.several
     more = ", …" if len(guess.others) > _OTHERS else ""
     others = f"; others possible: {', '.join(guess.others[:_OTHERS])}{more}" if guess.others else ""
     what = "label, a number to be predicted" if guess.numeric else "label"
-    if guess.said and not (others or guess.numeric):
+    if guess.several:
+        what = f"labels, several a row between {guess.separator!r}" if guess.separator else "labels, several a row"
+    if guess.said and not (others or guess.numeric or guess.separator):
         found.said.append(f"{what}: {guess.column}")
     else:
         sure = "" if guess.said else "a guess"
-        inner = "; ".join(filter(None, (sure, others.removeprefix("; "), "choose with --label")))
+        way = "as one label by --task classes; " if guess.separator else ""
+        inner = "; ".join(filter(None, (sure, others.removeprefix("; "), f"{way}choose with --label")))
         found.said.append(f"{what}: {guess.column} ({inner})")

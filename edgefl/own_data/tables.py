@@ -19,6 +19,7 @@ from edgefl.data.recording import TIME, is_number
 from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError
 from edgefl.own_data.label_columns import Guess, best_label
+from edgefl.own_data.several_labels import columns_in, joined, merged, parts
 from edgefl.own_data.table_rows import AS_ARRAYS, LOOKED_AT, MAX_COLUMNS, MAX_TABLE_BYTES, head_of, read_rows
 from edgefl.own_data.tidy_tables import wide
 from edgefl.own_data.wishes import NO_ROLES, Roles
@@ -96,12 +97,19 @@ def read_table(
         raise DataError(f"{path}: holds no rows with named columns", remedy="Write a head line of column names.")
     if len(columns) > MAX_COLUMNS:
         raise DataError(f"{path}: has {len(columns)} columns, more than {MAX_COLUMNS}", remedy=AS_ARRAYS)
-    if unknown := [name for name in roles.named if name not in columns]:
+    merges = columns_in(roles.label, columns)
+    if unknown := [name for name in roles.named if name not in columns and not (merges and name == roles.label)]:
         raise DataError(f"{path}: has no column {', '.join(unknown)}", remedy=f"Its columns: {', '.join(columns)}.")
     if most is None and (made := widened(path, rows, columns)) is not None:
         rows, columns = made, list(dict.fromkeys(itertools.chain.from_iterable(made[:LOOKED_AT])))
+    if merges:
+        columns = merged(rows, columns, merges)
     table = Table(path, rows, columns, units=units)
-    _find_roles(table, is_file, roles)
+    _find_roles(table, is_file, roles._replace(task="multilabel") if merges else roles)
+    if table.guess.several:
+        for row in rows:
+            if row.get(table.label, "").strip():
+                row[table.label] = joined(parts(row[table.label], table.guess.separator))
     return table
 
 
@@ -140,7 +148,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
             if not (time_unit(column) is not None or _GROUP.fullmatch(column) or _PART.fullmatch(column))
             and not _is_files(cells, is_file)
         }
-    table.guess = best_label(open_columns, roles.label, numbers=not timed and not axes)
+    table.guess = best_label(open_columns, roles.label, numbers=not timed and not axes, task=roles.task)
     table.label = table.guess.column
     for column in free:
         if column not in (*axes, table.label, table.group):

@@ -11,6 +11,7 @@ import msgspec
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.folder import MAX_NAME, read_manifest
+from edgefl.data.label_sets import classes_in
 from edgefl.data.labels import class_name
 from edgefl.data.levels import levels_in
 from edgefl.data.recording import is_number
@@ -18,6 +19,7 @@ from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError, Problem
 from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.cut_tables import write_recordings
+from edgefl.own_data.several_labels import columns_in, joined, known_parts, merged
 from edgefl.own_data.table_rows import MAX_TABLE_BYTES, read_rows
 from edgefl.own_data.tables import SUFFIXES, Table, name_columns, spell_alike, untangle, widened
 from edgefl.own_data.understood import Sample
@@ -41,15 +43,18 @@ def read_trained(
     rows = read_rows(path).rows
     rows = widened(path, rows, list(rows[0])) or rows if rows else rows
     table = Table(path, rows, list(dict.fromkeys(name for row in rows[:100] for name in row)))
+    if merges := columns_in(label_column, table.columns):
+        table.columns = merged(table.rows, table.columns, merges)
     table.label = label_column if label_column in table.columns else ""
     _check_columns(table, encoders)
-    levels = levels_in(labels) is not None
+    levels, several = levels_in(labels) is not None, classes_in(labels)
     with tempfile.TemporaryDirectory(prefix="edgefl-table-") as folder:
         recorded = {m: e for m, e in encoders.items() if e.kind == "sensor" and e.columns}
         root = Path(folder) if recorded else path.parent
         samples = _recordings(table, recorded, root) if recorded else _rows(table, encoders)
-        unknown = _without_unknown(samples, labels, levels=levels)
-        lines = [msgspec.json.encode(sample.line(numeric=levels)) + b"\n" for sample in samples if sample.values]
+        unknown = _without_unknown(samples, several or labels, levels=levels, several=several is not None)
+        told = [sample.line(numeric=levels, several=several is not None) for sample in samples if sample.values]
+        lines = [msgspec.json.encode(line) + b"\n" for line in told]
         (manifest := Path(folder) / "manifest.jsonl").write_bytes(b"".join(lines))
         try:
             data = read_manifest(
@@ -75,7 +80,7 @@ def _rows(table: Table, encoders: Encoders) -> list[Sample]:
     """A sample a row."""
     samples = []
     for number, row in enumerate(table.rows, start=1):
-        sample = Sample(f"{table.path.stem}-{number}"[-MAX_NAME:], {}, row.get(table.label, "")[:MAX_NAME])
+        sample = Sample(f"{table.path.stem}-{number}"[-MAX_NAME:], {}, row.get(table.label, ""))
         for m, encoder in encoders.items():
             given = {column.name: row[column.name] for column in encoder.columns if row.get(column.name)}
             if given:
@@ -103,11 +108,18 @@ def _recordings(table: Table, encoders: Encoders, root: Path) -> list[Sample]:
     return [Sample(one.id, dict(one.files), one.label, one.group) for one in made]
 
 
-def _without_unknown(samples: Sequence[Sample], labels: Sequence[str], *, levels: bool) -> list[Problem]:
+def _without_unknown(samples: Sequence[Sample], labels: Sequence[str], *, levels: bool, several: bool) -> list[Problem]:
     """Take away labels that the model does not know, and say which these are."""
     unknown: dict[str, int] = {}
     known = set(map(class_name, labels))
     for sample in samples:
+        if several and sample.label:
+            own, others = known_parts(sample.label, labels)
+            sample.label = joined(own) if own or not others else ""
+            for name in others:
+                unknown[name] = unknown.get(name, 0) + 1
+            continue
+        sample.label = sample.label[:MAX_NAME]
         if sample.label and not (is_number(sample.label) if levels else class_name(sample.label) in known):
             unknown[sample.label] = unknown.get(sample.label, 0) + 1
             sample.label = ""

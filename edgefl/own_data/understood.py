@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgefl.data.label_sets import SEPARATOR
 from edgefl.data.recording import is_number
+from edgefl.own_data.several_labels import parts
 from edgefl.records import TableColumn
 
 
@@ -19,9 +21,11 @@ class Sample:
     label: str = ""
     group: str = ""
 
-    def line(self, *, numeric: bool = False) -> dict[str, object]:
-        """The fields of its line in the manifest. ``numeric``: its label is a quantity."""
-        label = float(self.label) if numeric and is_number(self.label) else self.label or None
+    def line(self, *, numeric: bool = False, several: bool = False) -> dict[str, object]:
+        """The fields of its line in the manifest. ``numeric``: its label is a quantity; ``several``: it has several."""
+        label: object = float(self.label) if numeric and is_number(self.label) else self.label or None
+        if several and label:
+            label = parts(self.label, SEPARATOR)
         own = {"id": self.id, "label": label, "group": self.group or None}
         return {key: value for key, value in own.items() if value is not None} | self.values
 
@@ -31,7 +35,8 @@ class Understood:
     """The samples found below ``root``, where the manifest belongs. ``kinds``: modality -> kind of encoder.
 
     ``said``: what it was taken for, as sentences; ``unused``: files that are no part of it, with the reason;
-    ``columns``: of a table, that a modality is read from; ``label_column``: of labels, which may be ``numeric``.
+    ``columns``: of a table, that a modality is read from; ``label_column``: of labels, which may be ``numeric``, or
+    ``several`` of a sample.
     """
 
     root: Path
@@ -43,10 +48,13 @@ class Understood:
     columns: dict[str, tuple[TableColumn, ...]] = field(default_factory=dict)
     label_column: str = ""
     numeric: bool = False
+    several: bool = False
 
     @property
     def labels(self) -> Counter[str]:
         """Samples of each label."""
+        if self.several:
+            return Counter(name for sample in self.samples for name in parts(sample.label, SEPARATOR))
         return Counter(sample.label for sample in self.samples if sample.label)
 
     @property

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from edgefl.data.label_sets import SEPARATOR
 from edgefl.errors import DataError
 
 #: Kinds of a column; and those of encoders, of a modality.
 COLUMN_KINDS = ("number", "category", "date", "text")
 MODALITY_KINDS = ("sensor", "table", "vision", "audio", "text")
+#: What labels are: one class a sample, several, or a number.
+Task = Literal["", "classes", "multilabel", "number"]
 
 
 class Roles(NamedTuple):
-    """Columns by their role; "" and empty: to be found out. ``kinds``: column, or modality -> its kind."""
+    """Columns by their role; "" and empty: to be found out. ``kinds``: column, or modality -> its kind.
+
+    ``label``: of several columns of yes and no as "cat;dog"; ``task``: what the labels are.
+    """
 
     label: str = ""
     group: str = ""
     drop: frozenset[str] = frozenset()
     kinds: Mapping[str, str] = {}
+    task: Task = ""
 
     @property
     def named(self) -> list[str]:
@@ -29,7 +36,7 @@ class Roles(NamedTuple):
 NO_ROLES = Roles()
 
 
-def wished(label: str, group: str, drop: Iterable[str], kinds: Iterable[str]) -> Roles:
+def wished(label: Iterable[str], group: str, drop: Iterable[str], kinds: Iterable[str], task: Task = "") -> Roles:
     """The roles of a command's options. Raises DataError for a kind that is none."""
     chosen = {}
     for text in kinds:
@@ -40,4 +47,4 @@ def wished(label: str, group: str, drop: Iterable[str], kinds: Iterable[str]) ->
                 remedy=f"NAME=KIND: a column is {', '.join(COLUMN_KINDS)}; a modality {', '.join(MODALITY_KINDS)}.",
             )
         chosen[name] = kind
-    return Roles(label, group, frozenset(drop), chosen)
+    return Roles(SEPARATOR.join(dict.fromkeys(label)), group, frozenset(drop), chosen, task)

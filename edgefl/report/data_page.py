@@ -11,6 +11,7 @@ import numpy as np
 
 from edgefl.data.arrays import Array, Rows, chosen
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import plain_names
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import TableColumn
 from edgefl.report import units
@@ -114,7 +115,7 @@ def remarks(data: Data) -> Iterator[str]:
     if data.skipped:
         yield f"Left out, in {len(data.skipped)} places; the first: {data.skipped[0]}"
     if data.test.targets is None:
-        names = data.test.label_names
+        names = plain_names(data.test.label_names)
         for name, share in list(data.shares.items())[:3]:
             lacking = [label for label, n in zip(names, share.class_counts(), strict=False) if not n]
             if lacking and share.labels is not None:

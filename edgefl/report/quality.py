@@ -21,6 +21,7 @@ _CLASSIFICATION = {
     "macro_auroc": "AUROC",
 }
 _REGRESSION = ("r2", "mae", "rmse")
+_SEVERAL = {"mean_average_precision": "average precision", "macro_f1": "F1"}
 #: What tables call the rows that know the labels.
 _BOUND = f"{ORACLE} (upper bound)"
 _TOLD = "Bound: prototypes of each sample's true class, the most that a mask could give; it takes the label."
@@ -141,6 +142,7 @@ def classification(report: RunReport) -> Grid:
     told = {row.metric for row in latest(report.evaluations)}
     numeric = not told.isdisjoint(_REGRESSION)
     known = {name: units.metric_words(name) for name in _REGRESSION} if numeric else _CLASSIFICATION
+    known = known if told.isdisjoint({"mean_average_precision"}) else _SEVERAL
     metrics = {name: words for name, words in known.items() if name in told or not told}
     found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
     for row in latest(report.evaluations):

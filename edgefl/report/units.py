@@ -107,12 +107,15 @@ _NAMES = {
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of one and printed as percent."""
-    return metric.startswith(("accuracy", "macro_", "recall", "precision", "f1", "top")) or "_recall_at_" in metric
+    return (
+        metric.startswith(("accuracy", "mean_average", "macro_", "recall", "precision", "f1", "top"))
+        or "_recall_at_" in metric
+    )
 
 
 def is_leading(metric: str) -> bool:
     """Whether a metric is shown live; the others are in the report alone."""
-    return metric in {"accuracy", "r2", "loss", "rsum"} or metric.endswith("recall_at_1")
+    return metric in {"accuracy", "r2", "mean_average_precision", "loss", "rsum"} or metric.endswith("recall_at_1")
 
 
 def score(metric: str, value: float) -> str:

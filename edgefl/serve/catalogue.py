@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.encoders import Encoders
+from edgefl.data.label_sets import plain_names
 from edgefl.data.readers import Target, target
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import MANIFEST_FILE, Manifest, Port
@@ -91,7 +92,7 @@ class Model:
                 "providers": ",".join(self.first.session.get_providers()),
                 "runs_on": self.runs_on,
                 "masks": ",".join(dict.fromkeys(mask for one in self.manifests.values() for mask in one.masks)),
-                "labels": "\n".join(self.names),
+                "labels": "\n".join(plain_names(self.names)),
                 "untrained": ",".join(self.untrained),
             },
         }

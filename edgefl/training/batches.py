@@ -45,7 +45,8 @@ class Batch:
     """``inputs[m]``: [n_m, *shape], or tokens that stand for them; ``rows[m]``: [n_m] or None (all).
 
     ``labels``: [B] int64 or None; ``pseudo_labels`` [B]: class or local cluster, -1: none, or None; ``complete``: rows
-    that have every modality of the batch; ``targets``: [B] float32, NaN: none, of a numeric target, or None.
+    that have every modality of the batch; ``targets``: [B] float32, NaN: none, of a numeric target, or None; ``sets``:
+    [B, C] float32, 1 for each class of a sample that may have several, or None.
     """
 
     size: int
@@ -55,6 +56,7 @@ class Batch:
     pseudo_labels: Tensor | None = None
     complete: int = 0
     targets: Tensor | None = None
+    sets: Tensor | None = None
 
     @property
     def shape_key(self) -> ShapeKey:
@@ -100,8 +102,9 @@ def make_batch(
         rows[m] = None if has.all() else torch.from_numpy(np.flatnonzero(has)).to(device)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[indices]).to(device)
     targets = None if dataset.targets is None else torch.from_numpy(dataset.targets[indices]).float().to(device)
+    sets = None if dataset.sets is None else torch.from_numpy(dataset.sets[indices]).float().to(device)
     chosen = None if pseudo_labels is None else torch.from_numpy(pseudo_labels[indices]).to(device)
-    return Batch(len(indices), inputs, rows, labels, chosen, int(complete.sum()), targets)
+    return Batch(len(indices), inputs, rows, labels, chosen, int(complete.sum()), targets, sets)
 
 
 def training_batches(

@@ -39,7 +39,7 @@ from edgefl.registry import default, method, methods
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings, take_statistics, to_numpy
 from edgefl.training.fill import BY_LABEL, BY_MATCH, AtHand, Make, fill
-from edgefl.training.metrics import classification, pairs, ranking, retrieval, same_items
+from edgefl.training.metrics import classification, pairs, ranking, retrieval, same_items, several_labels
 
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
@@ -228,7 +228,7 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         told = mask == ORACLE
         logits = judged.logits(available, has, of_tables[0] if told else mask, told)
         figures = _scores(logits, data, has)
-        if data.targets is None:
+        if data.targets is None and data.sets is None:
             figures |= ranking(torch.from_numpy(logits).double().log_softmax(1).numpy(), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
@@ -279,8 +279,11 @@ def _right_by_k(judged: _Judged, labels: np.ndarray) -> dict[str, float]:
 def _scores(logits: np.ndarray, data: Dataset, rows: np.ndarray) -> dict[str, float]:
     """Figures of logits [n, C] for the labelled samples ``rows`` [n] of ``data``.
 
-    accuracy, loss, then the macro averages; of a numeric target R², loss and the mean errors.
+    accuracy, loss, then the macro averages; of a numeric target R², loss and the mean errors; of several labels mean
+    average precision, loss and macro F1.
     """
+    if data.sets is not None:
+        return _several(torch.from_numpy(logits), data.sets[rows])
     labels, levels = np.asarray(data.labels)[rows], levels_in(data.label_names)
     loss = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
     if data.targets is not None and levels is not None:
@@ -289,6 +292,11 @@ def _scores(logits: np.ndarray, data: Dataset, rows: np.ndarray) -> dict[str, fl
         return {"r2": figures.pop("r2"), "loss": loss, **figures}
     figures = classification(logits.argmax(1), labels)
     return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures}
+
+
+def _several(logits: Tensor, sets: np.ndarray) -> dict[str, float]:
+    each = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(sets).float(), reduction="none")
+    return {**several_labels(logits.double().sigmoid().numpy(), sets), "loss": float(each.sum(dim=1).mean())}
 
 
 def _rows(

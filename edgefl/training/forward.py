@@ -58,9 +58,10 @@ def copied(head: nn.Module, *, trained: bool) -> nn.Module:
 class Forward:
     """One batch. ``encoded[m]``: h [n_m, D]; ``projected[m]``: r [n_m, d]; ``rows[m]``: which of the B rows, None: all.
 
-    ``labels`` [B], -1: none; ``targets`` [B], NaN: none, of a numeric target; ``pseudo_labels`` [B]: class or local
-    cluster, -1: none; ``missing``: the slot's choice and its options; ``tokens``: for joint fusion; ``objective``: the
-    recipe's terms and their options, for terms that hold another one's.
+    ``labels`` [B], -1: none; ``targets`` [B], NaN: none, of a numeric target; ``sets`` [B, C]: 1 for each class of a
+    sample that may have several; ``pseudo_labels`` [B]: class or local cluster, -1: none; ``missing``: the slot's
+    choice and its options; ``tokens``: for joint fusion; ``objective``: the recipe's terms and their options, for terms
+    that hold another one's.
     """
 
     model: StagedModel
@@ -75,6 +76,7 @@ class Forward:
     tokens: Mapping[str, TokenState] | None = None
     objective: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     targets: Tensor | None = None
+    sets: Tensor | None = None
 
     @cached_property
     def spread(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

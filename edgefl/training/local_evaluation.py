@@ -58,10 +58,10 @@ def local_evaluation(
 ) -> dict[str, float]:
     """Metrics "<prefix>_<name>" of a device's own model on the samples ``holdout`` it set apart; without samples none.
 
-    "<prefix>_score" is what returns are made of: accuracy, R² of a numeric target, or without labels the mean recall
-    at 1. Absent modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are
-    none yet, and in place of noise. ``candidates``: values of k, each with its right answers by the prototype mask
-    among the metrics. ``model`` ends in evaluation mode.
+    "<prefix>_score" is what returns are made of: accuracy, R² of a numeric target, mean average precision, or without
+    labels the mean recall at 1. Absent modalities are filled in as the recipe trains them; zeros where that takes
+    prototypes and there are none yet, and in place of noise. ``candidates``: values of k, each with its right answers
+    by the prototype mask among the metrics. ``model`` ends in evaluation mode.
     """
     if not len(holdout):
         return {}
@@ -84,7 +84,7 @@ def local_evaluation(
     )
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
     metrics = {f"{prefix}_{name}": value for name, value in found.items()}
-    share = max(0.0, found["r2"]) if "r2" in found else found.get("accuracy")
+    share = max(0.0, found["r2"]) if "r2" in found else found.get("accuracy", found.get("mean_average_precision"))
     if share is not None or recalls:
         metrics[f"{prefix}_score"] = float(np.mean(recalls)) if share is None else share
     return metrics

@@ -254,7 +254,9 @@ class _Training:
             self.loss.append(loss)
         if forward.classified is not None and batch.labels is not None:
             known = batch.labels >= 0
-            self.correct += int((forward.classified.detach().argmax(1) == batch.labels)[known].sum())
+            first = forward.classified.detach().argmax(1)
+            right = first == batch.labels if batch.sets is None else batch.sets.gather(1, first[:, None])[:, 0] > 0
+            self.correct += int(right[known].sum())
             self.labelled += int(known.sum())
         self.compute_s += time.perf_counter() - started
 

@@ -4,6 +4,7 @@ accuracy = share of p_i = y_i.  For each class of the truth: precision = hits / 
 F1 = 2 hits / (predicted + true); macro = their plain mean over these classes.
 top-k accuracy = share of #{c: p_ic >= p_i,y_i} <= k;  AUROC of a class = P(p of one of its samples > p of another's),
 ties half (Mann and Whitney); macro_auroc = the mean over the classes that some samples are of and others are not.
+Samples of several classes: average precision of a class over the samples by descending p, and F1 of p >= 1/2.
 Retrieval of N pairs (VSE++, arXiv 1707.05612): rank_i = 1 + #{j != i: cos(a_i, b_j) >= cos(a_i, b_i)};
 recall@k = share of rank_i <= k;  RSum = recall@1 + recall@5 + recall@10, both ways, in percent points.
 """
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.arrays import Rows
+from edgefl.data.label_sets import THRESHOLD
 from edgefl.errors import DataError
 from edgefl.models.vectors import SMALLEST_NORM
 
@@ -87,6 +89,35 @@ def area_under_roc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.boo
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # from 1; of equal scores their mean
     ones = int(positive.sum())
     return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * (len(scores) - ones)))
+
+
+def several_labels(probabilities: npt.ArrayLike, sets: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """mean_average_precision and macro_f1 of classes' ``probabilities`` [N, C], of which samples have ``sets`` [N, C].
+
+    Over the classes that some sample has; those answered are more likely than not (``THRESHOLD``). {} without any.
+    Errors as :func:`classification`.
+    """
+    p = np.asarray(probabilities, np.float64)
+    _check(p, sets)
+    there = sets.any(axis=0)
+    p, y = p[:, there], sets[:, there]
+    if not there.any():
+        return {}
+    answered = p >= THRESHOLD
+    f1 = 2 * (answered & y).sum(axis=0) / (answered.sum(axis=0) + y.sum(axis=0))
+    precisions = [average_precision(p[:, c], y[:, c]) for c in range(y.shape[1])]
+    return {"mean_average_precision": float(np.mean(precisions)), "macro_f1": float(f1.mean())}
+
+
+def average_precision(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
+    """sum_n (R_n - R_{n-1}) P_n over the distinct scores [N], descending: P_n, R_n of the samples from there on.
+
+    There has to be one that is ``positive`` [N].
+    """
+    _, place = np.unique(-scores, return_inverse=True)
+    answered = np.cumsum(np.bincount(place))
+    hits = np.cumsum(np.bincount(place, weights=positive))
+    return float((np.diff(hits, prepend=0) * hits / answered).sum() / hits[-1])
 
 
 def retrieval_ranks(

@@ -121,6 +121,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
         rows=batch.rows,
         labels=batch.labels,
         targets=batch.targets,
+        sets=batch.sets,
         missing=(missing.name, missing.options),
         auxiliary=auxiliary,
         pseudo_labels=batch.pseudo_labels,

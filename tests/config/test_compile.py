@@ -90,6 +90,19 @@ def test_a_model_that_does_not_fit_the_data_or_itself():
     }
 
 
+def test_samples_of_several_labels_take_no_method_that_goes_by_one():
+    names = ("&x", "&y")
+    assert compiled(label_names=names).model.label_names == names
+    for slots, text in (
+        ({"prototypes": "class_mean"}, "class_mean goes by the one class of a sample"),
+        ({"objective": ["cross_entropy", "ram"]}, "ram goes by the one class of a sample"),
+    ):
+        model = {"stages": 3, "encoders": {"a": {"kind": "sensor"}, "b": {"kind": "sensor"}}, "fusion_width": 64}
+        compiled(slots, model=model)
+        with pytest.raises(ConfigError, match=text):
+            compiled(slots, model=model, label_names=names)
+
+
 def test_clip_needs_two_modalities_and_no_labels():
     plan = compiled({"objective": "clip"}, label_names=())
     assert plan.model.classes == 0

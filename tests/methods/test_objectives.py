@@ -107,6 +107,16 @@ def test_cross_entropy_is_torchs_over_the_labelled_samples():
     torch.testing.assert_close(forward.logits, logits)
 
 
+def test_cross_entropy_of_several_labels_is_the_sum_of_binary_ones_by_hand():
+    forward = forward_of({"a": torch.zeros(3, 6)}, labels=torch.tensor([0, -1, 0]))
+    sets = torch.tensor([[1.0, 1, 0], [0, 0, 0], [0, 0, 0]])
+    object.__setattr__(forward, "sets", sets)
+    forward.__dict__["logits"] = torch.tensor([[2.0, 0, 0], [9, 9, 9], [0, 0, -2]])
+    # -ln s(2) - 2 ln s(0), and 2 ln 2 + ln(1 + e^-2) for the third; the second is not known
+    one = math.log(1 + math.exp(-2)) + 2 * math.log(2)
+    assert term("cross_entropy", forward, {}).item() == pytest.approx(one, abs=1e-6)
+
+
 def test_modality_contrast_by_hand():
     # two classes at 90 degrees, τ = 0.5: logits 1/0.5 = 2 and 0, so the loss of a perfect match is log(1 + e^-2)
     tables = {"a": table([[3.0, 0.0], [0.0, 0.5]]), "b": table([[1.0, 0.0], [0.0, 1.0]])}

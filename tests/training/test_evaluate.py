@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from mask_oracle import filled as filled_in
 from mask_oracle import stand_in
-from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support, roc_auc_score
 from training_fixture import CLIP, SHAPE, dataset, job, model_spec, parts_of, stages_of
 
 from edgefl.data.dataset import Dataset
@@ -98,6 +100,45 @@ def test_the_rows_of_a_labelled_test_set_by_hand():
         for name, value in by_hand(parts, data, chosen, available).items():
             if name != "loss" or mask == "none":
                 assert rows[available, mask, name] == (pytest.approx(value, abs=1e-5), len(chosen)), (available, name)
+
+
+def test_several_labels_are_judged_class_by_class():
+    spec = msgspec.structs.replace(SPEC, label_names=("&x", "&y", "&z"))
+    data, parts = dataset(9, {"a": [0]}, labels=[0, 1, 2, 0, 1, 2, -1, 0, 1]), parts_of(job(spec, STAGE))
+    sets = np.random.default_rng(1).random((9, 3)) < 0.5
+    sets[6] = False
+    several = replace(data, sets=sets, label_names=spec.label_names)
+    rows = figures(evaluate(spec, STAGE, parts, several, Criteria()))
+    known = [1, 2, 3, 4, 5, 7, 8]
+    model, r = projections(SPEC, STAGE, parts, data.subset(known))
+    with torch.no_grad():
+        logits = model.classify(model.fuse(r))
+    truth = torch.from_numpy(sets[known]).float()
+    wanted = {
+        "mean_average_precision": average_precision_score(sets[known], logits.numpy(), average="macro"),
+        "macro_f1": f1_score(sets[known], (logits > 0).numpy(), average="macro", zero_division=0),
+        "loss": float(F.binary_cross_entropy_with_logits(logits, truth) * 3),
+    }
+    assert {name: value for (given, _, name), (value, _) in rows.items() if given == ("a", "b")} == pytest.approx(
+        wanted, abs=1e-5
+    )
+    own = judge(model, several, STAGE.depth, {}, ["a", "b"], Criteria())
+    assert set(own) == set(wanted)
+
+
+def test_a_round_learns_several_labels():
+    """Class x shows in the mean of a, class y in that of b; a sample may be of both, and of neither."""
+    spec = msgspec.structs.replace(model_spec(classes=2), label_names=("&x", "&y"))
+    made, rng = job(spec, stages_of(spec, "end_to_end")[0], epochs=20), np.random.default_rng(0)
+    sets = rng.random((96, 2)) < 0.5
+    noise = {m: rng.normal(size=(96, *SHAPE)) * 0.2 for m in "ab"}
+    values = {m: (each + sets[:, i, None, None]).astype(np.float32) for i, (m, each) in enumerate(noise.items())}
+    there, ids = dict.fromkeys("ab", np.ones(96, bool)), [str(i) for i in range(96)]
+    data = Dataset(values, there, sets.argmax(axis=1), spec.label_names, ids, sets=sets)
+    trained = train_round(made, data, parts_of(made))
+    rows = figures(evaluate(spec, made.stage, trained.parts, data, Criteria()))
+    assert rows[("a", "b"), "none", "mean_average_precision"][0] > 0.95  # 0.5 by chance
+    assert rows[("a", "b"), "none", "macro_f1"][0] > 0.8
 
 
 def test_a_condition_that_no_sample_meets_has_no_rows():

@@ -6,11 +6,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    precision_recall_fscore_support,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 
 from edgefl.errors import DataError
 from edgefl.training import metrics
-from edgefl.training.metrics import classification, pairs, ranking, retrieval, retrieval_ranks, same_items
+from edgefl.training.metrics import (
+    classification,
+    pairs,
+    ranking,
+    retrieval,
+    retrieval_ranks,
+    same_items,
+    several_labels,
+)
 
 
 @pytest.fixture
@@ -62,6 +77,31 @@ def test_ranking_is_that_of_scikit_learn(rng, classes):
     assert ranking(apart, truth).get("top5_accuracy", 0) == (
         top_k_accuracy_score(truth, apart, k=5) if classes > 10 else 0
     )
+
+
+def test_average_precision_by_hand():
+    """Scores .9 (its own) .8 (not) .7 (its own): 1/2 x 1/1 + 1/2 x 2/3; the second class: of .6 .6 one: 1 x 1/2."""
+    p = np.array([[0.9, 0.6, 0.1], [0.8, 0.6, 0.1], [0.7, 0.1, 0.1]])
+    sets = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0]], bool)  # nothing is of the third
+    figures = several_labels(p, sets)
+    assert figures["mean_average_precision"] == pytest.approx((0.5 + 1 / 3 + 0.5) / 2)
+    # from 1/2 on: the first class 3 answers, 2 hits of 2; the second 2 answers, 1 hit of 1
+    assert figures["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert several_labels(p, sets & False) == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 25), st.integers(0, 1000))
+def test_several_labels_are_judged_as_by_scikit_learn(classes, samples, seed):
+    rng = np.random.default_rng(seed)
+    p, sets = rng.random((samples, classes)).round(1), rng.random((samples, classes)) < 0.4
+    there = np.flatnonzero(sets.any(axis=0))
+    figures = several_labels(p, sets)
+    if there.size:
+        wanted = average_precision_score(sets[:, there], p[:, there], average="macro")
+        assert figures["mean_average_precision"] == pytest.approx(wanted)
+        each = [f1_score(sets[:, c], p[:, c] >= 0.5, zero_division=0) for c in there]
+        assert figures["macro_f1"] == pytest.approx(np.mean(each))
 
 
 def test_ranks_by_hand():

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder
+from edgefl.data.label_sets import classes_in, in_words
 from edgefl.data.tokens import DEFAULT_LENGTH, padding_id, swapped, tokenizer
 from edgefl.errors import ConfigError, DataError, MissingDependencyError, Problem
 from edgefl.methods.missing.public_pool import public_pool
@@ -118,6 +119,8 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
 def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
     if dataset.labels is None:
         return [""] * len(rows)
+    if (several := classes_in(dataset.label_names)) is not None and dataset.sets is not None:
+        return [in_words(dataset.sets[row], several) if dataset.labels[row] >= 0 else "" for row in rows]
     return [dataset.label_names[label] if label >= 0 else "" for label in dataset.labels[rows]]
 
 

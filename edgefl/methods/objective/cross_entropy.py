@@ -1,6 +1,7 @@
 """Classification: CE(task(fusion([r_1; …; r_M])), y), the mean over the labelled samples; absent r_m are stand-ins.
 
 A numeric target is a pair of weights on its neighbouring levels (``edgefl.data.levels``), and CE that of soft labels.
+Where a sample may have several classes (``edgefl.data.label_sets``), CE is the sum over the classes of binary ones.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefl.data.levels import levels_in
-from edgefl.methods.objective.terms import between_levels, known_cross_entropy, soft_cross_entropy
+from edgefl.methods.objective.terms import between_levels, binary_cross_entropy, known_cross_entropy, soft_cross_entropy
 from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def loss(forward: Forward) -> Tensor:
     """Mean over the labelled samples; 0 when none is."""
     if forward.labels is None:
         return forward.nothing()
+    if forward.sets is not None:
+        return binary_cross_entropy(forward.logits, forward.sets, forward.labels >= 0)
     levels = levels_in(forward.model.spec.label_names)
     if forward.targets is not None and levels is not None:
         return soft_cross_entropy(forward.logits, between_levels(forward.targets, levels))

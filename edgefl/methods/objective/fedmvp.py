@@ -125,5 +125,6 @@ register(
         rules=(needs_joint("ram"),),
         loss=ram_loss,
         joint=True,
+        one_label=True,
     ),
 )

@@ -54,6 +54,15 @@ def known_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return summed / (target >= 0).sum().clamp(min=1)
 
 
+def binary_cross_entropy(logits: Tensor, sets: Tensor, known: Tensor) -> Tensor:
+    """-sum_c log p(c is in the set, or not) of ``logits`` and ``sets`` [N, C]: the mean over the rows ``known`` [N].
+
+    0 when none is.
+    """
+    each = F.binary_cross_entropy_with_logits(logits, sets, reduction="none").sum(dim=1)
+    return mean_where(each, known)
+
+
 def between_levels(targets: Tensor, levels: npt.ArrayLike) -> Tensor:
     """Weights [N, K] of the levels [K] whose mean is each target [N]; zeros where it is NaN.
 
