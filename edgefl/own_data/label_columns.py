@@ -52,7 +52,7 @@ def best_label(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bo
 
 
 def _by_task(guess: Guess, values: Sequence[str], task: Task) -> Guess:
-    """What the labels of the chosen column are: as the user says, else by its values."""
+    """The guess with the task of its labels: by the user's word, else by the values of the column."""
     if task == "number" and not all(map(is_number, values)):
         raise DataError(f"--task number: the column {guess.column} holds texts", remedy="Name another by --label.")
     if task in {"number", "classes"}:

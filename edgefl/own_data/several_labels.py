@@ -22,7 +22,7 @@ _YES, _NO = frozenset({"1", "1.0", "true", "yes", "y", "t"}), frozenset({"0", "0
 
 
 def separator_of(values: Sequence[str], *, asked: bool) -> str:
-    """What separates the labels of these cells; "": they hold one each. ``asked``: the user says they hold several."""
+    """The separator of the labels in these cells; "": they hold one each. ``asked``: the user says that of several."""
     for separator in _SEPARATORS if asked else _SEPARATORS[:2]:
         rows = [parts(value, separator) for value in values]
         several = sum(len(row) > 1 for row in rows)
