@@ -19,7 +19,7 @@ from pins.golden import WRITING, check, check_keys, pinned
 FILE = "help.json"
 VERBS = {
     "edgefl": "init, run, study, plan, recipes, runs, report, compare, devices, logs, export, data, data fetch, "
-    "predict, serve, doctor",
+    "predict, benchmark, serve, doctor",
     "edgefl-agent": "run, enroll, doctor, profile, install, uninstall, status, upgrade",
     "edgefl-coordinator": "run, init, enroll, enrollments, backup, restore",
 }
