@@ -174,8 +174,8 @@ def _undone(source: Path, run_file: Path) -> Iterator[None]:
         for path in {*made, run_file} - there:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            elif path.exists():  # on a medium that is read-only even an absent one cannot be taken away
+                path.unlink()
         raise
 
 

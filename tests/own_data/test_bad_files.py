@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -83,3 +84,19 @@ def test_every_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (root / "dark" / f"{i}.png").write_bytes(b"")
     assert init("pics")
     assert "3 of 240 files" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """On a medium that is read-only, taking away what is not there fails like writing."""
+    root = pictures(tmp_path / "pics")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edgefl.own_data.source.write_new", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert init(str(root)) == 1
+    assert "manifest.jsonl: Read-only file system" in capsys.readouterr().err
