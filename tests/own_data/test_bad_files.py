@@ -98,5 +98,5 @@ def test_a_folder_that_cannot_be_written_is_said(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("edgefl.own_data.source.write_new", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert init(str(root)) == 1
+    assert init(str(root)) == 15
     assert "manifest.jsonl: Read-only file system" in capsys.readouterr().err
