@@ -236,9 +236,9 @@ def test_pictures_beside_prototype_tables_get_ranges_with_the_tables_whole(
     picture = EncoderSpec("vision", (16, 16, 3), width=32, depth=2, heads=2, patch=8)
     spec = two_sensors(encoders={"acc": sensor(), "image": picture})
     _, parts = some_state(spec)
-    data = Dataset(
-        windows(spec, 40), dict.fromkeys(spec.encoders, np.ones(40, bool)), None, (), list(map(str, range(40)))
-    )
+    values = windows(spec, 40)
+    values["image"] = np.random.default_rng(0).random(values["image"].shape, np.float32)
+    data = Dataset(values, dict.fromkeys(spec.encoders, np.ones(40, bool)), None, (), list(map(str, range(40))))
     state = TrainedState(spec, stage_of(spec), parts)
     form = Form(("int8",), max_loss=100.0)
     export_bundles(state, tmp_path / "bundles", form=form, samples=Samples(data, "windows"))
