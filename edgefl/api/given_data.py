@@ -19,7 +19,7 @@ from edgefl.config.yaml_files import Overrides, valid_names
 from edgefl.data.arrays import Array, write_npz
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError, Problem
-from edgefl.own_data.draft import Paths, Wishes, encoders, run_values
+from edgefl.own_data.draft import Paths, Wishes, encoders, recipe_for, run_values
 from edgefl.own_data.source import Source, from_arrays, from_files
 from edgefl.own_data.wishes import NO_ROLES, Roles
 from edgefl.records import MODALITY_RULE, is_modality
@@ -138,7 +138,7 @@ def _none_beside(given: Given, what: str) -> None:
 
 
 def _check_task(source: Source) -> None:
-    if not source.outline.labelled and len(source.facts) == 1:
+    if not recipe_for(source.outline, len(source.facts)):
         raise DataError(
             f"one modality ({next(iter(source.facts))}) and no labels: there is nothing to learn",
             remedy="Give labels: one for each sample.",
@@ -277,7 +277,7 @@ def _cell(column: str, value: object) -> str | float | None:
 
 
 def _is_absent(value: object) -> bool:
-    """Whether a cell is None, NaN, or pandas' own marks: NaT, and NA, of which no comparison is true or false."""
+    """Whether a cell is missing: None, NaN, or the pandas values NaT and NA."""
     return (
         value is None or type(value).__name__ in {"NAType", "NaTType"} or (isinstance(value, float) and value != value)
     )

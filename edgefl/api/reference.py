@@ -68,7 +68,10 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
 
 
 def _of_several(x: Any, sets: Sets, z: Any, truth: Sets) -> Reference:
-    """Mean average precision on ``z``, of which samples have the labels ``truth``, of models fitted on ``x``."""
+    """Mean average precision of multi-label models, one-vs-rest.
+
+    Fitted on features ``x`` [N, F] with ``sets`` [N, C], scored on ``z`` [M, F] with ``truth`` [M, C].
+    """
     from sklearn.multiclass import OneVsRestClassifier
 
     scores = {}

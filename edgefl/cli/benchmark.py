@@ -271,7 +271,7 @@ def _grid(rows: Sequence[Row], threads: int) -> Grid:
     ]
     if any(row.accuracy is not None for row in rows):
         columns.append(Column("accuracy", lambda row: _share(row.accuracy)))
-    best = next((name for name in _BEST if any(name in row.errors for row in rows)), "")
+    best = _best(rows)
     if best:  # csv and json have the others too
         columns.append(Column(units.metric_words(best), lambda row: units.number(row.errors.get(best))))
     columns += [
@@ -282,6 +282,11 @@ def _grid(rows: Sequence[Row], threads: int) -> Grid:
     return table("Benchmark", columns, rows, _notes(rows, threads))
 
 
+def _best(rows: Sequence[Row]) -> str:
+    """The score in the table of rows without an accuracy; "": they have one, or none."""
+    return next((name for name in _BEST if any(name in row.errors for row in rows)), "")
+
+
 def _share(value: float | None) -> Cell:
     if value is None:
         return Cell(units.NOTHING, why="no labelled sample has these modalities", tone="dim")
@@ -290,7 +295,7 @@ def _share(value: float | None) -> Cell:
 
 def _notes(rows: Sequence[Row], threads: int) -> Iterator[str]:
     counts = {row.given: row.samples for row in rows if row.samples is not None}
-    score = next((units.metric_words(name) for name in _BEST if any(name in row.errors for row in rows)), "accuracy")
+    score = units.metric_words(_best(rows) or "accuracy")
     score = score[0].upper() + score[1:]
     if counts and any(row.errors or row.accuracy is not None for row in rows):
         each = ", ".join(f"{given} {count}" for given, count in counts.items())
@@ -307,7 +312,7 @@ def _notes(rows: Sequence[Row], threads: int) -> Iterator[str]:
     yield f"Time: median of {' to '.join(map(str, dict.fromkeys((calls[0], calls[-1]))))} calls, after one to warm up."
     idle = max(row.idle_bytes for row in rows)
     yield (
-        "Peak: resident memory of a process with the bundle alone, of which Python and onnxruntime took "
-        f"{amount(idle, 'B').text} MiB before."
+        "Peak: resident memory of a process with this bundle alone; Python and onnxruntime take "
+        f"{amount(idle, 'B').text} MiB of it."
     )
     yield f"On {machine()}, {threads or usable()} threads, {' and '.join(dict.fromkeys(row.runs_on for row in rows))}."

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, npz_names, read_npz, write_npz
 from edgefl.data.encoders import Encoders
 from edgefl.data.label_arrays import labels_of
-from edgefl.data.label_sets import Sets, classes_in, first_classes, one_class_each, plain_names, renumbered
+from edgefl.data.label_sets import Sets, classes_in, first_classes, in_words, one_class_each, plain_names, renumbered
 from edgefl.data.labels import class_name, class_names, places_of
 from edgefl.data.levels import Targets, levels_in, nearest_level
 from edgefl.data.values import as_cells, as_values
@@ -161,6 +161,14 @@ class Dataset:
                 remedy="Correct the labels, or list them in labels.json beside the manifest.",
             )
         return replace(self, labels=np.array([*places, -1], np.int64)[self.labels], label_names=tuple(names))
+
+    def label_words(self, row: int) -> str | None:
+        """The classes of a sample in words; None: it has no label."""
+        if self.labels is None or self.labels[row] < 0:
+            return None
+        classes = classes_in(self.label_names)
+        name: str = self.label_names[self.labels[row]]
+        return name if self.sets is None or classes is None else in_words(self.sets[row], classes)
 
     def _in_sets(self, names: Sequence[str]) -> Dataset:
         if self.targets is not None:

@@ -10,6 +10,7 @@ from numpy.random import Generator
 from edgefl.config.settings import DataConfig
 from edgefl.data.arrays import Array, Indices, generator
 from edgefl.data.dataset import Dataset, Flags
+from edgefl.data.label_sets import plain_names
 from edgefl.errors import DataError
 
 #: Share of the samples that are held out for tests, where none are given or marked.
@@ -43,7 +44,7 @@ def untested(train: Dataset, test: Dataset) -> tuple[str, ...]:
     """Warnings of classes that one of the two, of the same names of labels, has samples of alone."""
     if _classes(train) is None or _classes(test) is None:
         return ()
-    names = train.label_names
+    names = plain_names(train.label_names)
     pairs = list(zip(names, train.class_counts(), test.class_counts(), strict=True))
     lacking = [name for name, trained, tested in pairs if trained and not tested]
     alone = [name for name, trained, tested in pairs if tested and not trained]
@@ -95,7 +96,7 @@ def _covering(has: Array, test: Flags, order: Indices, most: int) -> Flags:
     test, held, times = test.copy(), int(test.sum()), has.sum(axis=0)
 
     def stays(g: int) -> bool:
-        """Whether its side has each class of a group without it too, if several groups have it."""
+        """Whether group ``g`` can change sides without taking a shared class away from its own."""
         return bool(((has[test == test[g]].sum(axis=0) > has[g]) | ~has[g] | (times == 1)).all())
 
     for c in np.argsort(times, kind="stable"):

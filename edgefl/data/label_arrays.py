@@ -45,7 +45,10 @@ def labels_of(given: Array | None, names: tuple[str, ...]) -> Labels:
 
 
 def _of_every_class(given: Array, names: tuple[str, ...]) -> Labels:
-    """Of an array [N, C] of 0 and 1 (a row of -1: no label). Rows of exactly one 1 are labels of one class each."""
+    """Labels from an indicator matrix [N, C] of 0 and 1 (a row of -1: no label).
+
+    Rows that all hold exactly one 1 are one-hot: a label of one class each.
+    """
     rows, count = given.shape
     if given.dtype.kind not in "biuf" or not np.isin(given, (-1, 0, 1)).all():
         raise DataError(

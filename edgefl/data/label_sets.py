@@ -30,7 +30,7 @@ def set_names(classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def classes_in(names: Sequence[str]) -> tuple[str, ...] | None:
-    """The classes of which a sample may have several [C]; None: a sample has one."""
+    """Classes of multi-label names [C]; None: a sample has one label."""
     if not names or not all(name.startswith(_MARK) for name in names):
         return None
     return tuple(name[len(_MARK) :] for name in names)

@@ -43,7 +43,7 @@ def class_names(given: Array) -> Array:
 
 
 def is_whole(name: str) -> bool:
-    """Whether a class is called by a whole number."""
+    """Whether a class name is a whole number, such as "7"."""
     return _WHOLE_NUMBER.fullmatch(name) is not None
 
 

@@ -43,7 +43,7 @@ def moments_of(data: Dataset, encoders: Encoders, least: int) -> dict[str, Momen
 
 
 def _of_steps(values: Rows) -> Moments:
-    """Of time steps [N, ..., C], each channel without its spikes."""
+    """Moments of each channel over all time steps [N, ..., C], outliers left out."""
     channels, steps = values.shape[-1], len(values) * math.prod(values.shape[1:-1])
     some = np.asarray(values[:: max(1, steps // _FENCED_STEPS)], np.float64).reshape(-1, channels)
     low, high = _bounds(some.T, SPIKE, _RARE)
@@ -72,7 +72,7 @@ def _blocks(values: Rows) -> Iterator[Array]:
 
 
 def _joined(blocks: Iterable[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
-    """Count, mean and variance [C] of the values [n, C] of all blocks of which flags [n, C] are set.
+    """Count, mean and variance [C] over blocks of values [n, C] with masks [n, C] (True: counted).
 
     Blocks are joined by their means (Chan, Golub, LeVeque 1983), so that a large mean costs no digits.
     """

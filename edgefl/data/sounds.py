@@ -71,7 +71,7 @@ def read_wav(path: Path) -> tuple[Samples, int]:
 
 
 def _audible(mixed: Samples, loudest: float) -> Samples:
-    """The mix of all channels, of which ``loudest`` is the peak; zeros where they cancel each other out."""
+    """The mono mix; zeros where its channels cancel out. ``loudest``: peak over all channels."""
     return mixed if np.abs(mixed).max() > _REMAINDER * loudest else np.zeros_like(mixed)
 
 

@@ -52,8 +52,5 @@ def _label(mean: npt.NDArray[np.float64], labels: Sequence[str]) -> str:
 
 def truth_of(data: Dataset, row: int) -> str | None:
     """The label of a sample in words; None: it has none."""
-    if data.labels is None or data.labels[row] < 0:
-        return None
-    if data.sets is not None:
-        return in_words(data.sets[row], classes_in(data.label_names) or ())
-    return data.label_names[int(data.labels[row])] if data.targets is None else f"{data.targets[row]:.6g}"
+    words = data.label_words(row)
+    return words if words is None or data.targets is None else f"{data.targets[row]:.6g}"

@@ -13,7 +13,6 @@ import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.data.dataset import Dataset
-from edgefl.data.label_sets import classes_in, in_words
 from edgefl.report import units
 from edgefl.report.charts import (
     DASHES,
@@ -52,10 +51,7 @@ def label_word(data: Dataset, row: int) -> str:
     """The label of a sample, or the number of a numeric target, in words."""
     if data.targets is not None:
         return NONE if np.isnan(data.targets[row]) else units.number(float(data.targets[row]))
-    if data.labels is None or data.labels[row] < 0:
-        return NONE
-    classes = classes_in(data.label_names)
-    return data.label_names[data.labels[row]] if data.sets is None else in_words(data.sets[row], classes or ())
+    return data.label_words(row) or NONE
 
 
 def examples(shares: Mapping[str, Dataset], modality: str, most: int) -> list[Example]:
