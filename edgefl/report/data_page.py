@@ -99,14 +99,23 @@ def headline(data: Data) -> str:
         every = np.concatenate([share.targets for share in data.every.values() if share.targets is not None])
         low, middle, high = (units.number(float(x)) for x in np.nanquantile(every, (0, 0.5, 1)))
         return f"A number from {low} to {high}, {middle} in the median, is learned from {given}."
+    several = data.test.sets is not None
     counts: Counter[str] = sum((label_counts({name: share})[name] for name, share in data.shares.items()), Counter())
     del counts[NONE]
     if not counts:
         return f"No sample of {given} that is trained on has a label."
+    labelled = counts.total()
+    if several:  # counted by label: a sample is of each of its own
+        names = plain_names(data.test.label_names)
+        counts = Counter(
+            dict(zip(names, np.sum([s.class_counts() for s in data.shares.values()], axis=0), strict=True))
+        )
     name, most = counts.most_common(1)[0]
-    share = units.percent(most / counts.total()).replace(" ", "\N{NO-BREAK SPACE}")
+    share = units.percent(most / labelled).replace(" ", "\N{NO-BREAK SPACE}")
+    whole = "on {} of the samples" if several else "{} of them"
     return (
-        f"{len(data.test.label_names)} labels are learned from {given}; the most frequent, {name}, is {share} of them."
+        f"{len(data.test.label_names)} labels are learned from {given}; the most frequent, {name}, is "
+        f"{whole.format(share)}."
     )
 
 

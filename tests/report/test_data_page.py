@@ -20,7 +20,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import TableColumn
 from edgefl.report.charts import NARROW, WIDE
-from edgefl.report.data_page import Data, to_html
+from edgefl.report.data_page import Data, headline, to_html
 from edgefl.report.data_pictures import NONE, examples, label_counts, labels, lines, spectrogram
 
 RUN = """
@@ -121,6 +121,23 @@ def test_counts_of_labels_are_those_of_the_shares_and_rare_ones_are_others():
     assert total[NONE] == 1
     assert total["others"] == 2 * 9
     assert total.total() == 52
+
+
+def test_several_labels_are_counted_by_the_samples_that_have_them():
+    sets = np.array([[1, 1], [1, 0], [1, 1], [0, 0], [0, 1]], bool)
+    every = Dataset(
+        {"acc": np.zeros((5, 3, 2), np.float32)},
+        {"acc": np.ones(5, bool)},
+        sets.argmax(1),
+        ("&hot", "&wet"),
+        list("abcde"),
+        sets=sets,
+    )
+    data = Data("tags", {"one": every.subset([0, 1, 2, 3])}, every.subset([4]), {"acc": EncoderSpec("sensor", (3, 2))})
+    assert (
+        headline(data)
+        == "2 labels are learned from acc; the most frequent, hot, is on 75.0\N{NO-BREAK SPACE}% of the samples."
+    )
 
 
 def test_numbers_are_counted_in_spans_of_as_many_samples():
