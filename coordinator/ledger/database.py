@@ -198,11 +198,24 @@ def _to_json(value: object) -> str:
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     """WAL: readers never wait for the writer. FULL: a commit that returned survives a loss of power."""
     connection.isolation_level = None  # begin is ours, below: then changes of tables are part of a transaction too
-    cursor = connection.cursor()
-    busy = f"busy_timeout={round(LEDGER_BUSY_S * 1000)}"
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", busy):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+    with contextlib.closing(connection.cursor()) as cursor:
+        cursor.execute(f"PRAGMA busy_timeout={round(LEDGER_BUSY_S * 1000)}")
+        _to_wal(cursor)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+
+
+def _to_wal(cursor: sqlite3.Cursor) -> None:
+    """Journal mode WAL. SQLite does not wait for another connection that changes the mode of a new file as well."""
+    until = time.monotonic() + LEDGER_BUSY_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(LEDGER_RETRY_S)
 
 
 def _prepare_postgresql(connection: DBAPIConnection, _record: object) -> None:
