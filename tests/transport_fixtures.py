@@ -50,10 +50,20 @@ def pytest_report_header() -> str:
 
 
 def run(scenario: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
-    """Run a scenario in a fresh event loop; it fails when it takes longer than ``seconds``."""
+    """Run a scenario in a fresh event loop; it fails when it takes longer than ``seconds``.
+
+    What it leaves running is cancelled until nothing is: a task that ends may begin another, as an answer to a message,
+    and asyncio.run would leave that one in a closed loop.
+    """
 
     async def limited() -> T:
-        return await asyncio.wait_for(scenario, seconds)
+        try:
+            return await asyncio.wait_for(scenario, seconds)
+        finally:
+            while left := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in left:
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
 
     return asyncio.run(limited())
 

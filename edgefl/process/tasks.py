@@ -28,11 +28,12 @@ class Tasks:
             await asyncio.wait(self._running, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Cancel what runs."""
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel what runs, and what that begins as it ends."""
+        while self._running:
+            tasks = list(self._running)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Future[object]) -> None:
         self._running.discard(task)
