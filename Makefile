@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes lint docs site bench fuzz mutants clean
+.PHONY: help wheel wheels demo test test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes own-data lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,6 +73,14 @@ test: $(VENV)/.dev lint  ## everything CI runs on each change
 
 test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 	$(BIN)/python -m pytest
+
+OWN_DATA_DEBIAN := fortunes fortunes-de tango-icon-theme klettres-data \
+	$(foreach language,en fr es it ru,asterisk-core-sounds-$(language)-wav)
+AS_ROOT = $(if $(filter-out 0,$(shell id -u)),sudo)
+own-data: $(VENV)/.dev  ## the packages that the sets of benchmarks/own_data come in (Debian's by apt-get)
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install palmerpenguins vega_datasets statsmodels sktime
+	$(AS_ROOT) apt-get update -qq
+	$(AS_ROOT) apt-get install -y -qq --no-install-recommends $(OWN_DATA_DEBIAN) >/dev/null
 
 # PyPI's torch for x86-64 brings 5 GB of CUDA packages; LOWEST_TORCH='torch<2.14', with an index that has it without, does not.
 LOWEST := build/lowest
