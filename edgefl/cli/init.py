@@ -22,7 +22,7 @@ from edgefl.errors import DataError, StoreError
 from edgefl.own_data.checkpoints import checkpoints, suggestion
 from edgefl.own_data.draft import SIZES, Paths, Wishes, encoders, run_values
 from edgefl.own_data.samples import MANIFEST
-from edgefl.own_data.source import Source, check_task, from_arrays, from_files
+from edgefl.own_data.source import Source, check_task, from_arrays, from_files, manifest_beside
 from edgefl.own_data.table_samples import MADE
 from edgefl.own_data.wishes import wished
 
@@ -132,6 +132,7 @@ def command(
                 path,
                 roles,
                 other_layout=_ask_layout if asks else lambda layout: layout,
+                beside=run_file.parent,
                 force=force,
                 skip_bad=skip_bad,
             )
@@ -167,6 +168,7 @@ def _undone(source: Path, run_file: Path) -> Iterator[None]:
     halved = [root, *(path for path in root.iterdir() if path.is_dir())]
     beside = (f"{source.stem}-edgefl", f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
     made = [folder / name for folder in halved for name in (MANIFEST, MADE)] + [root / name for name in beside]
+    made += [manifest_beside(run_file.parent, place) for place in (*halved, root / beside[0])]
     there = {path for path in (*made, run_file) if path.exists()}
     try:
         yield

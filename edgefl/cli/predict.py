@@ -19,7 +19,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import THRESHOLD, classes_in
 from edgefl.data.levels import target_errors
 from edgefl.data.raw_sample import modality_of_file, raw_samples
-from edgefl.data.sources import load
+from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
 from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
@@ -138,7 +138,11 @@ def _is_recording(file: Path, wanted: Mapping[str, EncoderSpec]) -> bool:
 
 
 def _is_sample(file: str) -> bool:
-    return "=" in file if not Path(file).exists() else Path(file).is_file() and not file.lower().endswith(".npz")
+    return (
+        "=" in file
+        if not Path(file).exists()
+        else Path(file).is_file() and not file.lower().endswith((".npz", MANIFEST_SUFFIX))
+    )
 
 
 def _by_modality(files: list[str], wanted: Mapping[str, EncoderSpec]) -> dict[str, Path | str]:

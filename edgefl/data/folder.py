@@ -31,7 +31,7 @@ from edgefl.data.labels import Label, as_sets, as_targets, class_name, named_lab
 from edgefl.data.levels import levels_in
 from edgefl.data.readers import SampleError, Target, guess, read, read_samples, target
 from edgefl.data.recording import GAP, Windows, joined, least
-from edgefl.data.regular_files import ANY_SIZE, regular_file_inside
+from edgefl.data.regular_files import ANY_SIZE, regular_file, regular_file_inside
 from edgefl.errors import DataError, Problem
 from edgefl.records import is_modality
 
@@ -55,6 +55,12 @@ class _Row:
     values: dict[str, Array] = field(default_factory=dict)
     windows: dict[str, Windows] = field(default_factory=dict)
     recording: str = ""  # the id of the line that this is a window of
+
+
+class _Elsewhere(msgspec.Struct, forbid_unknown_fields=True):
+    """First line of a manifest that does not lie in its folder."""
+
+    files: str
 
 
 @dataclass
@@ -105,7 +111,8 @@ def read_manifest(
     Bad samples (missing file, wrong shape, not finite, label out of range, line that is no JSON object, …) are all
     collected. ``bad_samples`` "error": DataError with the first 20 and their number; "skip": left out and kept in
     ``Dataset.skipped``, where windows with a gap always are; DataError when nothing is left. ``encoders``:
-    the modalities to read, with kind and shape. ``manifest``: a file elsewhere, of paths below ``root``.
+    the modalities to read, with kind and shape. ``manifest``: a file elsewhere, of paths below ``root``, whose first
+    line may name that folder (``folder_of``).
     """
     path = manifest or root / "manifest.jsonl"
     if manifest is not None:
@@ -118,11 +125,15 @@ def read_manifest(
             remedy='Write one JSON object a line, such as {"image": "001.png", "label": "cat"}.',
         )
     targets = {} if encoders is None else {m: target(e) for m, e in encoders.items()}
-    folder = _Folder(root, targets, encoders is not None, f"{root.name or root}/manifest.jsonl")
+    folder = _Folder(
+        root, targets, encoders is not None, manifest.name if manifest else f"{root.name or root}/{path.name}"
+    )
     names = tuple(label_names) or named_labels(root)
     rows: list[_Row] = []
     first: dict[str, int] = {}
     for line, text in _lines(path, folder):
+        if manifest is not None and line == 1 and _named_folder(text):
+            continue
         if (row := _row(folder, line, text)) is not None:
             if first.setdefault(row.id, line) == line:
                 rows += _samples(folder, row)
@@ -146,6 +157,27 @@ def read_manifest(
     recordings = np.array([row.recording for row in kept], dtype=np.str_) if folder.windowed else None
     numeric = None if numeric is None else numeric[good]
     return replace(data, resizable=folder.resizable, recordings=recordings, targets=numeric, sets=sets)
+
+
+def folder_of(manifest: Path) -> Path:
+    """The folder of a manifest that lies elsewhere: its first line is {"files": FOLDER}. Raises DataError."""
+    regular_file(manifest, ANY_SIZE)
+    with manifest.open("rb") as file:
+        named = _named_folder(file.readline(MAX_LINE_BYTES))
+    if not named:
+        raise DataError(
+            f"{manifest}: its first line does not name the folder of its files",
+            remedy='Begin it with {"files": "/path/of/the/folder"}, or give a folder with manifest.jsonl.',
+        )
+    return manifest.parent / named
+
+
+def _named_folder(line: bytes) -> str:
+    """The folder that a manifest's first line names; "": it is a sample's."""
+    try:
+        return msgspec.json.decode(line, type=_Elsewhere).files
+    except (ValueError, RecursionError):
+        return ""
 
 
 def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:

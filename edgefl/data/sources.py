@@ -11,13 +11,15 @@ import numpy as np
 from edgefl.data.arrays import read_npz
 from edgefl.data.dataset import Dataset, decide
 from edgefl.data.encoders import Encoders, fits, shown
-from edgefl.data.folder import read_manifest
+from edgefl.data.folder import folder_of, read_manifest
 from edgefl.data.named import named, names
 from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, Problem
 
 #: A folder or .npz file, the name of a data set, or {name: options}.
 Source = str | Path | Mapping[str, Mapping[str, object] | None]
+
+MANIFEST_SUFFIX = ".jsonl"
 
 #: What the option ``part`` of a named data set takes of it.
 _PARTS: dict[object, tuple[str, ...]] = {"train": ("train", "test"), "test": ("test",), "reserved": ("reserved",)}
@@ -26,7 +28,8 @@ _PARTS: dict[object, tuple[str, ...]] = {"train": ("train", "test"), "test": ("t
 def load(
     source: Source, *, bad_samples: str = "error", modalities: Encoders | None = None, label_names: Sequence[str] = ()
 ) -> Dataset:
-    """All samples of ``source``: a folder with manifest.jsonl, an .npz file, or a named data set.
+    """All samples of ``source``: a folder with manifest.jsonl, a manifest that names its folder, an .npz file, or a
+    named data set.
 
     Of a named data set the option ``part`` says which: train (default), test, or reserved (of the option ``reserve``).
     ``modalities``: read only these, as their encoders take them (kind, shape, vocabulary); None: all, shapes as found.
@@ -66,12 +69,32 @@ def load_pair(
         path, where = Path(source), str(source)
         if path.is_dir():
             halves = [read_manifest(path, bad_samples=bad_samples, encoders=modalities, label_names=label_names)]
+        elif is_files(path):
+            root, manifest = manifest_of(path)
+            halves = [
+                read_manifest(
+                    root, bad_samples=bad_samples, encoders=modalities, label_names=label_names, manifest=manifest
+                )
+            ]
         elif path.suffix == ".npz":
             halves = [Dataset.load_npz(path, modalities)]
         else:
             raise _no_source(path)
     fitted = [fit(half, where, bad_samples, modalities, label_names) for half in halves]
     return fitted[0], fitted[1] if len(fitted) > 1 else None
+
+
+def is_files(source: Source) -> bool:
+    """Whether samples lie in files, which are read to a model's shapes: a folder, or a manifest that names one."""
+    if isinstance(source, Mapping):
+        return False
+    return Path(source).is_dir() or Path(source).suffix == MANIFEST_SUFFIX
+
+
+def manifest_of(source: str | Path) -> tuple[Path, Path]:
+    """A source's folder of files and its manifest, in the folder or elsewhere. Raises DataError."""
+    path = Path(source)
+    return (path, path / "manifest.jsonl") if path.is_dir() else (folder_of(path), path)
 
 
 def check_source(source: str) -> None:
@@ -81,6 +104,8 @@ def check_source(source: str) -> None:
         return
     if path.suffix == ".npz" and not path.is_dir():
         read_npz(path, ())
+    elif path.is_file() and is_files(path):
+        folder_of(path)
     elif not path.is_dir():
         raise _no_source(path)
     elif not (path / "manifest.jsonl").exists():
@@ -90,12 +115,12 @@ def check_source(source: str) -> None:
 
 
 def _no_source(path: Path) -> DataError:
-    what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+    what = "is neither a folder nor an .npz or .jsonl file" if path.exists() else "does not exist"
     return DataError(f"data source {str(path)!r} {what}", remedy=_forms())
 
 
 def _forms() -> str:
-    return f"Give a folder with manifest.jsonl, an .npz file, or one of: {', '.join(names())}."
+    return f"Give a folder with manifest.jsonl, a manifest (.jsonl), an .npz file, or one of: {', '.join(names())}."
 
 
 def fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import NONE, plain_names
 from edgefl.data.recording import is_number
-from edgefl.data.sources import load
+from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import Outline, recipe_for
@@ -45,11 +46,13 @@ def from_files(
     roles: Roles = NO_ROLES,
     *,
     other_layout: Callable[[str], str] = lambda layout: layout,
+    beside: Path | None = None,
     force: bool = False,
     skip_bad: bool = False,
 ) -> Source:
     """A folder or a table; each half of it gets a manifest. ``other_layout``: may give another than was guessed.
 
+    ``beside``: the folder that takes the manifests of a source that cannot be written into; None: that is an error.
     Raises DataError where nothing can be made of it, StoreError.
     """
     train, test = halves(source)
@@ -63,18 +66,20 @@ def from_files(
     _check_labels(source, found)
     held = understand(test, found.layout, roles) if test is not None else None
     facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
-    written = _write_manifests([found] if held is None else [found, held], force=force)
+    parts = [found] if held is None else [found, held]
+    written = _write_manifests([(part, _manifest_of(part, beside)) for part in parts], force=force)
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
     outline = Outline(len(found.samples), bool(found.labels), len(found.groups), found.several)
+    places = [part.root if path.parent == part.root else path for part, path in zip(parts, written, strict=True)]
     return Source(
-        found.root,
+        places[0],
         facts,
         outline,
         [*_counted(found), *said],
         found.unused,
-        held.root if held is not None else None,
+        places[1] if held is not None else None,
         written,
         found.label_column,
     )
@@ -141,13 +146,28 @@ def _check_labels(source: Path, found: Understood) -> None:
         )
 
 
-def _write_manifests(parts: Sequence[Understood], *, force: bool) -> tuple[Path, ...]:
+def manifest_beside(folder: Path, root: Path) -> Path:
+    """Where the manifest of a source that cannot be written into goes."""
+    return folder / f"{root.resolve().name.removesuffix('-edgefl')}-edgefl{MANIFEST_SUFFIX}"
+
+
+def _manifest_of(part: Understood, beside: Path | None) -> Path:
+    """The manifest of a half of a source: in its folder, or in ``beside`` where that cannot be written into."""
+    there = part.root if part.root.exists() else part.root.parent
+    if beside is None or os.access(there, os.W_OK):
+        return part.root / MANIFEST
+    return manifest_beside(beside, part.root)
+
+
+def _write_manifests(parts: Sequence[tuple[Understood, Path]], *, force: bool) -> tuple[Path, ...]:
     """All or none. Raises StoreError where one is there, unless it may be written over."""
-    paths = tuple(part.root / MANIFEST for part in parts)
+    paths = tuple(path for _, path in parts)
     if not force and (there := [path for path in paths if path.exists()]):
         raise StoreError(f"{there[0]} is there already", remedy="Move it away, or write over it by --force.")
-    for part, path in zip(parts, paths, strict=True):
+    for part, path in parts:
         lines = [msgspec.json.encode(s.line(numeric=part.numeric, several=part.several)) for s in part.samples]
+        if path.parent != part.root:
+            lines.insert(0, msgspec.json.encode({"files": str(part.root.resolve())}))
         with store_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_new(path, b"".join(line + b"\n" for line in lines))

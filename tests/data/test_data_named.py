@@ -113,7 +113,7 @@ def test_damaged_ts_files(tmp_path, text, message):
         ({"emoji_pairs": {"vendors": []}}, "no vendor"),
         ({"a": {}, "b": {}}, "not 2"),
         ("nowhere/at/all", "does not exist"),
-        (__file__, "neither a folder nor an .npz"),
+        (__file__, "neither a folder nor an .npz or .jsonl"),
     ],
 )
 def test_bad_sources_and_options(source, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import yaml
 from PIL import Image
 
 from edgefl.cli.main import main
+from edgefl.data.sources import load
+from edgefl.errors import DataError
 
 
 def pictures(root: Path, count: int = 16) -> Path:
@@ -84,6 +87,34 @@ def test_every_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (root / "dark" / f"{i}.png").write_bytes(b"")
     assert init("pics")
     assert "3 of 240 files" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_cannot_be_written_has_its_manifest_beside_the_run_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = pictures(tmp_path / "medium" / "pics")
+    (place := tmp_path / "own").mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or not Path(path).is_relative_to(root.parent))
+    assert init(str(root)) == 0
+    assert not list(root.rglob("manifest.jsonl"))
+    source = yaml.safe_load(Path("pics.yaml").read_text())["data"]["source"]
+    assert source == "pics-edgefl.jsonl"
+    data = load(source)
+    assert len(data) == len(list(root.rglob("*.png")))
+    assert data.ids[0].startswith("dark/")
+
+
+def test_a_manifest_elsewhere_names_its_folder_and_reads_nothing_outside(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "pics")
+    manifest = tmp_path / "own.jsonl"
+    manifest.write_text('{"files": "pics"}\n{"image": "../secret.png", "label": "a"}\n')
+    with pytest.raises(DataError, match=r"own\.jsonl:2: image: \.\./secret\.png: leads out of the data set's folder"):
+        load(manifest)
+    manifest.write_text('{"image": "light/3.png", "label": "a"}\n')
+    with pytest.raises(DataError, match="its first line does not name the folder of its files"):
+        load(manifest)
+    assert root.is_dir()
 
 
 def test_a_folder_that_cannot_be_written_is_said(
