@@ -19,7 +19,7 @@ from export_fixture import LABELS, exported, sensor, some_state, some_tables, st
 from mask_oracle import filled as filled_in
 
 from edgefl.errors import DataError, EdgeFLError, ExportError, StoreError
-from edgefl.export import session
+from edgefl.export import runtime, session
 from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import (
     INDEX_FILE,
@@ -353,7 +353,9 @@ def test_of_two_folders_none_is_published_when_the_second_cannot_be(
 
 
 @pytest.mark.parametrize("changes", [{}, {"arch": "bert", "pool": "mean", "positions": 12}], ids=["distilbert", "bert"])
-def test_an_unlabelled_text_model_gives_embeddings_for_texts_of_any_length(changes: dict[str, Any], tmp_path: Path):
+def test_an_unlabelled_text_model_gives_embeddings_for_texts_of_any_length(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     words = encoder_of_size("text", "tiny", (9,), width=16, depth=1, vocabulary=40, **changes)
     spec = ModelSpec(encoders={"words": words}, stages=1, head=HeadSpec(width=16, out=8))
     model, parts = some_state(spec)
@@ -375,6 +377,17 @@ def test_an_unlabelled_text_model_gives_embeddings_for_texts_of_any_length(chang
     # Padding changes nothing: one token and its start give the same with and without it.
     np.testing.assert_allclose(bundle.predict({"words": ids[1:, :2]}).embeddings["words"], expected[1:], atol=1e-5)
     np.testing.assert_allclose(bundle.predict({"words": ids[:, :5]}).embeddings["words"], expected, atol=1e-5)
+    # Nor is it computed: short texts go together, and answers keep their order.
+    widths = []
+
+    def seen(one: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        widths.append(feeds["words"].shape[1])
+        return session.run(one, feeds)
+
+    monkeypatch.setattr(runtime, "run", seen)
+    monkeypatch.setattr(runtime, "ROWS", 1)
+    np.testing.assert_allclose(bundle.predict({"words": ids}).embeddings["words"], expected, atol=1e-5)
+    assert widths == [manifest.axes["words.length"].minimum, 5]
     for wrong, said in ((ids + 40, "token ids"), (np.zeros((1, 10), int), "1 to 9"), (ids * 1.0, "takes token ids")):
         with pytest.raises(DataError, match=said):
             bundle.predict({"words": wrong})
