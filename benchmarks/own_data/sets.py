@@ -288,7 +288,7 @@ _TOPICS = (
     "science",
     "startrek",
 )
-_THEMEN = ("anekdoten", "computer", "gesundheit", "kinderzitate", "liebe", "sprichworte", "witze", "zitate")
+_THEMEN = ("anekdoten", "computer", "kinderzitate", "murphy", "sprichworte", "sprueche", "witze", "zitate")
 
 #: Name -> how the set is put on disk below a folder.
 SETS: dict[str, Callable[[Path], OwnData]] = {
