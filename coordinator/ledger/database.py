@@ -206,7 +206,7 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _to_wal(cursor: sqlite3.Cursor) -> None:
-    """Journal mode WAL. SQLite does not wait for another connection that changes the mode of a new file as well."""
+    """Set journal mode WAL; retried, since SQLite does not wait for another connection that sets it."""
     until = time.monotonic() + LEDGER_BUSY_S
     while True:
         try:

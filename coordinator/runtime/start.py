@@ -21,7 +21,7 @@ from edgefl.config.profiles import load_run
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.hold_out import hold_out, untested
-from edgefl.data.sources import Source, as_test, is_files, load, load_pair
+from edgefl.data.sources import Source, as_test, has_manifest, load, load_pair
 from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
 from edgefl.log_lines import Emit as WriteLine
 from edgefl.plan.compile import closed, compile_run, untaken, with_statistics
@@ -353,7 +353,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
     """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
     data = config.data
     if data.test:
-        encoders = read_as(config, folder=is_files(data.test))
+        encoders = read_as(config, folder=has_manifest(data.test))
         test = load(as_test(data.test), bad_samples=data.bad_samples, modalities=encoders)
         if isinstance(data.test, str) and Path(data.test).suffix == ".npz":
             return test, str(Path(data.test).resolve())
@@ -373,7 +373,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
 def _held_out(config: RunConfig, source: Source, say: Callable[[str], None]) -> Dataset:
     """The test set of the run file's own source, the one that `edgefl run` and `edgefl data` take too."""
     data = config.data
-    encoders = read_as(config, folder=is_files(source))
+    encoders = read_as(config, folder=has_manifest(source))
     every, official = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)
     if official is not None:
         return official

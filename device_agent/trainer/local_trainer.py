@@ -19,7 +19,7 @@ from device_agent.trainer.first_round import first_round, freeze_once
 from edgefl.budget.stage_cost import modules_bytes
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
-from edgefl.data.sources import is_files, load
+from edgefl.data.sources import has_manifest, load
 from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, ModelSpec
@@ -81,7 +81,7 @@ class LocalTrainer:
         if self.facts is None:
             if self.alone:
                 first_round(self.device)
-            elastic = is_files(self.settings.data)
+            elastic = has_manifest(self.settings.data)
             # Files are read again, to a model's shapes, inside a round and under its ceiling: the room is the base's.
             as_read = self.dataset if elastic else None
             self.dataset = self._on_disk(self.dataset)

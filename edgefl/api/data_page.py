@@ -14,7 +14,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.prepare import Prepared
 from edgefl.data.readers import MAX_TEXT_BYTES, inside
 from edgefl.data.recording import decoded
-from edgefl.data.sources import is_files, manifest_of
+from edgefl.data.sources import has_manifest, manifest_of
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.preparation import read_as
 
@@ -37,9 +37,9 @@ def _texts(config: RunConfig, encoders: Mapping[str, EncoderSpec]) -> Callable[[
     """(modality, sample's id) -> its text in the folder with a manifest that it was read from; "": it has none."""
     found: dict[tuple[str, str], tuple[Path, str]] = {}
     for source in (config.data.source, config.data.test):
-        root, manifest = (
-            manifest_of(source) if isinstance(source, str) and source and is_files(source) else (Path(), Path())
-        )
+        if not source or not has_manifest(source):
+            continue
+        root, manifest = manifest_of(source)
         for number, line in enumerate(manifest.read_bytes().splitlines() if manifest.is_file() else (), start=1):
             try:
                 record = msgspec.json.decode(line, type=dict[str, object])

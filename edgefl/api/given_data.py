@@ -18,6 +18,7 @@ from edgefl.config.profiles import RunSource
 from edgefl.config.yaml_files import Overrides, valid_names
 from edgefl.data.arrays import Array, write_npz
 from edgefl.data.dataset import Dataset
+from edgefl.data.folder import MANIFEST
 from edgefl.errors import ConfigError, DataError, Problem
 from edgefl.own_data.draft import Paths, Wishes, encoders, recipe_for, run_values
 from edgefl.own_data.source import Source, from_arrays, from_files
@@ -124,7 +125,7 @@ def _of_path(path: Path, given: Given) -> tuple[Source, bool]:
     _none_beside(given, f"{path}, which has its own")
     if path.suffix == ".npz" and path.is_file():
         return from_arrays(path.absolute()), True
-    if (path / "manifest.jsonl").is_file():
+    if (path / MANIFEST).is_file():
         return from_files(path.absolute()), True
     raise DataError(
         f"data {str(path)!r} is neither an .npz file nor a folder with manifest.jsonl",

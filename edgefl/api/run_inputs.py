@@ -16,7 +16,7 @@ from edgefl.config.yaml_files import Overrides, parse_bytes
 from edgefl.data.label_sets import plain_names
 from edgefl.data.levels import levels_in
 from edgefl.data.prepare import Prepared, Share, prepare_shares
-from edgefl.data.sources import as_test, is_files, load
+from edgefl.data.sources import as_test, has_manifest, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import compile_run
@@ -58,7 +58,7 @@ def _data_of(config: RunConfig, devices: Sequence[str]) -> tuple[Data, tuple[str
         text = "is needed, or data.test, to know the shapes of the samples"
         raise ConfigError(config.name, [Problem("data.source", text)])
     test = load(
-        as_test(source), bad_samples=config.data.bad_samples, modalities=read_as(config, folder=is_files(source))
+        as_test(source), bad_samples=config.data.bad_samples, modalities=read_as(config, folder=has_manifest(source))
     )
     path = source if isinstance(source, str) else ""
     shares = [Share(device, path, test.samples(), test.class_counts()) for device in devices]
@@ -69,7 +69,7 @@ def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepar
     """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError."""
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
-    encoders = read_as(config, folder=is_files(config.data.source))
+    encoders = read_as(config, folder=has_manifest(config.data.source))
     return prepare_shares(config.data, devices, folder, config.seed, encoders)
 
 

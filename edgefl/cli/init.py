@@ -18,10 +18,10 @@ from edgefl.api.runs import write_file
 from edgefl.cli.options import Format, show
 from edgefl.config.yaml_files import yaml_text
 from edgefl.console import safe_text
+from edgefl.data.folder import MANIFEST
 from edgefl.errors import DataError, StoreError
 from edgefl.own_data.checkpoints import checkpoints, suggestion
 from edgefl.own_data.draft import SIZES, Paths, Wishes, encoders, run_values
-from edgefl.own_data.samples import MANIFEST
 from edgefl.own_data.source import Source, check_task, from_arrays, from_files, manifest_beside
 from edgefl.own_data.table_samples import MADE
 from edgefl.own_data.wishes import wished

@@ -57,8 +57,11 @@ class _Row:
     recording: str = ""  # the id of the line that this is a window of
 
 
+MANIFEST = "manifest.jsonl"
+
+
 class _Elsewhere(msgspec.Struct, forbid_unknown_fields=True):
-    """First line of a manifest that does not lie in its folder."""
+    """First line of a manifest outside its data folder."""
 
     files: str
 
@@ -100,22 +103,23 @@ class _Folder:
 
 def read_manifest(
     root: Path,
+    manifest: Path | None = None,
     *,
     bad_samples: str = "error",
     encoders: Encoders | None = None,
     label_names: Sequence[str] = (),
-    manifest: Path | None = None,
 ) -> Dataset:
     """All samples of the folder ``root``.
 
     Bad samples (missing file, wrong shape, not finite, label out of range, line that is no JSON object, …) are all
     collected. ``bad_samples`` "error": DataError with the first 20 and their number; "skip": left out and kept in
     ``Dataset.skipped``, where windows with a gap always are; DataError when nothing is left. ``encoders``:
-    the modalities to read, with kind and shape. ``manifest``: a file elsewhere, of paths below ``root``, whose first
-    line may name that folder (``folder_of``).
+    the modalities to read, with kind and shape. ``manifest``: a file outside ``root``, of paths below it, whose first
+    line may name that folder (``folder_of``); None: the folder's own.
     """
-    path = manifest or root / "manifest.jsonl"
-    if manifest is not None:
+    own = root / MANIFEST
+    path = manifest or own
+    if path != own:
         pass
     elif path.exists() or path.is_symlink():
         regular_file_inside(root, path.name, ANY_SIZE)
@@ -126,13 +130,13 @@ def read_manifest(
         )
     targets = {} if encoders is None else {m: target(e) for m, e in encoders.items()}
     folder = _Folder(
-        root, targets, encoders is not None, manifest.name if manifest else f"{root.name or root}/{path.name}"
+        root, targets, encoders is not None, f"{root.name or root}/{MANIFEST}" if path == own else path.name
     )
     names = tuple(label_names) or named_labels(root)
     rows: list[_Row] = []
     first: dict[str, int] = {}
     for line, text in _lines(path, folder):
-        if manifest is not None and line == 1 and _named_folder(text):
+        if path != own and line == 1 and _named_folder(text):
             continue
         if (row := _row(folder, line, text)) is not None:
             if first.setdefault(row.id, line) == line:
@@ -160,7 +164,7 @@ def read_manifest(
 
 
 def folder_of(manifest: Path) -> Path:
-    """The folder of a manifest that lies elsewhere: its first line is {"files": FOLDER}. Raises DataError."""
+    """Data folder of a manifest outside it, from its first line {"files": FOLDER}. Raises DataError."""
     regular_file(manifest, ANY_SIZE)
     with manifest.open("rb") as file:
         named = _named_folder(file.readline(MAX_LINE_BYTES))
@@ -173,7 +177,7 @@ def folder_of(manifest: Path) -> Path:
 
 
 def _named_folder(line: bytes) -> str:
-    """The folder that a manifest's first line names; "": it is a sample's."""
+    """Data folder in a manifest's first line; "" for a sample's line."""
     try:
         return msgspec.json.decode(line, type=_Elsewhere).files
     except (ValueError, RecursionError):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
 from edgefl.data.arrays import read_npz
 from edgefl.data.dataset import Dataset, decide
 from edgefl.data.encoders import Encoders, fits, shown
-from edgefl.data.folder import folder_of, read_manifest
+from edgefl.data.folder import MANIFEST, folder_of, read_manifest
 from edgefl.data.named import named, names
 from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, Problem
@@ -19,7 +20,7 @@ from edgefl.errors import DataError, Problem
 #: A folder or .npz file, the name of a data set, or {name: options}.
 Source = str | Path | Mapping[str, Mapping[str, object] | None]
 
-MANIFEST_SUFFIX = ".jsonl"
+MANIFEST_SUFFIX = Path(MANIFEST).suffix
 
 #: What the option ``part`` of a named data set takes of it.
 _PARTS: dict[object, tuple[str, ...]] = {"train": ("train", "test"), "test": ("test",), "reserved": ("reserved",)}
@@ -67,14 +68,10 @@ def load_pair(
             raise DataError(f"{where}: no share is reserved", remedy="Set the option reserve, such as to 0.33.")
     else:
         path, where = Path(source), str(source)
-        if path.is_dir():
-            halves = [read_manifest(path, bad_samples=bad_samples, encoders=modalities, label_names=label_names)]
-        elif is_files(path):
+        if has_manifest(path):
             root, manifest = manifest_of(path)
             halves = [
-                read_manifest(
-                    root, bad_samples=bad_samples, encoders=modalities, label_names=label_names, manifest=manifest
-                )
+                read_manifest(root, manifest, bad_samples=bad_samples, encoders=modalities, label_names=label_names)
             ]
         elif path.suffix == ".npz":
             halves = [Dataset.load_npz(path, modalities)]
@@ -84,17 +81,17 @@ def load_pair(
     return fitted[0], fitted[1] if len(fitted) > 1 else None
 
 
-def is_files(source: Source) -> bool:
-    """Whether samples lie in files, which are read to a model's shapes: a folder, or a manifest that names one."""
+def has_manifest(source: Source) -> TypeGuard[str | Path]:
+    """Whether the source is a data folder or a manifest file (.jsonl)."""
     if isinstance(source, Mapping):
         return False
     return Path(source).is_dir() or Path(source).suffix == MANIFEST_SUFFIX
 
 
 def manifest_of(source: str | Path) -> tuple[Path, Path]:
-    """A source's folder of files and its manifest, in the folder or elsewhere. Raises DataError."""
+    """Data folder and manifest of a source, which is either of them. Raises DataError."""
     path = Path(source)
-    return (path, path / "manifest.jsonl") if path.is_dir() else (folder_of(path), path)
+    return (path, path / MANIFEST) if path.is_dir() else (folder_of(path), path)
 
 
 def check_source(source: str) -> None:
@@ -104,11 +101,11 @@ def check_source(source: str) -> None:
         return
     if path.suffix == ".npz" and not path.is_dir():
         read_npz(path, ())
-    elif path.is_file() and is_files(path):
+    elif path.is_file() and has_manifest(path):
         folder_of(path)
     elif not path.is_dir():
         raise _no_source(path)
-    elif not (path / "manifest.jsonl").exists():
+    elif not (path / MANIFEST).exists():
         files = sorted(path.glob("*.npz"))
         there = f"It holds {', '.join(str(file) for file in files[:3])}: name one. " if files else ""
         raise DataError(f"data source {str(path)!r} has no manifest.jsonl", remedy=there + _forms())

@@ -103,10 +103,7 @@ class Bundle:
         if self.manifest.subsets == "any":
             feeds |= {present_name(m): rows.astype(np.float32) for m, rows in has.items()}
         tables = self._tables(mask, prototypes)
-        order = self._by_length(feeds, len(next(iter(has.values()))))
-        chunks = (order[start : start + ROWS] for start in range(0, len(order), ROWS))
-        runs = [run(self.session, self._trimmed({m: a[rows] for m, a in feeds.items()}) | tables) for rows in chunks]
-        out = {name: np.concatenate([one[name] for one in runs])[np.argsort(order)] for name in runs[0]}
+        out = self._in_chunks(feeds, tables, len(next(iter(has.values()))))
         if self.manifest.task == "embed":
             return Prediction(embeddings={m: out[f"embedding.{m}"] for m in self.modalities})
         classes = out["logits"].argmax(axis=1)
@@ -214,22 +211,23 @@ class Bundle:
             raise DataError(f"'{port.name}' holds {fault}, the bundle takes 0 to 1", remedy=remedy)
         return values
 
-    @property
-    def _texts(self) -> dict[str, int]:
-        """The inputs whose texts may be shorter than the model's, each with the least length that the graph takes."""
-        axes = self.manifest.axes
-        ports = [port for port in self.manifest.inputs if port.dtype == "int64" and isinstance(port.shape[1], str)]
-        return {port.name: axes[str(port.shape[1])].minimum for port in ports}
-
-    def _by_length(self, feeds: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-        """The rows [N], those of short texts first."""
-        lengths = [_lengths(feeds[m]) for m in self._texts]
-        return np.argsort(np.sum(lengths, axis=0), kind="stable") if lengths else np.arange(count)
-
-    def _trimmed(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Without the padding at the end that all texts of a call have: the graph masks it, and computes it."""
-        texts = {m: feeds[m][:, : max(least, int(_lengths(feeds[m]).max()))] for m, least in self._texts.items()}
-        return feeds | texts
+    def _in_chunks(
+        self, feeds: Mapping[str, np.ndarray], tables: Mapping[str, np.ndarray], count: int
+    ) -> dict[str, np.ndarray]:
+        """Outputs of ``count`` samples by chunks: texts of similar length together, without padding they share."""
+        texts = [port for port in self.manifest.inputs if port.dtype == "int64" and isinstance(port.shape[1], str)]
+        least = {port.name: self.manifest.axes[str(port.shape[1])].minimum for port in texts}
+        lengths = {m: _lengths(feeds[m]) for m in least}
+        order = np.argsort(np.sum(list(lengths.values()), axis=0), kind="stable") if lengths else None
+        runs = []
+        for start in range(0, count, ROWS):
+            # Without texts a slice, which copies nothing.
+            rows = slice(start, start + ROWS) if order is None else order[start : start + ROWS]
+            chunk = {m: array[rows] for m, array in feeds.items()}
+            trimmed = {m: chunk[m][:, : max(least[m], int(lengths[m][rows].max()))] for m in least}
+            runs.append(run(self.session, {**chunk, **trimmed, **tables}))
+        out = {name: np.concatenate([one[name] for one in runs]) for name in runs[0]}
+        return out if order is None else {name: array[np.argsort(order)] for name, array in out.items()}
 
     def _tables(self, mask: str | None, prototypes: Mapping[str, ClassMeans] | None) -> dict[str, np.ndarray]:
         """The tables that a call gives."""
@@ -263,7 +261,7 @@ class Bundle:
 
 
 def _lengths(ids: np.ndarray) -> np.ndarray:
-    """Tokens of each text [N], up to its last that is no padding, of ids [N, L]."""
+    """Length of each text in tokens [N], without trailing padding (0), of ids [N, L]."""
     real = ids != 0
     found: np.ndarray = np.where(real.any(axis=1), ids.shape[1] - real[:, ::-1].argmax(axis=1), 0)
     return found

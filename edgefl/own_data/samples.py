@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edgefl.data.arrays import MAX_FILE_BYTES
-from edgefl.data.folder import MAX_NAME, MAX_SAMPLES
+from edgefl.data.folder import MANIFEST, MAX_NAME, MAX_SAMPLES
 from edgefl.data.labels import class_name
 from edgefl.data.regular_files import regular_file_inside
 from edgefl.data.suffixes import KIND_OF
@@ -22,7 +22,6 @@ from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.own_data.wishes import NO_ROLES, Roles
 
-MANIFEST = "manifest.jsonl"
 #: Names of folders that are the halves of a data set.
 _TRAIN, _TEST = frozenset({"train", "training"}), frozenset({"test", "testing", "val", "valid", "validation"})
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.folder import MANIFEST
 from edgefl.data.label_sets import NONE, plain_names
 from edgefl.data.recording import is_number
 from edgefl.data.sources import MANIFEST_SUFFIX, load
@@ -19,7 +20,7 @@ from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import Outline, recipe_for
 from edgefl.own_data.facts import Facts, facts_of
 from edgefl.own_data.npz import facts_of_arrays, read_arrays, write_arrays
-from edgefl.own_data.samples import MANIFEST, halves, understand
+from edgefl.own_data.samples import halves, understand
 from edgefl.own_data.understood import Understood
 from edgefl.own_data.wishes import MODALITY_KINDS, NO_ROLES, Roles
 from edgefl.storage.disk import store_errors, write_new
@@ -52,7 +53,7 @@ def from_files(
 ) -> Source:
     """A folder or a table; each half of it gets a manifest. ``other_layout``: may give another than was guessed.
 
-    ``beside``: the folder that takes the manifests of a source that cannot be written into; None: that is an error.
+    ``beside``: folder for the manifests of a read-only source; None: such a source is an error.
     Raises DataError where nothing can be made of it, StoreError.
     """
     train, test = halves(source)
@@ -147,12 +148,12 @@ def _check_labels(source: Path, found: Understood) -> None:
 
 
 def manifest_beside(folder: Path, root: Path) -> Path:
-    """Where the manifest of a source that cannot be written into goes."""
+    """Path in ``folder`` of the manifest of a read-only data folder ``root``."""
     return folder / f"{root.resolve().name.removesuffix('-edgefl')}-edgefl{MANIFEST_SUFFIX}"
 
 
 def _manifest_of(part: Understood, beside: Path | None) -> Path:
-    """The manifest of a half of a source: in its folder, or in ``beside`` where that cannot be written into."""
+    """Path of a part's manifest: in its folder, or in ``beside`` where that is read-only."""
     there = part.root if part.root.exists() else part.root.parent
     if beside is None or os.access(there, os.W_OK):
         return part.root / MANIFEST
