@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 import own_data_fixture as own
 import pytest
+import yaml
 from serve_fixture import json_inputs, running
 
 from benchmarks.own_data.sets import SETS, MissingError, OwnData
@@ -159,7 +160,8 @@ def test_a_set_of_a_package_goes_from_init_to_a_served_answer(name: str, tmp_pat
         pytest.skip(f"not installed: {error}; `make own-data` installs it")
     edgefl("init", data.source.name, "--yes", "--out", "own.yaml", *data.options, folder=tmp_path)
     edgefl("plan", "own.yaml", folder=tmp_path)
-    one = ("--set", "training.rounds=[1,1,1]", "--set", "training.epochs=1", "--in-process")
+    stages = yaml.safe_load((tmp_path / "own.yaml").read_text())["model"]["stages"]
+    one = ("--set", f"training.rounds={[1] * stages}", "--set", "training.epochs=1", "--in-process")
     bundles = trained(data.source, *one, seconds=600)
     told = json.loads(edgefl("predict", bundles, data.source, "--format", "json", "--limit", "3", folder=tmp_path))
     assert told["predictions"]
@@ -173,6 +175,8 @@ def request_of(data: OwnData) -> dict[str, Any]:
     """One sample as a client sends it: a row of a table, label beside it, as a JSON object; files as a form."""
     if data.kind in {"table", "numeric"}:
         return {"json": {"features": dict(read_rows(data.source, 1)[0][0])}}
+    if data.source.is_file():  # a table of texts
+        return {"json": {name: v for name, v in read_rows(data.source, 1)[0][0].items() if v != data.labels[0]}}
     return {
         "files": {
             m: (None, value) if isinstance(value, str) else (value.name, value.read_bytes())
