@@ -95,7 +95,8 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
         Column("discarded", lambda share: str(share.discarded), tip="samples that lost every modality"),
     ]
     shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())
-    notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples."]
+    whole = ", whole groups" if prepared.test_origin == "groups" else ""
+    notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples{whole}."]
     if not prepared.label_names:
         notes.append("No sample has a label: recipes that learn from labels cannot train on them.")
     if prepared.skipped:

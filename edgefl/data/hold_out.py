@@ -15,6 +15,10 @@ from edgefl.errors import DataError
 
 #: Share of the samples that are held out for tests, where none are given or marked.
 TEST_SHARE = 0.2
+#: Fewest groups of which whole ones are held out, and most of the samples that these may be; else some of each group.
+_LEAST_GROUPS, _MOST_HELD = 3, 0.4
+#: Share of the samples in a test set of whole groups beyond which a warning says so.
+_LARGE = 0.3
 #: Entries of the table of people and classes that is looked into: a person a sample and a class a sample have more.
 _MOST_ENTRIES = 10**7
 _NAMED = 10  # classes in a warning
@@ -23,8 +27,9 @@ _NAMED = 10  # classes in a warning
 def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tuple[Dataset, Dataset, str]:
     """(training set, test set, "groups" or "samples") with about TEST_SHARE of the samples in the test set.
 
-    Whole groups, so that the test is on people, … left out of training, where enough of them stay: one a device where
-    groups are shared out, else one; and where these do not have classes of their own. Otherwise the same share of each
+    Whole groups of three or more, so that the test is on people, … left out of training, where enough of them stay: one
+    a device where groups are shared out, else one; where these do not have classes of their own; and where those held
+    out are not many more samples than TEST_SHARE. Otherwise the same share of each
     label (and group). Windows of one recording are never on both sides. A class that two groups or recordings have is
     on both sides; one that one alone has is trained on.
     """
@@ -38,6 +43,19 @@ def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tupl
             remedy="Name a test set in data.test, or add samples.",
         )
     return data.subset(~test), data.subset(test), origin
+
+
+def held_groups(train: Dataset, test: Dataset) -> tuple[str, ...]:
+    """Warning of a test set of whole groups that takes many samples from the training; () where it does not."""
+    count = len(train) + len(test)
+    if test.groups is None or train.groups is None or len(test) <= _LARGE * count:
+        return ()
+    names, rest = sorted(set(test.groups.tolist())), set(train.groups.tolist())
+    if rest & set(names):
+        return ()
+    groups = f"all of the group{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}"
+    way = "for a test on some samples of each group, init without it (--path '{_}/…', another --group)"
+    return (f"the test set is {len(test)} of {count} samples, {groups}: {way}",)
 
 
 def untested(train: Dataset, test: Dataset) -> tuple[str, ...]:
@@ -71,7 +89,7 @@ def _whole_groups(data: Dataset, kept: int, rng: Generator) -> Flags | None:
         return None
     found, group = np.unique(data.groups, return_inverse=True)
     held = min(max(1, round(TEST_SHARE * len(found))), len(found) - kept)
-    if held <= 0:
+    if held <= 0 or len(found) < _LEAST_GROUPS:
         return None
     order, test = rng.permutation(len(found)), np.zeros(len(found), dtype=bool)
     test[order[:held]] = True
@@ -85,7 +103,8 @@ def _whole_groups(data: Dataset, kept: int, rng: Generator) -> Flags | None:
         if 2 * (has.sum(axis=0) > 1).sum() < len(classes):
             return None
         test = _covering(has, test, order, len(found) - kept)
-    return np.isin(group, np.flatnonzero(test))
+    flags = np.isin(group, np.flatnonzero(test))
+    return flags if flags.mean() <= _MOST_HELD else None
 
 
 def _covering(has: Array, test: Flags, order: Indices, most: int) -> Flags:

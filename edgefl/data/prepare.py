@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.config.settings import DataConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoders
-from edgefl.data.hold_out import hold_out, untested
+from edgefl.data.hold_out import held_groups, hold_out, untested
 from edgefl.data.levels import level_names
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import as_test, load, load_pair
@@ -80,6 +80,7 @@ def prepare_shares(
         share.save_npz(path)
         shares.append(Share(name, str(path), share.samples(), share.class_counts(), len(rows) - len(share)))
     tested.save_npz(directory / f"{TEST}.npz")
+    silent = _silent([data, tested], modalities or {})
     return Prepared(
         shares=tuple(shares),
         test=str(directory / f"{TEST}.npz"),
@@ -87,7 +88,7 @@ def prepare_shares(
         test_origin=origin,
         signature=data.signature(),
         label_names=data.label_names,
-        warnings=(*untested(data, tested), *_silent([data, tested], modalities or {})),
+        warnings=(*untested(data, tested), *(held_groups(data, tested) if origin == "groups" else ()), *silent),
         skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
 

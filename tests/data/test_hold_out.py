@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgefl.config.settings import DataConfig
 from edgefl.data.dataset import Dataset
-from edgefl.data.hold_out import hold_out, untested
+from edgefl.data.hold_out import held_groups, hold_out, untested
 from edgefl.data.prepare import prepare_shares
 
 
@@ -85,6 +85,22 @@ def test_whole_people_are_held_out_such_that_every_class_is_on_both_sides(seed: 
 def test_people_who_are_the_classes_are_not_held_out_whole():
     people = [person for person in range(5) for _ in range(10)]
     assert split(data(people, people)) == ({0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}, "samples")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_whole_group_is_no_half_of_the_samples(seed: int, tmp_path: Path):
+    """Of two languages one was the test set, half of the data; of three one is a third, which is said."""
+    labels = [0, 1] * 30
+    train, test, origin = hold_out(data(labels, ["en"] * 30 + ["fr"] * 30), DataConfig(), 1, seed)
+    assert (origin, len(test)) == ("samples", 12)
+    assert held_groups(train, test) == ()
+    train, test, origin = hold_out(data(labels, ["en"] * 2 + ["fr"] * 8 + ["es"] * 50), DataConfig(), 1, seed)
+    assert origin == "samples" or len(test) <= 8
+    third = data(labels, ["en"] * 20 + ["fr"] * 20 + ["es"] * 20)
+    third.save_npz(tmp_path / "a.npz")
+    ready = prepare_shares(DataConfig(source=str(tmp_path / "a.npz"), partition={"uniform": {}}), ["x"], tmp_path, seed)
+    (warned,) = ready.warnings
+    assert "the test set is 20 of 60 samples, all of the group " in warned
 
 
 @given(
