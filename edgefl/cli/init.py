@@ -123,7 +123,8 @@ def command(
     if run_file.exists() and not force:
         raise StoreError(f"{run_file} is there already", remedy="Name another by --out, or write over it by --force.")
     roles = wished(label or [], group, drop or [], kind or [], task)
-    with _undone(source, run_file):
+    folder = f"{(out or source).stem}-edgefl"
+    with _undone(source, run_file, folder):
         if source.suffix.lower() == ".npz":
             data = from_arrays(source, roles)
         else:
@@ -135,6 +136,7 @@ def command(
                 beside=run_file.parent,
                 force=force,
                 skip_bad=skip_bad,
+                made=folder,
             )
         check_task(source, recipe, data)
         kinds = {} if _is_arrays(data) else {modality: each.kind for modality, each in data.facts.items()}
@@ -162,11 +164,11 @@ def command(
 
 
 @contextmanager
-def _undone(source: Path, run_file: Path) -> Iterator[None]:
+def _undone(source: Path, run_file: Path, made_folder: str) -> Iterator[None]:
     """Leave nothing behind that an unfinished ``init`` wrote: manifests, recordings, arrays, the run file."""
     root = source if source.is_dir() else source.parent
     halved = [root, *(path for path in root.iterdir() if path.is_dir())]
-    beside = (f"{source.stem}-edgefl", f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
+    beside = (made_folder, f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
     made = [folder / name for folder in halved for name in (MANIFEST, MADE)] + [root / name for name in beside]
     made += [manifest_beside(run_file.parent, place) for place in (*halved, root / beside[0])]
     there = {path for path in (*made, run_file) if path.exists()}
@@ -234,7 +236,7 @@ def _in_words(fields: Mapping[str, object]) -> str:
 
 
 def _is_arrays(data: Source) -> bool:
-    return data.path.suffix == ".npz" or not data.written
+    return data.path.suffix == ".npz" and data.path.is_file()
 
 
 def _relative(path: Path, base: Path) -> str:

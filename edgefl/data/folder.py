@@ -38,7 +38,8 @@ from edgefl.records import is_modality
 MAX_SAMPLES = 1_000_000  # a device's share has thousands; bounds what a stray file can make us read
 MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values belong in files
 MAX_NAME = 200  # characters of an id, a label or a group: they are stored in arrays of fixed width
-_OWN_KEYS = frozenset({"id", "label", "group", "meta"})
+#: Keys of a line that are no modality.
+OWN_KEYS = frozenset({"id", "label", "group", "meta"})
 #: Kind -> the way out where samples differ in shape.
 _ADVICE = {
     "vision": "; set {}.image_size to resize them",
@@ -219,7 +220,7 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
     row = _Row(line, str(record.get("id", f"line {line}")), group, cast("Label", label))
     if max(len(row.id), len(row.group), *(len(str(one)) for one in each), 0) > MAX_NAME:
         folder.problem(line, f"id, label and group may have {MAX_NAME} characters")
-    given = {key: value for key, value in record.items() if key not in _OWN_KEYS and value is not None}
+    given = {key: value for key, value in record.items() if key not in OWN_KEYS and value is not None}
     for key in given:
         try:
             _read_value(folder, row, key, given)

@@ -22,6 +22,8 @@ _WORDS = frozenset(
         "sorte klasse ziel art typ",
     )
 )
+#: Words of names that a quantity to be predicted often has, where it is the last column.
+_QUANTITIES = frozenset({"rating", "score", "price", "cost", "salary", "grade", "preis", "kosten"})
 #: Most classes of a column that is not said to be the label, and values of a column of whole numbers that is a class.
 MOST_CLASSES, _MOST_NUMBERS = 50, 20
 #: Different values of a column of numbers beyond which it is a quantity.
@@ -69,12 +71,15 @@ def _best(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -
             raise DataError(f"the column {wanted} has no values", remedy="Name another by --label.")
         return Guess(wanted, said=True, numeric=is_quantity(columns[wanted]))
     last = next(reversed(list(columns)), "")
-    scores = {c: _score(c, values, last=c == last, numbers=numbers) for c, values in columns.items()}
+    full = max(map(len, columns.values()), default=0)
+    scores = {c: _score(c, values, last=c == last, numbers=numbers, full=full) for c, values in columns.items()}
     fitting = sorted((c for c in scores if scores[c] > 0), key=lambda c: -scores[c])
     if not fitting:
         return Guess()
-    best = fitting[0]
-    return Guess(best, LABEL.fullmatch(best) is not None, tuple(fitting[1:]), is_quantity(columns[best]))
+    best, *others = fitting
+    if last not in fitting and is_quantity(columns[last]):
+        others.append(last)
+    return Guess(best, LABEL.fullmatch(best) is not None, tuple(others), is_quantity(columns[best]))
 
 
 def is_quantity(values: Sequence[str]) -> bool:
@@ -85,8 +90,8 @@ def is_quantity(values: Sequence[str]) -> bool:
     return len(kinds) > _QUANTITY or (len(kinds) > 2 and not all(value.is_integer() for value in kinds))
 
 
-def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool) -> float:
-    """How much a column looks like a label; 0: not at all."""
+def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool, full: int) -> float:
+    """How much a column looks like a label; 0: not at all. ``full``: values of a column without empty cells."""
     kinds = len(set(values))
     if values and separator_of(values, asked=NAMED.fullmatch(column) is not None):
         return 7.0 if NAMED.fullmatch(column) else 1.5
@@ -95,12 +100,14 @@ def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool) -> 
     numeric = all(map(is_number, values))
     if column.lower() in _WORDS and 0 < kinds <= MOST_CLASSES and not numeric:
         return 6.0
+    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()))
+    if last and numbers and words & _QUANTITIES and is_quantity(values):
+        return 3.0
     if kinds < 2 or len(values) < 3 * kinds:
         return 0.0
     if numeric and not (numbers and kinds <= _MOST_NUMBERS and not is_quantity(values)):
         return 0.0
     if kinds > MOST_CLASSES or sum(len(value.split()) for value in values) >= 4 * len(values):
         return 0.0
-    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()))
     named = 4.0 if words & _WORDS else 0.0
-    return named + (0.5 if numeric else 1.0) + (0.75 if last else 0.0)
+    return (named + (0.5 if numeric else 1.0) + (0.75 if last else 0.0)) * len(values) / full

@@ -26,10 +26,11 @@ from edgefl.own_data.wishes import NO_ROLES, Roles
 _TRAIN, _TEST = frozenset({"train", "training"}), frozenset({"test", "testing", "val", "valid", "validation"})
 
 
-def understand(source: Path, template: str = "", roles: Roles = NO_ROLES) -> Understood:
+def understand(source: Path, template: str = "", roles: Roles = NO_ROLES, *, made: str = "") -> Understood:
     """The samples of a folder or of one table. ``template``: the layout of its paths, "": guessed.
 
-    Recordings in tables are written below ``MADE``. Raises DataError where nothing can be made of it, StoreError.
+    ``made``: name of the folder beside a table that its samples go into; "": by the table's. Recordings in tables are
+    written below ``MADE``. Raises DataError where nothing can be made of it, StoreError.
     """
     if source.is_dir():
         return _folder(source, template, roles)
@@ -44,7 +45,7 @@ def understand(source: Path, template: str = "", roles: Roles = NO_ROLES) -> Und
     if table.what == "list":
         add_list(found, table, {})
     else:
-        found.root = source.with_name(f"{source.stem}-edgefl")
+        found.root = source.with_name(made or f"{source.stem}-edgefl")
         add_table(found, table, roles)
     return _finished(found, source, roles)
 

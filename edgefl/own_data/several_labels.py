@@ -11,7 +11,7 @@ from edgefl.records import MAX_CELL_NAME
 
 Rows = list[dict[str, str]]
 #: What stands between the labels of a cell. A comma stands in sentences too: it counts where labels are asked for.
-_SEPARATORS = (SEPARATOR, "|", ",")
+SEPARATORS = (SEPARATOR, "|", ",")
 #: Names of columns that hold several labels.
 NAMED = re.compile(r"(tags|labels|classes|categories|genres|topics|keywords)", re.IGNORECASE)
 #: Most labels, most words of one, and rows of each in the mean, of a column that is not said to hold several.
@@ -23,7 +23,7 @@ _YES, _NO = frozenset({"1", "1.0", "true", "yes", "y", "t"}), frozenset({"0", "0
 
 def separator_of(values: Sequence[str], *, asked: bool) -> str:
     """The separator of the labels in these cells; "": they hold one each. ``asked``: the user says that of several."""
-    for separator in _SEPARATORS if asked else _SEPARATORS[:2]:
+    for separator in SEPARATORS if asked else SEPARATORS[:2]:
         rows = [parts(value, separator) for value in values]
         several = sum(len(row) > 1 for row in rows)
         names = {name for row in rows for name in row}
@@ -51,7 +51,7 @@ def known_parts(cell: str, known: Collection[str]) -> tuple[list[str], list[str]
     """The labels of a cell that a model knows, and the others, by the separator that leaves the fewest of these."""
     if cell in known:
         return [cell], []
-    split = [parts(cell, separator) for separator in _SEPARATORS]
+    split = [parts(cell, separator) for separator in SEPARATORS]
     best = min(split, key=lambda names: sum(name not in known for name in names))
     return [name for name in best if name in known], [name for name in best if name not in known]
 

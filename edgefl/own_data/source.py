@@ -14,11 +14,12 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.folder import MANIFEST
 from edgefl.data.label_sets import NONE, plain_names
 from edgefl.data.recording import is_number
-from edgefl.data.sources import MANIFEST_SUFFIX, load
+from edgefl.data.sources import MANIFEST_SUFFIX
 from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, StoreError
 from edgefl.own_data.draft import Outline, recipe_for
 from edgefl.own_data.facts import Facts, facts_of
+from edgefl.own_data.given_manifest import from_manifest
 from edgefl.own_data.npz import facts_of_arrays, read_arrays, write_arrays
 from edgefl.own_data.samples import halves, understand
 from edgefl.own_data.understood import Understood
@@ -50,30 +51,40 @@ def from_files(
     beside: Path | None = None,
     force: bool = False,
     skip_bad: bool = False,
+    made: str = "",
 ) -> Source:
     """A folder or a table; each half of it gets a manifest. ``other_layout``: may give another than was guessed.
 
+    A manifest that is there is taken instead of one made. ``made``: name of the folder for a table's samples.
     ``beside``: folder for the manifests of a read-only source; None: such a source is an error.
     Raises DataError where nothing can be made of it, StoreError.
     """
     train, test = halves(source)
-    if (train / MANIFEST).is_file() and train.is_dir() and not force:
-        return _with_manifest(train, test if test is not None and (test / MANIFEST).is_file() else None)
-    found = understand(train, template, roles)
-    if found.layout and not template:
+    given = train.is_dir() and (train / MANIFEST).is_file() and not force
+    if given and (template or roles != Roles(kinds=roles.kinds)):
+        raise StoreError(
+            f"{train / MANIFEST} is there already, and would be used as it is",
+            remedy="To read the files by these options instead, move it away, or write over it by --force.",
+        )
+    found = from_manifest(train) if given else understand(train, template, roles, made=made)
+    if given:
+        test = test if test is not None and (test / MANIFEST).is_file() else None
+    elif found.layout and not template:
         told = other_layout(found.layout)
         found = understand(train, told, roles) if told != found.layout else found
     _change_kinds(found, roles)
     _check_labels(source, found)
-    held = understand(test, found.layout, roles) if test is not None else None
+    held = None if test is None else from_manifest(test) if given else understand(test, found.layout, roles)
     facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
     parts = [found] if held is None else [found, held]
-    written = _write_manifests([(part, _manifest_of(part, beside)) for part in parts], force=force)
+    written = () if given else _write_manifests([(part, _manifest_of(part, beside)) for part in parts], force=force)
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
     outline = Outline(len(found.samples), bool(found.labels), len(found.groups), found.several)
-    places = [part.root if path.parent == part.root else path for part, path in zip(parts, written, strict=True)]
+    places = [part.root for part in parts]
+    if written:
+        places = [part.root if path.parent == part.root else path for part, path in zip(parts, written, strict=True)]
     return Source(
         places[0],
         facts,
@@ -195,14 +206,9 @@ def _counted(found: Understood) -> list[str]:
         told.append(f"a sample has {found.labels.total() / known:.1f} labels in the mean")
     if not found.labels:
         told.append("no labels were found")
+    elif without := sum(not sample.label for sample in found.samples):
+        told.append(f"{without} of the samples have no label")
     return told
-
-
-def _with_manifest(folder: Path, test: Path | None) -> Source:
-    """A folder with a manifest of the user's own, read as it is."""
-    data = load(folder)
-    facts = facts_of_arrays(data)
-    return Source(folder, facts, _outline(data), [f"{folder / MANIFEST} is used as it is", *_told(data)], {}, test)
 
 
 def _outline(data: Dataset) -> Outline:

@@ -21,6 +21,7 @@ from edgefl.errors import DataError
 from edgefl.own_data.label_columns import Guess, best_label
 from edgefl.own_data.several_labels import columns_in, joined, merged, parts
 from edgefl.own_data.table_rows import AS_ARRAYS, LOOKED_AT, MAX_COLUMNS, MAX_TABLE_BYTES, head_of, read_rows
+from edgefl.own_data.text_columns import are_names, is_text
 from edgefl.own_data.tidy_tables import wide
 from edgefl.own_data.wishes import NO_ROLES, Roles
 from edgefl.records import MAX_CATEGORIES, MAX_CELL_NAME, TableColumn, is_modality
@@ -45,6 +46,8 @@ _PART = re.compile(
 #: Names of time columns that tables have beside those that the reader of sensors knows, with their unit.
 _TIMES = {"seconds": "s", "sec": "s", "ms": "ms", "datetime": "", "date": ""}
 _AXES = frozenset("xyzw")
+#: How a column that is left out is used after all, and the words for tables that leave columns out.
+_AS_TEXT, _FORMS = "to use it: --kind {}=text", {"list": "list of files", "recording": "recording"}
 _ID = re.compile(r"(id|index|idx|no|nr|row|number|key|rownames|unnamed.*)?", re.IGNORECASE)
 #: The channel at the end of a column's name: acc_x, gyro-3, ax is one name.
 _CHANNEL = re.compile(r"(?P<sensor>[A-Za-z][\w -]*?)[_.\- ]?(?P<channel>[xyzw]|\d{1,3})$", re.IGNORECASE)
@@ -67,7 +70,7 @@ class Table:
     texts: list[str] = field(default_factory=list)  # columns of sentences
     sensors: dict[str, list[str]] = field(default_factory=dict)  # modality -> its channels' columns
     cells: list[TableColumn] = field(default_factory=list)  # of features: numbers, categories and dates
-    unused: list[str] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)  # column -> why
     units: dict[str, str] = field(default_factory=dict)
 
     def key(self, row: Row) -> tuple[str, str, str]:
@@ -156,10 +159,10 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
     spell_alike(table)
     names = distinct({sensor: _sensor_name(sensor) for sensor in table.sensors})
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
-    _choose_what(table, values)
+    _choose_what(table, values, roles)
 
 
-def _choose_what(table: Table, values: Mapping[str, Sequence[str]]) -> None:
+def _choose_what(table: Table, values: Mapping[str, Sequence[str]], roles: Roles) -> None:
     """Choose the table's form by the roles of its columns, and give the last roles."""
     if table.time:
         untangle(table)
@@ -167,17 +170,20 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]]) -> None:
         table.what = "list"
     elif table.time and _is_dated(table):
         table.what = "features"
-        _add_cell(table, table.time, values[table.time])
+        add_cell(table, table.time, values[table.time])
         table.time = ""
     elif table.time or (table.sensors and _has_recordings(table)):
         table.what = "recording"
     if table.what == "features":
         order = {column: at for at, column in enumerate(table.columns)}
         for column in itertools.chain.from_iterable(table.sensors.values()):
-            _add_cell(table, column, values[column])
+            add_cell(table, column, values[column])
         table.cells.sort(key=lambda cell: order[cell.name])
+        for column in [c for c in table.texts if table.cells and roles.kinds.get(c) != "text" and are_names(values[c])]:
+            table.texts.remove(column)
+            table.unused[column] = f"most words are in one row or two; {_AS_TEXT.format(column)}"
     else:  # a recording or a list has no use for them
-        table.unused += [cell.name for cell in table.cells]
+        table.unused |= {cell.name: f"a {_FORMS[table.what]} has no use for it" for cell in table.cells}
         table.cells = []
 
 
@@ -207,11 +213,11 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
     kind = roles.kinds.get(column, "")
     if not values:
         if not _ID.fullmatch(column):
-            table.unused.append(column)
+            table.unused[column] = "is empty"
     elif kind == "text":
         table.texts.append(column)
     elif kind in {"number", "category", "date"}:
-        _add_cell(table, column, values, kind)
+        add_cell(table, column, values, kind)
     elif _is_files(values, is_file):
         table.files.append(column)
     elif _GROUP.fullmatch(column) and not table.group and not roles.group:
@@ -221,39 +227,34 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
     elif time_unit(column) is not None and not table.time:
         table.time = column
     elif _ID.fullmatch(column):
-        table.unused.append(column)
+        table.unused[column] = "its name is that of a row number"
     elif all(map(is_number, values)):
         match = _CHANNEL.fullmatch(column)
         table.sensors.setdefault((match["sensor"] if match else column).strip("_.- ").lower(), []).append(column)
-    elif _is_text(values):
+    elif is_text(values):
         table.texts.append(column)
     else:
-        _add_cell(table, column, values)
+        add_cell(table, column, values)
 
 
-def _is_text(values: Sequence[str]) -> bool:
-    """Whether cells are sentences: three words or more in the mean, or two of which few come again."""
-    words = sum(len(value.split()) for value in values) / len(values)
-    return date_form(values[:50]) is None and (words >= 3 or (words >= 2 and 3 * len(set(values)) > len(values)))
-
-
-def _add_cell(table: Table, column: str, values: Sequence[str], kind: str = "") -> None:
+def add_cell(table: Table, column: str, values: Sequence[str], kind: str = "") -> None:
     """A column of features: numbers, dates, or a category; one of too many values is of no use."""
     numbers = all(map(is_number, values))
     if len(column) > MAX_CELL_NAME:
-        table.unused.append(column)
+        table.unused[column] = f"its name has more than {MAX_CELL_NAME} characters"
     elif numbers and kind in {"", "number"}:
         table.cells.append(TableColumn(column, unit=table.units.get(column, "")[:MAX_CELL_NAME]))
     elif not numbers and kind in {"", "date"} and (form := date_form(values)) is not None:
         table.cells.append(TableColumn(column, "date", unit=form))
-    elif len(set(values)) <= MAX_CATEGORIES and (kind or len(values) >= 2 * len(set(values)) or len(set(values)) < 10):
-        every = sorted({value for row in table.rows if (value := row.get(column, ""))})
-        if len(every) <= MAX_CATEGORIES and max(map(len, every)) <= MAX_CELL_NAME:
-            table.cells.append(TableColumn(column, "category", tuple(every)))
-        else:
-            table.unused.append(column)
+    elif len(set(values)) > MAX_CATEGORIES or (not kind and 9 < len(set(values)) > len(values) / 2):
+        count = f"{len(set(values))} values in {len(values)} rows are too many for categories"
+        table.unused[column] = f"{count}; {_AS_TEXT.format(column)}"
     else:
-        table.unused.append(column)
+        every = sorted({value for row in table.rows if (value := row.get(column, ""))})
+        if len(every) > MAX_CATEGORIES or max(map(len, every)) > MAX_CELL_NAME:
+            table.unused[column] = f"over {MAX_CATEGORIES} categories, or one of over {MAX_CELL_NAME} characters"
+        else:
+            table.cells.append(TableColumn(column, "category", tuple(every)))
 
 
 def _sensor_name(text: str) -> str:

@@ -191,7 +191,7 @@ def test_columns_of_a_parquet_are_read_as_they_were(tmp_path: Path) -> None:
     first = {"v": "1.5", "word": "u", "acc.x": "0", "part": "b'q'", "list": "", "pair": ""}
     assert table.rows[0] == first
     assert (len(table.rows), table.rows[1]["word"], table.rows[2]["part"]) == (12, "", "")
-    assert table.unused == ["list", "pair"]
+    assert list(table.unused) == ["list", "pair"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -206,6 +206,6 @@ def test_texts_of_files_are_neither_fields_of_the_run_file_nor_orders_to_the_ter
     assert init(tmp_path, "pets.json", monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
     assert "2 labels: cat\ufffdbroker: mqtts" in said
-    assert "columns without use: \ufffd[2J" in said
+    assert "pets.json: \ufffd[2J (is empty)" in said
     assert "\x1b" not in said
     assert "broker" not in run_file(tmp_path / "pets.yaml")
