@@ -27,7 +27,7 @@ from benchmarks.accuracy.har_prototypes import PLAIN
 from benchmarks.common.inprocess import run_shares
 from benchmarks.common.spread import spread
 from edgefl.api.export_run import export_run
-from edgefl.cli.predict import accuracy
+from edgefl.cli.scored import accuracy
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load_pair
 from edgefl.export.runtime import apply, find_bundles

@@ -18,7 +18,8 @@ import typer
 
 from edgefl.api.runs import RUNS
 from edgefl.cli.options import BundleArgument, RunsOption, bundle_folder, drawn, write_out
-from edgefl.cli.predict import accuracy, averages, errors, read_input, trusted
+from edgefl.cli.predict import read_input, trusted
+from edgefl.cli.scored import accuracy, averages, errors
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError, WorkerError
 from edgefl.export.benchmark import Measured, Task, convert, exported_precisions, inputs_of

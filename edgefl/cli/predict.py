@@ -13,11 +13,11 @@ import typer
 
 from edgefl.api.runs import RUNS
 from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder, show
+from edgefl.cli.scored import accuracy, averages, errors, given, held_out, in_words, known
 from edgefl.console import safe_text
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import THRESHOLD, classes_in
-from edgefl.data.levels import target_errors
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
@@ -31,7 +31,6 @@ from edgefl.own_data.trained_tables import read_trained, takes_tables
 from edgefl.records import is_modality
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.training.metrics import classification, ranking, several_labels
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
@@ -82,7 +81,8 @@ def command(
     Examples: edgefl predict latest walk.csv · edgefl predict runs/ID/bundles runs/ID/shares/test.npz ·
     edgefl predict bundles image=cat.png text=cat.txt
     """
-    bundles = find_bundles(bundle_folder(bundle, runs))
+    folder = bundle_folder(bundle, runs)
+    bundles = find_bundles(folder)
     first = next(iter(bundles.values()))
     data = read_input(file, encoders(bundles), first.labels, modality or [], bad_samples, first.label_column)
     data = trusted(bundles, data)
@@ -100,9 +100,10 @@ def command(
         sys.stderr.write(f"left out: {safe_text(str(problem))}\n")
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
-    body = _json(data, answers, left, bundles, limit) if format == "json" else None
+    held = held_out(folder, data)
+    body = _json(data, held, answers, left, bundles, limit) if format == "json" else None
     names, most = next(iter(bundles.values())).labels, limit or SHOWN
-    show(format, body, _grid(data, answers, names, most), *_recordings_grid(data, answers, names, most))
+    show(format, body, _grid(data, held, answers, names, most), *_recordings_grid(data, answers, names, most))
 
 
 def read_input(
@@ -165,50 +166,6 @@ def trusted(bundles: Mapping[Path, Manifest], data: Dataset) -> Dataset:
     return replace(data, labels=None)
 
 
-def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
-    """Share of right answers among the labelled samples; None when none has a label, the label is a number, or a sample
-    may have several.
-    """
-    if data.labels is None or data.targets is not None or data.sets is not None:
-        return None
-    pairs = [(one.prediction.classes, data.labels[one.rows]) for one in answers if len(one.prediction.classes)]
-    total = sum(int((truth >= 0).sum()) for _, truth in pairs)
-    return sum(int(((found == truth) & (truth >= 0)).sum()) for found, truth in pairs) / total if total else None
-
-
-def averages(data: Dataset, answers: list[Answers]) -> dict[str, float]:
-    """Averages over classes among the labelled samples, {} where there is none, or the label is a number.
-
-    macro_f1, top5_accuracy and macro_auroc; of several labels mean_average_precision and macro_f1.
-    """
-    if data.labels is None or data.targets is not None:
-        return {}
-    judged = [(one.prediction.probabilities, one.rows) for one in answers if len(one.prediction.classes)]
-    scores, rows = (np.concatenate(side) for side in zip(*judged, strict=True)) if judged else (np.empty((0, 0)),) * 2
-    known = data.labels[rows.astype(np.int64)] >= 0
-    if not known.any():
-        return {}
-    scores, rows = scores[known], rows[known]
-    if data.sets is not None:
-        return several_labels(scores, data.sets[rows])
-    truth = data.labels[rows]
-    return {"macro_f1": classification(scores.argmax(1), truth)["macro_f1"], **ranking(scores, truth)}
-
-
-def errors(data: Dataset, answers: list[Answers]) -> dict[str, float]:
-    """R² and the mean errors among the samples with a numeric target; {} where there is none."""
-    if data.targets is None:
-        return {}
-    pairs = [(one.prediction.values, data.targets[one.rows]) for one in answers if one.prediction.values is not None]
-    values, truth = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.empty(0), np.empty(0))
-    known = ~np.isnan(truth)
-    return target_errors(values[known], truth[known]) if known.any() else {}
-
-
-def _given(one: Answers) -> str:
-    return "+".join(one.modalities)
-
-
 def _having(data: Dataset, row: int) -> str:
     return " + ".join(m for m in data.modalities if data.present[m][row]) or "nothing"
 
@@ -228,7 +185,7 @@ def _likely(probabilities: np.ndarray, names: tuple[str, ...]) -> str:
     return ", ".join(units.percent(float(p)) for p in told) or units.percent(float(probabilities.max()))
 
 
-def _grid(data: Dataset, answers: list[Answers], names: tuple[str, ...], limit: int) -> Grid:
+def _grid(data: Dataset, held: Dataset | None, answers: list[Answers], names: tuple[str, ...], limit: int) -> Grid:
     def vectors(place: _Place) -> str:
         _, answer, at = place
         texts = {m: ", ".join(f"{x:.3f}" for x in e[at][:4]) for m, e in embeddings(answer).items()}
@@ -246,7 +203,7 @@ def _grid(data: Dataset, answers: list[Answers], names: tuple[str, ...], limit: 
 
     columns: list[Column[_Place]] = [
         Column("sample", lambda place: data.ids[place[0]], key=True, text=True),
-        Column("given", lambda place: _given(place[1]), text=True),
+        Column("given", lambda place: given(place[1]), text=True),
     ]
     if not len(answers[0].prediction.classes):
         columns.append(Column("embedding", vectors, text=True))
@@ -257,7 +214,7 @@ def _grid(data: Dataset, answers: list[Answers], names: tuple[str, ...], limit: 
         if averages(data, answers) or errors(data, answers):
             columns.append(Column("truth", lambda place: truth_of(data, place[0]) or units.NOTHING, text=True))
     rows = _places(answers, limit)
-    return table("Predictions", columns, rows, _notes(data, answers, len(rows)))
+    return table("Predictions", columns, rows, _notes(data, held, answers, len(rows)))
 
 
 def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, ...], limit: int) -> list[Grid]:
@@ -282,20 +239,13 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
     return [table("Recordings", columns, found[:limit], notes)]
 
 
-def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
+def _notes(data: Dataset, held: Dataset | None, answers: list[Answers], shown: int) -> list[str]:
     count = sum(len(one.rows) for one in answers)
     notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
-    share, told = accuracy(data, answers), averages(data, answers)
-    more = ", ".join(f"{units.metric_words(m)} {units.score(m, x)}" for m, x in told.items())
-    if share is not None:
-        each = [f"{_given(a)} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
-        parts = f" ({', '.join(each)})" if len(each) > 1 else ""
-        notes.append(f"Accuracy {units.percent(share)}{parts}, {more}.")
-    elif told:
-        notes.append(f"{more[:1].upper()}{more[1:]}.")
-    if wrong := errors(data, answers):
-        notes.append(", ".join(f"{units.metric_words(name)} {units.number(x)}" for name, x in wrong.items()) + ".")
-    masks = [f"by {STAND_INS[one.mask]} (given {_given(one)})" for one in answers if one.mask in STAND_INS]
+    notes += in_words(data, answers)
+    if held is not None and (words := in_words(held, answers)):
+        notes.append(f"The run trained on some of them. On the {known(held)} of its test set: {words[0]}")
+    masks = [f"by {STAND_INS[one.mask]} (given {given(one)})" for one in answers if one.mask in STAND_INS]
     if masks:
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
     notes.append(f"Computed by {' and '.join(dict.fromkeys(one.runs_on for one in answers))}.")
@@ -303,8 +253,20 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
 
 
 def _json(
-    data: Dataset, answers: list[Answers], left: np.ndarray, bundles: Mapping[Path, Manifest], limit: int | None
+    data: Dataset,
+    held: Dataset | None,
+    answers: list[Answers],
+    left: np.ndarray,
+    bundles: Mapping[Path, Manifest],
+    limit: int | None,
 ) -> dict[str, object]:
+    def scores(some: Dataset) -> dict[str, object]:
+        return {
+            "accuracy": accuracy(some, answers),
+            "averages": averages(some, answers),
+            "errors": errors(some, answers),
+        }
+
     def summary(some: list[Answers]) -> dict[str, object]:
         mask = next((one.mask for one in some if one.mask != "none"), "none")
         return {"samples": sum(len(one.rows) for one in some), "accuracy": accuracy(data, some), "mask": mask}
@@ -316,13 +278,12 @@ def _json(
         "bundles": [manifest.name for manifest in bundles.values()],
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
-        "accuracy": accuracy(data, answers),
-        "averages": averages(data, answers),
-        "errors": errors(data, answers),
+        **scores(data),
+        "held_out": None if held is None else {"samples": known(held), **scores(held)},
         "runs_on": list(dict.fromkeys(one.runs_on for one in answers)),
         "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),
         "by_bundle": {name: summary([a for a in answers if a.bundle == name]) for name in used},
-        "by_given": {_given(a): summary([a]) for a in answers},
+        "by_given": {given(a): summary([a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
         "recordings": recording_entries(data, answers, labels),

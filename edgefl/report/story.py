@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from edgefl.records import EvaluationRow
@@ -16,6 +17,8 @@ _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seven
 _NAMED = 2
 #: Share of a score that a run may lie below a simple model, by the model's name; of others ``_LITTLE``.
 _ADMITTED, _LITTLE = {"forest": 0.03}, 0.01
+#: Share of a score that later stages may lose without a word.
+_LOST = 0.03
 
 
 class Saving(NamedTuple):
@@ -174,7 +177,27 @@ def below(reference: Reference, score: float) -> str:
     if score >= scores[name] - _ADMITTED.get(name, _LITTLE):
         return ""
     reached, of = (units.score(reference.metric, one) for one in (scores[name], score))
-    return f"Below a simple model: {name} has {reached} on the same samples, all in one place, and this run {of}."
+    alone = re.search(r" on (\S+) alone$", name)
+    way = f" The other modalities may do harm: try a run file with the encoder of {alone[1]} only." if alone else ""
+    return f"Below a simple model: {name} has {reached} on the same samples, all in one place, and this run {of}.{way}"
+
+
+def lost(report: RunReport) -> str:
+    """The warning of a last stage after which the score is below that after an earlier one; "" where it is not."""
+    metric = quality.primary_metric(report)
+    every = [row for row in report.evaluations if row.metric == metric and row.missing == "none"]
+    most = max((len(row.available) for row in every), default=0)
+    last = {row.stage: row.value for row in sorted(every, key=_where) if len(row.available) == most}
+    if len(last) < 2 or not (metric == "r2" or units.is_share(metric)):
+        return ""
+    best, end = max(last, key=lambda stage: last[stage]), max(last)
+    if last[best] - last[end] <= _LOST:
+        return ""
+    was, now = (units.score(metric, last[stage]) for stage in (best, end))
+    word = units.metric_words(metric)
+    return (
+        f"Warning: {word} {was} after stage {best}, {now} after stage {end}: try fewer rounds there (training.rounds)."
+    )
 
 
 def troubles(report: RunReport) -> list[str]:
@@ -184,4 +207,4 @@ def troubles(report: RunReport) -> list[str]:
     """
     below, standing = below_reference(report), rounds.standing(report)
     warned = [f"Warning: {text}." for text in rounds.warnings(report)]
-    return [*filter(None, (below, standing)), *decisions.sentences(report), *warned]
+    return [*filter(None, (below, lost(report), standing)), *decisions.sentences(report), *warned]

@@ -86,6 +86,20 @@ def test_a_run_below_a_simple_model_says_so_first() -> None:
     assert "logistic regression 98.5 %, forest 97.1 %" in " ".join(quality.evaluation(below).notes)
 
 
+def test_a_simple_model_on_one_modality_is_a_way_out() -> None:
+    below = report(0.3, **{"ridge": 0.2, "ridge on features alone": 0.5})
+    assert story.troubles(below)[0].endswith("try a run file with the encoder of features only.")
+
+
+def test_stages_that_lose_what_an_earlier_one_had_are_warned_of() -> None:
+    def after(*scores: float) -> str:
+        rows = [EvaluationRow(stage, 10, ("m",), "none", "r2", score, 60) for stage, score in enumerate(scores, 1)]
+        return story.lost(RunReport(evaluations=tuple(rows), status="done"))
+
+    assert after(0.28, 0.04, -0.08).startswith("Warning: R² 0.280 after stage 1, -0.0800 after stage 3:")
+    assert after(0.28, 0.27, 0.26) == after(0.28) == after() == ""
+
+
 def test_a_point_less_than_a_line_or_three_less_than_a_forest_is_no_trouble() -> None:
     assert story.below_reference(report(0.96, **{"logistic regression": 0.965, "forest": 0.985})) == ""
     assert "forest" in story.below_reference(report(0.95, **{"logistic regression": 0.955, "forest": 0.985}))
