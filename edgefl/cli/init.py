@@ -120,6 +120,8 @@ def command(
     asks = sys.stdin.isatty() and not yes and format == "terminal"
     name = _run_name(source)
     run_file = out or Path(f"{name}.yaml")
+    if run_file.exists() and asks and not force:
+        force = typer.confirm(f"{run_file} is there already. Write over it, and over the manifest that it reads?")
     if run_file.exists() and not force:
         raise StoreError(f"{run_file} is there already", remedy="Name another by --out, or write over it by --force.")
     roles = wished(label or [], group, drop or [], kind or [], task)
@@ -145,6 +147,7 @@ def command(
         wishes = Wishes(devices, recipe=recipe, skip_bad=skip_bad, pretrained=begun)
         if format == "terminal":
             _say(source, data)
+            sys.stderr.write("pricing each device's stages …\n")
         size, fits, sentence, warnings = _write_fitting(run_file, name, data, wishes)
     chosen = encoders(data.facts, size, raw=not _is_arrays(data), pretrained=begun)
     if format == "json":
@@ -160,7 +163,9 @@ def command(
     typer.secho(f"\n{sentence}", bold=True)
     for text in warnings:
         typer.secho(f"warning: {safe_text(text)}", fg="yellow")
-    typer.echo(f"\nNext: edgefl run {run_file}\nThen: edgefl predict latest FILE, with a file of yours")
+    same = source if source.is_file() else data.path
+    typer.echo(f"\nNext: edgefl run {run_file}   (faster, memory not measured: --in-process)")
+    typer.echo(f"Then: edgefl predict latest {same}, or files like it")
 
 
 @contextmanager

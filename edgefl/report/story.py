@@ -173,8 +173,9 @@ def below(reference: Reference, score: float) -> str:
     scores = reference.scores
     if not scores:
         return ""
-    name = max(scores, key=lambda one: scores[one] - _ADMITTED.get(one, _LITTLE))
-    if score >= scores[name] - _ADMITTED.get(name, _LITTLE):
+    admitted = {name: _ADMITTED.get(name.partition(" on ")[0], _LITTLE) for name in scores}
+    name = max(scores, key=lambda one: scores[one] - admitted[one])
+    if score >= scores[name] - admitted[name]:
         return ""
     reached, of = (units.score(reference.metric, one) for one in (scores[name], score))
     alone = re.search(r" on (\S+) alone$", name)

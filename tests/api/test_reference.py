@@ -53,6 +53,7 @@ def test_a_modality_that_says_nothing_does_not_hide_one_that_does() -> None:
     assert list(found.scores) == [
         "majority",
         *(f"logistic regression{x}" for x in ("", " on m alone", " on image alone")),
+        "forest on image alone",
     ]
     assert found.scores["logistic regression on m alone"] == 1.0
     assert found.scores["logistic regression"] > 0.9
@@ -89,6 +90,10 @@ def test_a_run_below_a_simple_model_says_so_first() -> None:
 def test_a_simple_model_on_one_modality_is_a_way_out() -> None:
     below = report(0.3, **{"ridge": 0.2, "ridge on features alone": 0.5})
     assert story.troubles(below)[0].endswith("try a run file with the encoder of features only.")
+
+
+def test_a_forest_on_one_modality_is_admitted_as_much_as_one_on_all() -> None:
+    assert story.below_reference(report(0.95, **{"forest on cells alone": 0.97})) == ""
 
 
 def test_stages_that_lose_what_an_earlier_one_had_are_warned_of() -> None:
