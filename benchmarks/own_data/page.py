@@ -14,10 +14,10 @@ ADMITTED = {"logreg": 1.0, "ridge": 1.0, "tf-idf": 1.0, "mel": 1.0, "forest": 3.
 _T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 #: Set -> why it lies below, as far as it was looked into.
 _CAUSES = {
-    "cars": "the same encoder trained in one place has 77.5 (other splits): neither devices nor stages",
+    "cars": "a set for forests: on five splits forest 84.4, gradient boosting 80.5, two-layer network 79.5, SVM 76.3",
     "letters": "34 test sounds: one of them is 2.9 points; within the interval",
     "arrows": "42 test series: one of them is 2.4 points; within the interval",
-    "affairs": "not looked into; within the interval",
+    "affairs": "close to linear: on five splits SVM 71.3, gradient boosting 69.5, two-layer network 67.7",
     "diabetes": "rates that fall by a cosine give 40.1 for 37.8 on four splits, but economy 64.6 for 73.4",
     "digits": "8 x 8 pixels in few tokens; cause not known: the same pixels as a table have 96.2",
     "economy": "160 rows of 13 columns that rise together; three times the rounds do not help",

@@ -98,8 +98,8 @@ def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool, ful
     if LABEL.fullmatch(column) and values:
         return 8.0
     numeric = all(map(is_number, values))
-    if column.lower() in _WORDS and 0 < kinds <= MOST_CLASSES and not numeric:
-        return 6.0
+    if column.lower() in _WORDS and 0 < kinds <= (2 if numeric else MOST_CLASSES):
+        return 8.5 if last else 6.0  # of passengers class is less of a label than survived, the last
     words = set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()))
     if last and numbers and words & _QUANTITIES and is_quantity(values):
         return 3.0
@@ -110,4 +110,5 @@ def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool, ful
     if kinds > MOST_CLASSES or sum(len(value.split()) for value in values) >= 4 * len(values):
         return 0.0
     named = 4.0 if words & _WORDS else 0.0
-    return (named + (0.5 if numeric else 1.0) + (0.75 if last else 0.0)) * len(values) / full
+    few = 0.25 * (1 - kinds / MOST_CLASSES)
+    return (named + few + (0.5 if numeric else 1.0) + (0.75 if last else 0.0)) * len(values) / full

@@ -130,7 +130,8 @@ def check_task(source: Path, recipe: str, data: Source) -> None:
     if not (recipe or recipe_for(data.outline, len(data.facts))):
         raise DataError(
             f"{source}: one modality ({next(iter(data.facts))}) and no label: there is nothing to learn",
-            remedy="Put the files into a folder a label, name labels in a table, or say by --path where the label is.",
+            remedy="Put the files into a folder a label, name a column of a table by --label, or say by "
+            "--path where the label is.",
         )
 
 

@@ -126,6 +126,11 @@ def add_table(found: Understood, table: Table, roles: Roles = NO_ROLES) -> None:
             found.samples.append(sample)
         else:
             found.unused[f"{name}:{number}"] = "has cells that are empty or no finite number"
+    for cell in (cell for cell in cells if cell.kind == "number"):
+        if other := [text for row in table.rows if (text := row.get(cell.name, "")) and not is_number(text)]:
+            found.said.append(
+                f"{len(other)} cells of {cell.name} are no numbers, such as {other[0]!r:.30}: taken as empty"
+            )
     found.kinds |= ({FEATURES: kind} if cells else {}) | dict.fromkeys(texts.values(), "text")
     found.columns |= {FEATURES: tuple(cells)} if cells and kind == "table" else {}
     found.columns |= {modality: (TableColumn(column, "text"),) for column, modality in texts.items()}

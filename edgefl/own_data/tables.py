@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from edgefl.data.dates import date_form
 from edgefl.data.labels import class_name
 from edgefl.data.recording import TIME, is_number
 from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError
-from edgefl.own_data.label_columns import Guess, best_label
+from edgefl.own_data.label_columns import Guess, best_label, is_quantity
 from edgefl.own_data.several_labels import columns_in, joined, merged, parts
 from edgefl.own_data.table_rows import AS_ARRAYS, LOOKED_AT, MAX_COLUMNS, MAX_TABLE_BYTES, head_of, read_rows
 from edgefl.own_data.text_columns import are_names, is_text
@@ -32,6 +34,8 @@ _LONGEST = 32  # characters of a modality's name
 #: Rows of one recording, in the mean: fewer, and a column of dates is a number of each sample. ``_ALONE``: of days, or
 #: where no column of times, groups or recordings tells recordings apart.
 _STEPS, _ALONE = 2, 8
+#: Correlation of a sensor's value with the one before; of rows without order it is below 0.
+_GOES_ON = 0.2
 
 Row = Mapping[str, str]
 What = Literal["list", "recording", "features"]
@@ -157,7 +161,11 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
         if column not in (*axes, table.label, table.group):
             _give_role(table, column, values[column], is_file, roles)
     spell_alike(table)
-    names = distinct({sensor: _sensor_name(sensor) for sensor in table.sensors})
+    whole = {
+        s: c[0].lower() if len(c) == 1 and re.search(r"[a-z]{2}[xyz]$", c[0], re.IGNORECASE) else s
+        for s, c in table.sensors.items()
+    }
+    names = distinct({sensor: _sensor_name(whole[sensor]) for sensor in table.sensors})
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
     _choose_what(table, values, roles)
 
@@ -239,7 +247,7 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
 
 def add_cell(table: Table, column: str, values: Sequence[str], kind: str = "") -> None:
     """A column of features: numbers, dates, or a category; one of too many values is of no use."""
-    numbers = all(map(is_number, values))
+    numbers = all(map(is_number, values)) or (not kind and _are_mostly_numbers(values))
     if len(column) > MAX_CELL_NAME:
         table.unused[column] = f"its name has more than {MAX_CELL_NAME} characters"
     elif numbers and kind in {"", "number"}:
@@ -255,6 +263,12 @@ def add_cell(table: Table, column: str, values: Sequence[str], kind: str = "") -
             table.unused[column] = f"over {MAX_CATEGORIES} categories, or one of over {MAX_CELL_NAME} characters"
         else:
             table.cells.append(TableColumn(column, "category", tuple(every)))
+
+
+def _are_mostly_numbers(values: Sequence[str]) -> bool:
+    """Whether four of five cells are numbers of a quantity, the others such as "[98]" or "unknown"."""
+    numbers = [value for value in values if is_number(value)]
+    return len(numbers) >= 0.8 * len(values) and is_quantity(numbers)
 
 
 def _sensor_name(text: str) -> str:
@@ -309,11 +323,25 @@ def untangle(table: Table) -> None:
 
 
 def _has_recordings(table: Table) -> bool:
-    """Whether rows of one label, group and recording stand together, eight or more in the mean.
+    """Whether rows of one label, group and recording stand together, eight or more in the mean, and are steps in time.
 
-    A table that is only sorted by its label, each label once, is one of features.
+    A table that is only sorted, by its label or a person, is one of features: rows beside each other are not alike.
     """
-    runs = sum(1 for _ in itertools.groupby(table.rows, table.key))
-    if not (table.group or table.part):
-        runs = 0 if runs == len({table.key(row) for row in table.rows}) else runs
-    return bool(runs) and len(table.rows) / runs >= _ALONE
+    runs = [list(rows) for _, rows in itertools.groupby(table.rows, table.key)]
+    if not (table.group or table.part) and len(runs) == len({table.key(row) for row in table.rows}):
+        return False
+    return len(table.rows) / len(runs) >= _ALONE and _is_smooth(table, runs)
+
+
+def _is_smooth(table: Table, runs: Sequence[Sequence[Row]]) -> bool:
+    """Whether a number goes on from row to row: half of the columns have a correlation of 0.2 with the row before."""
+    found = []
+    for column in itertools.chain.from_iterable(table.sensors.values()):
+        products = squares = 0.0
+        for run in runs:
+            values = np.array([float(row[column]) for row in run if is_number(row.get(column, ""))])
+            z = values - values.mean() if len(values) else values
+            products, squares = products + float(z[1:] @ z[:-1]), squares + float(z @ z)
+        if squares:
+            found.append(products / squares)
+    return not found or float(np.median(found)) >= _GOES_ON

@@ -198,3 +198,36 @@ def test_two_labels_of_one_table_have_a_run_file_each(tmp_path: Path, monkeypatc
     assert yaml.safe_load((tmp_path / "Board.yaml").read_text())["data"]["source"] == "Board-edgefl"
     first = json.loads((tmp_path / "Rating-edgefl/manifest.jsonl").read_text().splitlines()[0])
     assert isinstance(first["label"], float)
+
+
+def test_passengers_sorted_by_class_and_sex_are_no_recordings(tmp_path: Path) -> None:
+    """The table of the Titanic, as it is published, was five recordings of 270 steps."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"Name{cls}{sex}{i} Of{i},{cls},{rng.integers(1, 80)},{sex},{rng.integers(2)}"
+        for cls in ("1st", "2nd", "3rd")
+        for sex in ("female", "male")
+        for i in range(60)
+    ]
+    rows.insert(150, "Odd One,*,30,male,0")
+    found = read_table(written(tmp_path / "t.csv", "name,class,age,sex,survived\n" + "\n".join(rows)))
+    assert (found.what, found.label, found.guess.others) == ("features", "survived", ("class", "sex"))
+    assert [cell.name for cell in found.cells] == ["class", "age", "sex"]
+
+
+@pytest.mark.parametrize(("smooth", "what"), [(True, "recording"), (False, "features")])
+def test_rows_are_steps_in_time_where_a_number_goes_on(tmp_path: Path, smooth: bool, what: str) -> None:
+    noise = np.random.default_rng(0).normal(size=(200, 2))
+    values = np.sin(np.arange(200) / 5)[:, None] + 0.2 * noise if smooth else noise
+    rows = [f"{a:.4f},{b:.4f},{'pq'[i // 25 % 2]}" for i, (a, b) in enumerate(values)]
+    table = read_table(written(tmp_path / "t.csv", "left,right,class\n" + "\n".join(rows)))
+    assert (table.what, list(table.sensors)) == (what, ["left", "right"])
+
+
+def test_a_column_of_numbers_and_a_few_words_is_numbers_and_says_so(tmp_path: Path) -> None:
+    rows = "".join(f"{'Ancient' if i % 8 == 0 else 1700 + i},{i * 1.5},{'ab'[i % 2]}\n" for i in range(80))
+    path = written(tmp_path / "t.csv", "found,TMAX,kind\n" + rows)
+    assert read_table(path).cells == [TableColumn("found"), TableColumn("TMAX")]
+    found = understand(path)
+    assert "10 cells of found are no numbers, such as 'Ancient': taken as empty" in found.said
+    assert found.samples[8].values == {"features": {"TMAX": 12.0}}
