@@ -85,6 +85,12 @@ def command(
             "audio, text); repeatable.",
         ),
     ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER|FILE", help="Test set, like FOLDER|FILE; default: test/ in it, else held out of it."
+        ),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, now and in the run.")
     ] = False,
@@ -126,7 +132,10 @@ def command(
         raise StoreError(f"{run_file} is there already", remedy="Name another by --out, or write over it by --force.")
     roles = wished(label or [], group, drop or [], kind or [], task)
     folder = f"{(out or source).stem}-edgefl"
-    with _undone(source, run_file, folder):
+    if test is not None and (source.suffix.lower() == ".npz" or not test.exists()):
+        why = "does not exist" if not test.exists() else "an .npz file marks its own test set (array split)"
+        raise DataError(f"--test {test}: {why}", remedy="Give a folder or a table beside a folder or a table.")
+    with _undone([source, *filter(None, [test])], run_file, folder):
         if source.suffix.lower() == ".npz":
             data = from_arrays(source, roles)
         else:
@@ -139,6 +148,7 @@ def command(
                 force=force,
                 skip_bad=skip_bad,
                 made=folder,
+                test=test,
             )
         check_task(source, recipe, data)
         kinds = {} if _is_arrays(data) else {modality: each.kind for modality, each in data.facts.items()}
@@ -169,13 +179,16 @@ def command(
 
 
 @contextmanager
-def _undone(source: Path, run_file: Path, made_folder: str) -> Iterator[None]:
+def _undone(sources: Sequence[Path], run_file: Path, made_folder: str) -> Iterator[None]:
     """Leave nothing behind that an unfinished ``init`` wrote: manifests, recordings, arrays, the run file."""
-    root = source if source.is_dir() else source.parent
-    halved = [root, *(path for path in root.iterdir() if path.is_dir())]
-    beside = (made_folder, f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
-    made = [folder / name for folder in halved for name in (MANIFEST, MADE)] + [root / name for name in beside]
-    made += [manifest_beside(run_file.parent, place) for place in (*halved, root / beside[0])]
+    made = []
+    for source in sources:
+        root = source if source.is_dir() else source.parent
+        halved = [root, *(path for path in root.iterdir() if path.is_dir())]
+        folders = {made_folder, f"{source.stem}-edgefl"}
+        beside = (*folders, f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
+        made += [folder / name for folder in halved for name in (MANIFEST, MADE)] + [root / name for name in beside]
+        made += [manifest_beside(run_file.parent, place) for place in (*halved, *(root / name for name in folders))]
     there = {path for path in (*made, run_file) if path.exists()}
     try:
         yield

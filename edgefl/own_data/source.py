@@ -52,39 +52,44 @@ def from_files(
     force: bool = False,
     skip_bad: bool = False,
     made: str = "",
+    test: Path | None = None,
 ) -> Source:
     """A folder or a table; each half of it gets a manifest. ``other_layout``: may give another than was guessed.
 
-    A manifest that is there is taken instead of one made. ``made``: name of the folder for a table's samples.
+    A manifest that is there is taken instead of one made. ``made``: name of the folder for a table's samples; ``test``:
+    folder or table of the test set, None: the folder's own half, if it has one.
     ``beside``: folder for the manifests of a read-only source; None: such a source is an error.
     Raises DataError where nothing can be made of it, StoreError.
     """
-    train, test = halves(source)
-    given = train.is_dir() and (train / MANIFEST).is_file() and not force
+    train, half = halves(source)
+    given, named = not force and _has_manifest(train), test is not None
     if given and (template or roles != Roles(kinds=roles.kinds)):
         raise StoreError(
             f"{train / MANIFEST} is there already, and would be used as it is",
             remedy="To read the files by these options instead, move it away, or write over it by --force.",
         )
     found = from_manifest(train) if given else understand(train, template, roles, made=made)
-    if given:
-        test = test if test is not None and (test / MANIFEST).is_file() else None
-    elif found.layout and not template:
+    if found.layout and not template:
         told = other_layout(found.layout)
         found = understand(train, told, roles) if told != found.layout else found
     _change_kinds(found, roles)
     _check_labels(source, found)
-    held = None if test is None else from_manifest(test) if given else understand(test, found.layout, roles)
+    test = test or half
+    held, held_given = None, not force and (given or named) and test is not None and _has_manifest(test)
+    if held_given and test is not None:
+        held = from_manifest(test)
+    elif test is not None and (named or not given):
+        held = understand(test, found.layout, roles._replace(label=roles.label or found.label_column))
     facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
     parts = [found] if held is None else [found, held]
-    written = () if given else _write_manifests([(part, _manifest_of(part, beside)) for part in parts], force=force)
+    new = [part for part, there in zip(parts, (given, held_given), strict=False) if not there]
+    written = _write_manifests([(part, _manifest_of(part, beside)) for part in new], force=force)
+    at = {id(part): part.root if path.parent == part.root else path for part, path in zip(new, written, strict=True)}
+    places = [at.get(id(part), part.root) for part in parts]
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
     outline = Outline(len(found.samples), bool(found.labels), len(found.groups), found.several)
-    places = [part.root for part in parts]
-    if written:
-        places = [part.root if path.parent == part.root else path for part, path in zip(parts, written, strict=True)]
     return Source(
         places[0],
         facts,
@@ -157,6 +162,10 @@ def _check_labels(source: Path, found: Understood) -> None:
             f"{source}: all {count} labels{column} are {name!r:.60}: there is nothing to tell apart",
             remedy="Add samples of another class, or name another column by --label.",
         )
+
+
+def _has_manifest(folder: Path) -> bool:
+    return folder.is_dir() and (folder / MANIFEST).is_file()
 
 
 def manifest_beside(folder: Path, root: Path) -> Path:

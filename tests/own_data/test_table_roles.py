@@ -231,3 +231,21 @@ def test_a_column_of_numbers_and_a_few_words_is_numbers_and_says_so(tmp_path: Pa
     found = understand(path)
     assert "10 cells of found are no numbers, such as 'Ancient': taken as empty" in found.said
     assert found.samples[8].values == {"features": {"TMAX": 12.0}}
+
+
+def test_a_table_of_its_own_is_the_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    films(tmp_path / "train.jsonl")
+    films(tmp_path / "test.jsonl", 30)
+    assert init(tmp_path, "train.jsonl", "--label", "Board", "--test", "test.jsonl", monkeypatch=monkeypatch) == 0
+    assert "test-edgefl is the test set, of 30 samples" in capsys.readouterr().out
+    made = yaml.safe_load((tmp_path / "train.yaml").read_text())["data"]
+    assert (made["source"], made["test"]) == ("train-edgefl", "test-edgefl")
+    told = [
+        json.loads(line).get("label") for line in (tmp_path / "test-edgefl/manifest.jsonl").read_text().splitlines()
+    ]
+    assert told[:13] == ["R", *[None] * 5, "PG", *[None] * 5, "R"]
+    assert init(tmp_path, "train.jsonl", "--test", "no.csv", "-o", "b.yaml", monkeypatch=monkeypatch) == 11
+    assert "--test no.csv: does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "b-edgefl").exists()
