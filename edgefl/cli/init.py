@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,12 +127,10 @@ def command(
     asks = sys.stdin.isatty() and not yes and format == "terminal"
     name = _run_name(source)
     run_file = out or Path(f"{name}.yaml")
-    if run_file.exists() and asks and not force:
-        force = typer.confirm(f"{run_file} is there already. Write over it, and over the manifest that it reads?")
     if run_file.exists() and not force:
         raise StoreError(f"{run_file} is there already", remedy="Name another by --out, or write over it by --force.")
     roles = wished(label or [], group, drop or [], kind or [], task)
-    folder = f"{(out or source).stem}-edgefl"
+    folder = f"{'-'.join(dict.fromkeys([source.stem, (out or source).stem]))}-edgefl"
     if test is not None and (source.suffix.lower() == ".npz" or not test.exists()):
         why = "does not exist" if not test.exists() else "an .npz file marks its own test set (array split)"
         raise DataError(f"--test {test}: {why}", remedy="Give a folder or a table beside a folder or a table.")
@@ -144,7 +143,7 @@ def command(
                 path,
                 roles,
                 other_layout=_ask_layout if asks else lambda layout: layout,
-                beside=run_file.parent,
+                run_file=run_file,
                 force=force,
                 skip_bad=skip_bad,
                 made=folder,
@@ -174,8 +173,8 @@ def command(
     for text in warnings:
         typer.secho(f"warning: {safe_text(text)}", fg="yellow")
     same = source if source.is_file() else data.path
-    typer.echo(f"\nNext: edgefl run {run_file}   (faster, memory not measured: --in-process)")
-    typer.echo(f"Then: edgefl predict latest {same}, or files like it")
+    typer.echo(f"\nNext: edgefl run {shlex.quote(str(run_file))}   (faster, memory not measured: --in-process)")
+    typer.echo(f"Then: edgefl predict latest {shlex.quote(str(same))}, or files like it")
 
 
 @contextmanager
@@ -188,7 +187,7 @@ def _undone(sources: Sequence[Path], run_file: Path, made_folder: str) -> Iterat
         folders = {made_folder, f"{source.stem}-edgefl"}
         beside = (*folders, f"{source.stem}-edgefl.npz", f"{source.stem}-edgefl-test.npz")
         made += [folder / name for folder in halved for name in (MANIFEST, MADE)] + [root / name for name in beside]
-        made += [manifest_beside(run_file.parent, place) for place in (*halved, *(root / name for name in folders))]
+        made += [manifest_beside(run_file, place) for place in (*halved, *(root / name for name in folders))]
     there = {path for path in (*made, run_file) if path.exists()}
     try:
         yield

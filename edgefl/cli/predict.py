@@ -13,7 +13,7 @@ import typer
 
 from edgefl.api.runs import RUNS
 from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder, show
-from edgefl.cli.scored import accuracy, averages, errors, given, held_out, in_words, known
+from edgefl.cli.scored import Seen, accuracy, averages, errors, given, in_words, known, seen
 from edgefl.console import safe_text
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
@@ -100,10 +100,10 @@ def command(
         sys.stderr.write(f"left out: {safe_text(str(problem))}\n")
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
-    held = held_out(folder, data)
-    body = _json(data, held, answers, left, bundles, limit) if format == "json" else None
+    before = seen(folder, data)
+    body = _json(data, before, answers, left, bundles, limit) if format == "json" else None
     names, most = next(iter(bundles.values())).labels, limit or SHOWN
-    show(format, body, _grid(data, held, answers, names, most), *_recordings_grid(data, answers, names, most))
+    show(format, body, _grid(data, before, answers, names, most), *_recordings_grid(data, answers, names, most))
 
 
 def read_input(
@@ -185,7 +185,7 @@ def _likely(probabilities: np.ndarray, names: tuple[str, ...]) -> str:
     return ", ".join(units.percent(float(p)) for p in told) or units.percent(float(probabilities.max()))
 
 
-def _grid(data: Dataset, held: Dataset | None, answers: list[Answers], names: tuple[str, ...], limit: int) -> Grid:
+def _grid(data: Dataset, before: Seen, answers: list[Answers], names: tuple[str, ...], limit: int) -> Grid:
     def vectors(place: _Place) -> str:
         _, answer, at = place
         texts = {m: ", ".join(f"{x:.3f}" for x in e[at][:4]) for m, e in embeddings(answer).items()}
@@ -214,7 +214,7 @@ def _grid(data: Dataset, held: Dataset | None, answers: list[Answers], names: tu
         if averages(data, answers) or errors(data, answers):
             columns.append(Column("truth", lambda place: truth_of(data, place[0]) or units.NOTHING, text=True))
     rows = _places(answers, limit)
-    return table("Predictions", columns, rows, _notes(data, held, answers, len(rows)))
+    return table("Predictions", columns, rows, _notes(data, before, answers, len(rows)))
 
 
 def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, ...], limit: int) -> list[Grid]:
@@ -239,12 +239,14 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
     return [table("Recordings", columns, found[:limit], notes)]
 
 
-def _notes(data: Dataset, held: Dataset | None, answers: list[Answers], shown: int) -> list[str]:
+def _notes(data: Dataset, before: Seen, answers: list[Answers], shown: int) -> list[str]:
     count = sum(len(one.rows) for one in answers)
     notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
     notes += in_words(data, answers)
-    if held is not None and (words := in_words(held, answers)):
-        notes.append(f"The run trained on some of them. On the {known(held)} of its test set: {words[0]}")
+    if before.trained and notes:
+        words = [] if before.held is None else in_words(before.held, answers)
+        rest = f"On the {known(before.held)} of its test set: {words[0]}" if before.held is not None and words else ""
+        notes.append(f"The run trained on {before.trained} of them. {rest or 'New ones may be answered worse.'}")
     masks = [f"by {STAND_INS[one.mask]} (given {given(one)})" for one in answers if one.mask in STAND_INS]
     if masks:
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
@@ -254,7 +256,7 @@ def _notes(data: Dataset, held: Dataset | None, answers: list[Answers], shown: i
 
 def _json(
     data: Dataset,
-    held: Dataset | None,
+    before: Seen,
     answers: list[Answers],
     left: np.ndarray,
     bundles: Mapping[Path, Manifest],
@@ -279,7 +281,8 @@ def _json(
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         **scores(data),
-        "held_out": None if held is None else {"samples": known(held), **scores(held)},
+        "trained_on": before.trained,
+        "held_out": None if before.held is None else {"samples": known(before.held), **scores(before.held)},
         "runs_on": list(dict.fromkeys(one.runs_on for one in answers)),
         "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),
         "by_bundle": {name: summary([a for a in answers if a.bundle == name]) for name in used},

@@ -1,35 +1,49 @@
-"""Scores of predictions on samples with a truth, and on those that a run kept for its test."""
+"""Scores of predictions on samples with a truth."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.levels import target_errors
 from edgefl.data.prepare import TEST
-from edgefl.data.same_rows import rows_in
+from edgefl.data.same_rows import shared_rows
 from edgefl.export.runtime import Answers
 from edgefl.report import units
 from edgefl.storage.disk import SHARES
 from edgefl.training.metrics import classification, ranking, several_labels
 
 
-def held_out(folder: Path, data: Dataset) -> Dataset | None:
-    """The samples, of which those alone have a truth that the run's test set holds; None: it holds all, or none.
+class Seen(NamedTuple):
+    """Samples of a file that the bundles' run trained on, and the same file with the truth of its test set alone.
 
-    ``folder``: of bundles, beside a run's shares or not. Of samples that a run trained on, a score says little.
+    ``held`` None: none of the file's samples are of that test set.
     """
-    path = next((p for above in folder.parents[:2] if (p := above / SHARES / f"{TEST}.npz").is_file()), None)
-    if path is None or data.labels is None:
-        return None
-    kept = rows_in(data, Dataset.load_npz(path))
-    if kept.all() or not kept.any():
-        return None
+
+    trained: int = 0
+    held: Dataset | None = None
+
+
+def seen(folder: Path, data: Dataset) -> Seen:
+    """Training and test samples in ``data`` of the run whose bundles lie in ``folder``.
+
+    Shares on other machines are not known. A score on what was trained on says little of new samples.
+    """
+    shares = next((path for above in folder.absolute().parents[:2] if (path := above / SHARES).is_dir()), None)
+    if shares is None or data.labels is None:
+        return Seen()
+    parts = {path.stem: Dataset.load_npz(path) for path in sorted(shares.glob("*.npz"))}
+    test = parts.pop(TEST, None)
+    trained = int(shared_rows(data, list(parts.values())).sum())
+    kept = shared_rows(data, [] if test is None else [test])
+    if not trained or not kept.any():
+        return Seen(trained)
     targets = None if data.targets is None else np.where(kept, data.targets, np.nan)
-    return replace(data, labels=np.where(kept, data.labels, -1), targets=targets)
+    return Seen(trained, replace(data, labels=np.where(kept, data.labels, -1), targets=targets))
 
 
 def accuracy(data: Dataset, answers: list[Answers]) -> float | None:

@@ -214,5 +214,5 @@ def _path(value: object, folder: Path, field: str, names: Sequence[str] = ()) ->
             return str(Path(value).absolute())
     except (OSError, ValueError):  # a name that no file can have
         return value
-    named = "/" in value or own.suffix in {".npz", ".yaml", ".yml"}
+    named = "/" in value or own.suffix in {".npz", ".jsonl", ".yaml", ".yml"}
     return str(own) if named else value

@@ -137,7 +137,7 @@ def read_manifest(
     rows: list[_Row] = []
     first: dict[str, int] = {}
     for line, text in _lines(path, folder):
-        if path != own and line == 1 and _named_folder(text):
+        if line == 1 and _named_folder(text):
             continue
         if (row := _row(folder, line, text)) is not None:
             if first.setdefault(row.id, line) == line:
@@ -175,6 +175,12 @@ def folder_of(manifest: Path) -> Path:
             remedy='Begin it with {"files": "/path/of/the/folder"}, or give a folder with manifest.jsonl.',
         )
     return manifest.parent / named
+
+
+def names_folder(path: Path) -> bool:
+    """Whether a file's first line names a data folder, as a manifest's outside that folder."""
+    with path.open("rb") as file:
+        return bool(_named_folder(file.readline(MAX_LINE_BYTES)))
 
 
 def _named_folder(line: bytes) -> str:

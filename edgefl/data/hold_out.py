@@ -46,16 +46,15 @@ def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tupl
 
 
 def held_groups(train: Dataset, test: Dataset) -> tuple[str, ...]:
-    """Warning of a test set of whole groups that takes many samples from the training; () where it does not."""
+    """Warning of a large test set of whole groups; () where it is none."""
     count = len(train) + len(test)
     if test.groups is None or train.groups is None or len(test) <= _LARGE * count:
         return ()
-    names, rest = sorted(set(test.groups.tolist())), set(train.groups.tolist())
-    if rest & set(names):
+    names = sorted(set(test.groups.tolist()))
+    if set(train.groups.tolist()) & set(names):
         return ()
-    groups = f"all of the group{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}"
-    way = "for a test on some samples of each group, init without it (--path '{_}/…', another --group)"
-    return (f"the test set is {len(test)} of {count} samples, {groups}: {way}",)
+    some = f"{', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''}"
+    return (f"the test set is all of {some}: {len(test)} of {count} samples (docs/data.md, the test set)",)
 
 
 def untested(train: Dataset, test: Dataset) -> tuple[str, ...]:
@@ -87,23 +86,25 @@ def _whole_groups(data: Dataset, kept: int, rng: Generator) -> Flags | None:
     """The samples [N] of the groups that are held out; None where too few are there, or each has its own classes."""
     if data.groups is None:
         return None
-    found, group = np.unique(data.groups, return_inverse=True)
-    held = min(max(1, round(TEST_SHARE * len(found))), len(found) - kept)
-    if held <= 0 or len(found) < _LEAST_GROUPS:
+    named = np.flatnonzero(data.groups != "")
+    names, group = np.unique(data.groups[named], return_inverse=True)
+    held = min(max(1, round(TEST_SHARE * len(names))), len(names) - kept)
+    if held <= 0 or len(names) < _LEAST_GROUPS:
         return None
-    order, test = rng.permutation(len(found)), np.zeros(len(found), dtype=bool)
+    order, test = rng.permutation(len(names)), np.zeros(len(names), dtype=bool)
     test[order[:held]] = True
     labels = _classes(data)
-    if labels is not None and (labels >= 0).any():
-        classes, label = np.unique(labels[labels >= 0], return_inverse=True)
-        if len(found) * len(classes) > _MOST_ENTRIES:
-            return np.isin(group, np.flatnonzero(test))
-        has = np.zeros((len(found), len(classes)), dtype=bool)
-        has[group[labels >= 0], label] = True
-        if 2 * (has.sum(axis=0) > 1).sum() < len(classes):
-            return None
-        test = _covering(has, test, order, len(found) - kept)
-    flags = np.isin(group, np.flatnonzero(test))
+    known = np.zeros(len(named), dtype=bool) if labels is None else labels[named] >= 0
+    if labels is not None and known.any():
+        classes, label = np.unique(labels[named][known], return_inverse=True)
+        if len(names) * len(classes) <= _MOST_ENTRIES:
+            has = np.zeros((len(names), len(classes)), dtype=bool)
+            has[group[known], label] = True
+            if 2 * (has.sum(axis=0) > 1).sum() < len(classes):
+                return None
+            test = _covering(has, test, order, len(names) - kept)
+    flags = np.zeros(len(data), dtype=bool)
+    flags[named] = test[group]
     return flags if flags.mean() <= _MOST_HELD else None
 
 

@@ -77,7 +77,7 @@ def _best(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -
     if not fitting:
         return Guess()
     best, *others = fitting
-    if last not in fitting and is_quantity(columns[last]):
+    if numbers and last not in fitting and is_quantity(columns[last]):
         others.append(last)
     return Guess(best, LABEL.fullmatch(best) is not None, tuple(others), is_quantity(columns[best]))
 

@@ -48,7 +48,7 @@ def from_files(
     roles: Roles = NO_ROLES,
     *,
     other_layout: Callable[[str], str] = lambda layout: layout,
-    beside: Path | None = None,
+    run_file: Path | None = None,
     force: bool = False,
     skip_bad: bool = False,
     made: str = "",
@@ -58,7 +58,7 @@ def from_files(
 
     A manifest that is there is taken instead of one made. ``made``: name of the folder for a table's samples; ``test``:
     folder or table of the test set, None: the folder's own half, if it has one.
-    ``beside``: folder for the manifests of a read-only source; None: such a source is an error.
+    ``run_file``: beside it lie the manifests of a read-only source; None: such a source is an error.
     Raises DataError where nothing can be made of it, StoreError.
     """
     train, half = halves(source)
@@ -68,7 +68,7 @@ def from_files(
             f"{train / MANIFEST} is there already, and would be used as it is",
             remedy="To read the files by these options instead, move it away, or write over it by --force.",
         )
-    found = from_manifest(train) if given else understand(train, template, roles, made=made)
+    found = from_manifest(train, roles, skip_bad=skip_bad) if given else understand(train, template, roles, made=made)
     if found.layout and not template:
         told = other_layout(found.layout)
         found = understand(train, told, roles) if told != found.layout else found
@@ -77,13 +77,13 @@ def from_files(
     test = test or half
     held, held_given = None, not force and (given or named) and test is not None and _has_manifest(test)
     if held_given and test is not None:
-        held = from_manifest(test)
+        held = from_manifest(test, roles, skip_bad=skip_bad)
     elif test is not None and (named or not given):
         held = understand(test, found.layout, roles._replace(label=roles.label or found.label_column))
     facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
     parts = [found] if held is None else [found, held]
     new = [part for part, there in zip(parts, (given, held_given), strict=False) if not there]
-    written = _write_manifests([(part, _manifest_of(part, beside)) for part in new], force=force)
+    written = _write_manifests([(part, _manifest_of(part, run_file)) for part in new], force=force)
     at = {id(part): part.root if path.parent == part.root else path for part, path in zip(new, written, strict=True)}
     places = [at.get(id(part), part.root) for part in parts]
     said = list(found.said)
@@ -168,17 +168,18 @@ def _has_manifest(folder: Path) -> bool:
     return folder.is_dir() and (folder / MANIFEST).is_file()
 
 
-def manifest_beside(folder: Path, root: Path) -> Path:
-    """Path in ``folder`` of the manifest of a read-only data folder ``root``."""
-    return folder / f"{root.resolve().name.removesuffix('-edgefl')}-edgefl{MANIFEST_SUFFIX}"
+def manifest_beside(run_file: Path, root: Path) -> Path:
+    """Path beside a run file of the manifest of a read-only data folder ``root``."""
+    name = root.resolve().name.removesuffix("-edgefl")
+    return run_file.parent / f"{'-'.join(dict.fromkeys([run_file.stem, name]))}-edgefl{MANIFEST_SUFFIX}"
 
 
-def _manifest_of(part: Understood, beside: Path | None) -> Path:
-    """Path of a part's manifest: in its folder, or in ``beside`` where that is read-only."""
+def _manifest_of(part: Understood, run_file: Path | None) -> Path:
+    """Path of a part's manifest: in its folder, beside the run file for a read-only one."""
     there = part.root if part.root.exists() else part.root.parent
-    if beside is None or os.access(there, os.W_OK):
+    if run_file is None or os.access(there, os.W_OK):
         return part.root / MANIFEST
-    return manifest_beside(beside, part.root)
+    return manifest_beside(run_file, part.root)
 
 
 def _write_manifests(parts: Sequence[tuple[Understood, Path]], *, force: bool) -> tuple[Path, ...]:

@@ -94,13 +94,13 @@ def add_list(found: Understood, table: Table, by_file: Mapping[str, Sample]) -> 
     told = {"label": table.label, "group": table.group, "text": ", ".join(table.texts)}
     columns = " and ".join(f"{role}s from the column {column}" for role, column in told.items() if column)
     found.said.append(f"{name} lists files" + (f", {columns}" if columns else ""))
-    _note_unused(found, name, table)
+    note_unused(found, name, table)
 
 
 def add_table(found: Understood, table: Table, roles: Roles = NO_ROLES) -> None:
     """Samples of a table whose rows are time steps, or samples themselves."""
     name = table.path.name
-    _note_unused(found, name, table)
+    note_unused(found, name, table)
     if table.what == "recording":
         found.columns |= {m: tuple(map(TableColumn, columns)) for m, columns in table.sensors.items()}
         made = write_recordings(table, found.root, MADE)
@@ -154,7 +154,7 @@ def _in_words(cells: Sequence[TableColumn]) -> str:
     return " and ".join(filter(None, (", ".join(counted[:-1]), *counted[-1:]))) or "0 numbers"
 
 
-def _note_unused(found: Understood, name: str, table: Table) -> None:
+def note_unused(found: Understood, name: str, table: Table) -> None:
     """Name the columns that are left out, with the reason that several of them may have."""
     for why in dict.fromkeys(table.unused.values()):
         columns = [column for column, reason in table.unused.items() if reason == why]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +51,8 @@ _PART = re.compile(
 #: Names of time columns that tables have beside those that the reader of sensors knows, with their unit.
 _TIMES = {"seconds": "s", "sec": "s", "ms": "ms", "datetime": "", "date": ""}
 _AXES = frozenset("xyzw")
-#: How a column that is left out is used after all, and the words for tables that leave columns out.
-_AS_TEXT, _FORMS = "to use it: --kind {}=text", {"list": "list of files", "recording": "recording"}
+#: Words for tables that leave columns out.
+_FORMS = {"list": "list of files", "recording": "recording"}
 _ID = re.compile(r"(id|index|idx|no|nr|row|number|key|rownames|unnamed.*)?", re.IGNORECASE)
 #: The channel at the end of a column's name: acc_x, gyro-3, ax is one name.
 _CHANNEL = re.compile(r"(?P<sensor>[A-Za-z][\w -]*?)[_.\- ]?(?P<channel>[xyzw]|\d{1,3})$", re.IGNORECASE)
@@ -152,7 +153,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
         open_columns = {
             column: cells
             for column, cells in open_columns.items()
-            if not (time_unit(column) is not None or _GROUP.fullmatch(column) or _PART.fullmatch(column))
+            if not (time_unit(column) is not None or any(p.fullmatch(column) for p in (_GROUP, _PART, _ID)))
             and not _is_files(cells, is_file)
         }
     table.guess = best_label(open_columns, roles.label, numbers=not timed and not axes, task=roles.task)
@@ -189,7 +190,7 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]], roles: Roles
         table.cells.sort(key=lambda cell: order[cell.name])
         for column in [c for c in table.texts if table.cells and roles.kinds.get(c) != "text" and are_names(values[c])]:
             table.texts.remove(column)
-            table.unused[column] = f"most words are in one row or two; {_AS_TEXT.format(column)}"
+            table.unused[column] = f"most words are in one row or two; {_as_text(column)}"
     else:  # a recording or a list has no use for them
         table.unused |= {cell.name: f"a {_FORMS[table.what]} has no use for it" for cell in table.cells}
         table.cells = []
@@ -255,14 +256,19 @@ def add_cell(table: Table, column: str, values: Sequence[str], kind: str = "") -
     elif not numbers and kind in {"", "date"} and (form := date_form(values)) is not None:
         table.cells.append(TableColumn(column, "date", unit=form))
     elif len(set(values)) > MAX_CATEGORIES or (not kind and 9 < len(set(values)) > len(values) / 2):
-        count = f"{len(set(values))} values in {len(values)} rows are too many for categories"
-        table.unused[column] = f"{count}; {_AS_TEXT.format(column)}"
+        count = f"{len(set(values))} values in {len(values)} rows"
+        table.unused[column] = f"{count} are too many; {_as_text(column)}"
     else:
         every = sorted({value for row in table.rows if (value := row.get(column, ""))})
         if len(every) > MAX_CATEGORIES or max(map(len, every)) > MAX_CELL_NAME:
             table.unused[column] = f"over {MAX_CATEGORIES} categories, or one of over {MAX_CELL_NAME} characters"
         else:
             table.cells.append(TableColumn(column, "category", tuple(every)))
+
+
+def _as_text(column: str) -> str:
+    """The option that uses a column which is left out."""
+    return f"to use it: --kind {shlex.quote(f'{column}=text')}"
 
 
 def _are_mostly_numbers(values: Sequence[str]) -> bool:

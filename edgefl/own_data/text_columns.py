@@ -1,4 +1,4 @@
-"""Columns of a table that hold words: sentences, lists of values in a cell, or names of which each is its row's own."""
+"""Columns of words: sentences, lists of values, names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from edgefl.own_data.several_labels import SEPARATORS, parts
 
 #: Least share of the cells that list several values, and wholes to parts, of a column of lists.
 _LISTS, _FEWER_PARTS = 0.05, 1.5
+#: Different cells that categories are few enough for.
+_MOST_WHOLES = 20
 #: Most words of a value in a list, and of a name, in the mean.
 _LISTED_WORDS, _NAME_WORDS = 3, 6
 #: Rows of a table whose words can come again; a word of so many rows does, and less than half of a name's words do.
-_LEAST_ROWS, _AGAIN, _SHARE_AGAIN = 100, 3, 0.5
+_LEAST_ROWS, _AGAIN, _SHARE_AGAIN = 300, 3, 0.5
 
 
 def is_text(values: Sequence[str]) -> bool:
@@ -29,10 +31,13 @@ def _are_lists(values: Sequence[str]) -> bool:
     """Whether cells list values such as "drama, war", of which there are fewer than of different cells."""
     for separator in SEPARATORS:
         lists = [parts(value, separator) for value in values]
-        names = {name for one in lists for name in one}
-        several = sum(len(one) > 1 for one in lists)
+        names = {name for cell in lists for name in cell}
+        lengths = Counter(map(len, lists))
+        several = len(values) - lengths[0] - lengths[1]
+        mixed = len(values) - max(lengths.values())  # "Berlin, DE" has two parts in each row
         short = sum(len(name.split()) for name in names) <= _LISTED_WORDS * len(names)
-        if several >= _LISTS * len(values) and short and len(set(values)) >= max(10, _FEWER_PARTS * len(names)):
+        often = min(several, mixed) >= _LISTS * len(values)
+        if often and short and len(set(values)) >= max(_MOST_WHOLES, _FEWER_PARTS * len(names)):
             return True
     return False
 

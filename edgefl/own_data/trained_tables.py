@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.folder import MAX_NAME, read_manifest
+from edgefl.data.folder import MAX_NAME, names_folder, read_manifest
 from edgefl.data.label_sets import classes_in
 from edgefl.data.labels import class_name
 from edgefl.data.levels import levels_in
@@ -28,8 +28,9 @@ Encoders = Mapping[str, EncoderSpec]
 
 
 def takes_tables(path: Path, encoders: Encoders) -> bool:
-    """Whether a file may be a table by whose columns a model was trained."""
-    return path.is_file() and path.suffix.lower() in SUFFIXES and any(encoder.columns for encoder in encoders.values())
+    """Whether a file may be a table with the columns of a model, and is no manifest."""
+    columns = any(encoder.columns for encoder in encoders.values())
+    return columns and path.is_file() and path.suffix.lower() in SUFFIXES and not names_folder(path)
 
 
 def read_trained(

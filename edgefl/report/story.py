@@ -178,13 +178,15 @@ def below(reference: Reference, score: float) -> str:
     if score >= scores[name] - admitted[name]:
         return ""
     reached, of = (units.score(reference.metric, one) for one in (scores[name], score))
-    alone = re.search(r" on (\S+) alone$", name)
-    way = f" The other modalities may do harm: try a run file with the encoder of {alone[1]} only." if alone else ""
+    alone = re.fullmatch(r"(.+) on (\S+) alone", name)
+    way = ""
+    if alone is not None and scores[name] - scores.get(alone[1], scores[name]) > _LOST:
+        way = f" The other modalities do it harm: try a run file with the encoder of {alone[2]} only."
     return f"Below a simple model: {name} has {reached} on the same samples, all in one place, and this run {of}.{way}"
 
 
 def lost(report: RunReport) -> str:
-    """The warning of a last stage after which the score is below that after an earlier one; "" where it is not."""
+    """Warning of a score lost by later stages; "" where none was."""
     metric = quality.primary_metric(report)
     every = [row for row in report.evaluations if row.metric == metric and row.missing == "none"]
     most = max((len(row.available) for row in every), default=0)
@@ -196,9 +198,8 @@ def lost(report: RunReport) -> str:
         return ""
     was, now = (units.score(metric, last[stage]) for stage in (best, end))
     word = units.metric_words(metric)
-    return (
-        f"Warning: {word} {was} after stage {best}, {now} after stage {end}: try fewer rounds there (training.rounds)."
-    )
+    way = f"try fewer rounds after stage {best} (training.rounds)"
+    return f"Warning: {word} {was} after stage {best}, {now} after stage {end}: {way}."
 
 
 def troubles(report: RunReport) -> list[str]:

@@ -16,7 +16,7 @@ from coordinator.core.moves import SavedRound, SaveEnd
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.main import main
 from edgefl.cli.predict import _notes, read_input
-from edgefl.cli.scored import accuracy, averages
+from edgefl.cli.scored import Seen, accuracy, averages
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export.bundle_format import MODEL_FILE, Index, Manifest, read_manifest
@@ -221,16 +221,23 @@ def test_a_score_on_samples_that_a_run_trained_on_is_told_from_its_test(
     shutil.copytree(exported().directory, run / "bundles")
     data = samples()
     data.subset([2, 3, 4]).save_npz(run / "shares" / "test.npz")
+    data.subset([1, 5, 6]).save_npz(run / "shares" / "device-1.npz")
     wrong = np.where(np.arange(8) == 3, (data.labels + 1) % len(LABELS), data.labels)
     dataclasses.replace(data, labels=wrong).save_npz(npz)
     for folder in (run / "bundles", run / "bundles" / "acc+gyro"):
         assert edgefl("predict", folder, npz, "--bad-samples", "skip", "--format", "json") == 0
-        held = json.loads(capsys.readouterr().out)["held_out"]
-        assert (held["samples"], held["accuracy"]) == (3, pytest.approx(2 / 3))
+        body = json.loads(capsys.readouterr().out)
+        assert (body["trained_on"], body["held_out"]["samples"]) == (3, 3)
+        assert body["held_out"]["accuracy"] == pytest.approx(2 / 3)
     assert edgefl("predict", run / "bundles", npz) == 0
-    assert "The run trained on some of them. On the 3 of its test set: Accuracy 66.7 %" in capsys.readouterr().out
+    assert "The run trained on 3 of them. On the 3 of its test set: Accuracy 66.7 %" in capsys.readouterr().out
     assert edgefl("predict", run / "bundles", run / "shares" / "test.npz", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["held_out"] is None
+    assert edgefl("predict", run / "bundles", run / "shares" / "device-1.npz") == 0
+    assert "The run trained on 3 of them. New ones may be answered worse." in capsys.readouterr().out
+    dataclasses.replace(data, ids=[f"new{i}" for i in range(8)]).save_npz(npz)
+    assert edgefl("predict", run / "bundles", npz, "--bad-samples", "skip", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["trained_on"] == 0
 
 
 def test_the_bundle_with_most_of_what_is_there_is_chosen():
@@ -251,7 +258,7 @@ def test_averages_are_over_the_answers_of_all_bundles():
     answers = [Answers("a", ("a",), np.array([0, 2]), first), Answers("b", ("a",), np.array([1, 3]), other)]
     assert averages(data, answers) == {"macro_f1": pytest.approx(0.25), "macro_auroc": pytest.approx(0.5)}
     assert averages(data.subset([3]), answers[:0]) == {}
-    assert _notes(data, None, answers, 4)[0].endswith(", macro F1 25.0 %, macro AUROC 50.0 %.")
+    assert _notes(data, Seen(), answers, 4)[0].endswith(", macro F1 25.0 %, macro AUROC 50.0 %.")
 
 
 def test_accuracy_counts_labelled_samples_only():

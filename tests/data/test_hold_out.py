@@ -100,7 +100,16 @@ def test_a_whole_group_is_no_half_of_the_samples(seed: int, tmp_path: Path):
     third.save_npz(tmp_path / "a.npz")
     ready = prepare_shares(DataConfig(source=str(tmp_path / "a.npz"), partition={"uniform": {}}), ["x"], tmp_path, seed)
     (warned,) = ready.warnings
-    assert "the test set is 20 of 60 samples, all of the group " in warned
+    assert ": 20 of 60 samples" in warned
+
+
+def test_samples_of_no_group_are_no_group() -> None:
+    people = [""] * 30 + ["anna"] * 30 + ["ben"] * 30
+    assert split(data([0, 1] * 45, people), 1)[2] == "samples"
+    people = [""] * 30 + [f"p{i % 5}" for i in range(60)]
+    _, test, origin = hold_out(data([0, 1] * 45, people), DataConfig(), 1, 0)
+    assert test.groups is not None
+    assert (origin, "" in set(test.groups.tolist())) == ("groups", False)
 
 
 @given(

@@ -46,16 +46,22 @@ def test_options_that_read_files_are_refused_beside_a_manifest(
     assert not (tmp_path / "two.yaml").exists()
 
 
-def test_cells_by_name_numeric_labels_and_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_by_name_numeric_labels_and_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [
-        {"id": f"s{i}", "label": i / 7, "group": f"p{i % 5}",
-         "cells": {"a": i, "sort": "xy"[i % 2], "day": f"2024-01-{i % 28 + 1:02}"}}
+        {"id": f"s{i}", "label": i / 7, "group": i % 5,
+         "cells": {"a": i, "sort": "xy"[i % 2], "day": f"2024-01-{i % 28 + 1:02}", "town": f"t{i}", "none": None}}
         for i in range(60)
     ]  # fmt: skip
     (tmp_path / "own").mkdir()
     (tmp_path / "own/manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert init("own") == 0
+    assert init("own", "--kind", "sort=category") == 0
+    said = capsys.readouterr().out
+    assert "5 groups: 0 12" in said
+    assert "town (60 values in 60 rows are too many" in said
+    assert "none (is empty)" in said
     made = yaml.safe_load((tmp_path / "own.yaml").read_text())
     columns = {"a": "number", "sort": ["x", "y"], "day": "date"}
     assert made["model"]["encoders"]["cells"] == {"kind": "table", "size": "small", "depth": 3, "columns": columns}
@@ -75,3 +81,17 @@ def test_a_line_that_is_no_sample_is_named(
     told = capsys.readouterr().err
     assert "own/manifest.jsonl:1:" in told
     assert why in told
+
+
+def test_a_bad_line_is_left_out_where_asked_and_none_is_a_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"label": ["a"] if i % 2 else [], "cells": {"x": i}} for i in range(30)]
+    (tmp_path / "own").mkdir()
+    lines = ['{"files": ".", "', *(json.dumps(row) for row in rows)]
+    (tmp_path / "own/manifest.jsonl").write_text("\n".join(lines))
+    assert init("own", "--skip-bad") == 0
+    said = capsys.readouterr().out
+    assert "not used: manifest.jsonl:1 (not a JSON object" in said
+    assert "have no label" not in said

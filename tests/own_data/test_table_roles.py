@@ -148,7 +148,7 @@ def test_a_text_among_numeric_labels_is_a_bad_sample_by_its_line(tmp_path: Path)
     assert [sample.line(numeric=True)["label"] for sample in found.samples[-2:]] == [pytest.approx(2099 / 7), "unknown"]
 
 
-def films(path: Path, count: int = 240) -> Path:
+def films(path: Path, count: int = 360) -> Path:
     """Titles of the row alone, lists of genres, a rating in each row, and a seldom filled column of few values."""
     rng = np.random.default_rng(0)
     names = [f"{a}{b}" for a in "bdfghklm" for b in ("ore", "ina", "ust", "emp", "ald", "ick", "osh", "urm")]
@@ -187,7 +187,7 @@ def test_samples_without_a_label_are_counted(
 ) -> None:
     films(tmp_path / "films.jsonl")
     assert init(tmp_path, "films.jsonl", "--label", "Board", monkeypatch=monkeypatch) == 0
-    assert "200 of the samples have no label" in capsys.readouterr().out
+    assert "300 of the samples have no label" in capsys.readouterr().out
 
 
 def test_two_labels_of_one_table_have_a_run_file_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +195,8 @@ def test_two_labels_of_one_table_have_a_run_file_each(tmp_path: Path, monkeypatc
     for label in ("Board", "Rating"):
         words = ("films.jsonl", "-o", f"{label}.yaml", "--label", label)
         assert init(tmp_path, *words, monkeypatch=monkeypatch) == 0
-    assert yaml.safe_load((tmp_path / "Board.yaml").read_text())["data"]["source"] == "Board-edgefl"
-    first = json.loads((tmp_path / "Rating-edgefl/manifest.jsonl").read_text().splitlines()[0])
+    assert yaml.safe_load((tmp_path / "Board.yaml").read_text())["data"]["source"] == "films-Board-edgefl"
+    first = json.loads((tmp_path / "films-Rating-edgefl/manifest.jsonl").read_text().splitlines()[0])
     assert isinstance(first["label"], float)
 
 
