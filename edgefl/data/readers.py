@@ -24,9 +24,10 @@ import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.encoders import Encoder, fits, shown
+from edgefl.data.encoding import decoded
 from edgefl.data.log_mel import log_mel
 from edgefl.data.pictures import read_picture
-from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
+from edgefl.data.recording import Recording, Windows, cut, read_csv, regular
 from edgefl.data.regular_files import regular_file_inside
 from edgefl.data.sounds import read_sound
 from edgefl.data.suffixes import KIND_OF, PICTURES, SOUNDS

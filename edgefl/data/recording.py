@@ -21,11 +21,12 @@ from edgefl.data.arrays import MAX_FILE_BYTES, Array
 from edgefl.data.dataset import Flags
 from edgefl.data.dates import moment_of
 from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, split, with_point
+from edgefl.data.encoding import encoding_of
 from edgefl.data.low_pass import ALIKE, low_passed
 from edgefl.errors import DataError
 
 GAP = "windows touch a gap and are left out"
-MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers
+MAX_LINE = 2**20  # characters of a .csv: a row of some 100,000 numbers
 GAP_PERIODS = 3.0  # jitter and one lost row are below, two lost rows are not
 #: Times the recording's own rate to which it may be resampled: beyond, the time column is in another unit.
 MOST_UPSAMPLING = 16.0
@@ -59,14 +60,6 @@ class Windows(NamedTuple):
     whole: Flags
 
 
-def decoded(data: bytes) -> str:
-    """UTF-8 text, with or without a byte order mark. Raises DataError."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text") from None
-
-
 def is_number(text: str) -> bool:
     """Whether a cell is a number; NaN and infinities are."""
     try:
@@ -83,12 +76,12 @@ def read_csv(path: Path) -> Recording:
     without any number, below a head line, has units. Raises DataError.
     """
     cells, width, number, head = array("d"), 0, 0, list[str]()
-    with path.open("rb") as file:
+    with path.open(encoding=encoding_of(path), errors="replace") as file:
         dialect = _dialect(file)
-        while data := file.readline(MAX_LINE_BYTES + 1):
-            if len(data) > MAX_LINE_BYTES:
-                raise DataError(f"row {number + 1} has more than {MAX_LINE_BYTES} bytes")
-            line = decoded(data).strip(" \r\n" if dialect.separator == "\t" else None)
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise DataError(f"row {number + 1} has more than {MAX_LINE} characters")
+            line = line.strip(" \r\n" if dialect.separator == "\t" else None)
             if not line.strip():
                 continue
             number += 1
@@ -121,11 +114,11 @@ def _head(names: list[str], head: list[str], number: int, line: str) -> list[str
     return head or first
 
 
-def _dialect(file: IO[bytes]) -> Dialect:
+def _dialect(file: IO[str]) -> Dialect:
     """The dialect of a file's beginning; the file stands at its start again."""
     sample = file.read(SAMPLE)
     file.seek(0)
-    return dialect_of(sample.decode("utf-8-sig", "replace"), whole=len(sample) < SAMPLE)
+    return dialect_of(sample, whole=len(sample) < SAMPLE)
 
 
 def _number(cell: str, *, dated: bool) -> float:

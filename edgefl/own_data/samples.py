@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edgefl.data.arrays import MAX_FILE_BYTES
+from edgefl.data.encoding import is_windows
 from edgefl.data.folder import MANIFEST, MAX_NAME, MAX_SAMPLES
 from edgefl.data.labels import class_name
 from edgefl.data.regular_files import regular_file_inside
@@ -22,6 +23,8 @@ from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.own_data.wishes import NO_ROLES, Roles
 
+#: Suffixes of files whose encoding counts.
+_TEXTS = frozenset({".txt", ".csv", ".tsv", ".jsonl"})
 #: Names of folders that are the halves of a data set.
 _TRAIN, _TEST = frozenset({"train", "training"}), frozenset({"test", "testing", "val", "valid", "validation"})
 
@@ -46,6 +49,7 @@ def understand(source: Path, template: str = "", roles: Roles = NO_ROLES) -> Und
     else:
         found.root = source.with_name(f"{source.stem}-edgefl")
         add_table(found, table, roles)
+    _say_encodings(found, [source])
     return _finished(found, source, roles)
 
 
@@ -84,6 +88,7 @@ def _folder(root: Path, template: str, roles: Roles) -> Understood:
         add_list(found, _read(root, path, roles=_there(root, path, roles)), by_file)
     if cut:
         found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(found.kinds))}")
+    _say_encodings(found, (root / path for path in dict.fromkeys(files + tables)))
     return _finished(found, root, roles)
 
 
@@ -213,6 +218,13 @@ def _finished(found: Understood, source: Path, roles: Roles) -> Understood:
     if found.layout not in {"", "{id}"}:
         found.said.append(f"paths are read as {found.layout}")
     return found
+
+
+def _say_encodings(found: Understood, paths: Iterable[Path]) -> None:
+    """Say how many texts are neither UTF-8 nor UTF-16."""
+    if count := sum(is_windows(path) for path in paths if path.suffix.lower() in _TEXTS):
+        what = "1 file is" if count == 1 else f"{count} files are"
+        found.said.append(f"{what} not in UTF-8, and read as Windows-1252 (Western European)")
 
 
 def _unique(samples: Iterable[Sample]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, with_point
+from edgefl.data.encoding import encoding_of
 from edgefl.data.recording import is_number
 from edgefl.data.table_cells import is_missing
 from edgefl.errors import DataError, MissingDependencyError
@@ -49,13 +50,16 @@ def read_rows(path: Path, most: int | None = None) -> Read:
 
 def head_of(path: Path) -> Dialect:
     """The dialect of a .csv or .tsv, with the cells of its first line. Raises DataError."""
+    with path.open(encoding=_encoding(path), errors="replace") as file:
+        sample = file.read(SAMPLE)
+    return dialect_of(sample, whole=len(sample) < SAMPLE)
+
+
+def _encoding(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            sample = file.read(SAMPLE + 1)
-        text = sample.decode("utf-8-sig") if len(sample) <= SAMPLE else sample[:SAMPLE].decode("utf-8-sig", "ignore")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is no readable table: {error}", remedy="Save it as CSV in UTF-8.") from error
-    return dialect_of(text, whole=len(sample) <= SAMPLE)
+        return encoding_of(path)
+    except DataError as error:
+        raise DataError(f"{path}: {error.message}", remedy="Save it as CSV in UTF-8.") from None
 
 
 def _csv(path: Path, most: int | None) -> Rows:
@@ -75,9 +79,9 @@ def _csv(path: Path, most: int | None) -> Rows:
     try:
         frame = pd.read_csv(
             path, sep=dialect.separator, header=0, names=_once(columns), index_col=False, dtype=str, na_filter=False,
-            encoding="utf-8-sig", skipinitialspace=True, nrows=most,
+            encoding=_encoding(path), encoding_errors="replace", skipinitialspace=True, nrows=most,
         )  # fmt: skip
-    except (UnicodeDecodeError, ValueError, pd.errors.ParserError) as error:
+    except (ValueError, pd.errors.ParserError) as error:
         if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
             most_cells, line, count = ragged.groups()
             text = f"{path}: line {line} has {count} cells, the head line {most_cells}"
@@ -213,7 +217,8 @@ def _json(path: Path) -> Rows:
 
 def _jsonl(path: Path) -> Rows:
     try:
-        return _flat(path, [json.loads(line) for line in path.read_text("utf-8-sig").splitlines() if line.strip()])
+        lines = path.read_text(_encoding(path), "replace").split("\n")
+        return _flat(path, [json.loads(line) for line in lines if line.strip()])
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is no readable JSON: {error}", remedy="Mend the file.") from error
 
