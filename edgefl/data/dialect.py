@@ -1,4 +1,4 @@
-"""How a delimited text is written: its separator, decimal commas, and cells that only its rows have.
+"""How a delimited text is written: its lines above the head, its separator, how it writes numbers, odd cells.
 
 Of , ; tab and | the one is taken by which most rows have as many cells as the head line; none fits: the head line's.
 """
@@ -20,19 +20,25 @@ _SEPARATORS = ",;\t|"
 ONE_COLUMN = "\x1f"
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+([eE][+-]?\d+)?")
 _DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+#: Numbers that may have separators of thousands, and those that can have nothing else.
+_COMMAS, _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+"), re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+_SURE_COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})")
+_SURE_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}((\.\d{3})+,\d+|(\.\d{3}){2,})")
+_BLANKS = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f'’]\d{3})+([.,]\d+)?")
 #: A whole number is not written so: 0126 stands behind a comma.
 _FRACTION = re.compile(r"0\d+")
 
 
 class Dialect(NamedTuple):
-    """The first line's cells, and what is odd. ``ends``: each row ends with a separator; ``numbered``: begins with a
-    cell that the head does not name.
+    """The head line's cells, and what is odd. ``ends``: each row ends with a separator; ``numbered``: begins with a
+    cell that the head does not name; ``thousands``: what numbers are grouped by, "" nothing.
     """
 
     separator: str = ","
     head: tuple[str, ...] = ()
     width: int = 0  # cells of most rows below the head
     decimal_comma: bool = False
+    thousands: str = ""
     ends: bool = False
     numbered: bool = False
 
@@ -53,18 +59,32 @@ def dialect_of(text: str, *, whole: bool) -> Dialect:
         separator, rows = ONE_COLUMN, _rows(lines, ONE_COLUMN)  # one column of decimal commas, without a head line
         head, body = rows[0], rows
     width = Counter(map(len, body)).most_common(1)[0][0]
-    cells = [cell.strip() for row in body for cell in row]
-    commas = any(DECIMAL_COMMA.fullmatch(cell) for cell in cells)
     last = {row[-1].strip() for row in body if len(row) == width}
     ends = width > 1 and last == {""}
     return Dialect(
         separator,
         tuple(cell.strip() for cell in head),
         width,
-        commas and not any(_DECIMAL_POINT.fullmatch(cell) for cell in cells),
+        *_marks([_ungrouped(cell.strip()) for row in body for cell in row], separator),
         ends,
         not ends and width == len(head) + 1,
     )
+
+
+def _marks(cells: Sequence[str], separator: str) -> tuple[bool, str]:
+    """Whether numbers have a decimal comma, and what groups their thousands.
+
+    1,234 alone may be either: it is grouped in cells that commas separate, and beside 1.5; 1.234 is, beside 1,5.
+    """
+
+    def some(pattern: re.Pattern[str], but: re.Pattern[str] | None = None) -> bool:
+        return any(pattern.fullmatch(cell) and not (but and but.fullmatch(cell)) for cell in cells)
+
+    point, fractions = some(_DECIMAL_POINT, _POINTS), some(DECIMAL_COMMA, _COMMAS)
+    if some(_SURE_COMMAS) or (some(_COMMAS) and not fractions and (point or separator == ",")):
+        return False, ","
+    comma = some(DECIMAL_COMMA) and not (point and separator == ",")
+    return comma, "." if (comma or some(_SURE_POINTS)) and not point else ""
 
 
 def _rows(lines: Sequence[str], separator: str) -> list[list[str]]:
@@ -98,3 +118,21 @@ def split(line: str, dialect: Dialect) -> list[str]:
 def with_point(cell: str) -> str:
     """A number with a decimal comma as one with a point; other cells as they are."""
     return cell.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(cell.strip()) else cell
+
+
+def plain(cell: str, dialect: Dialect) -> str:
+    """A number of a dialect as Python writes it; other cells as they are."""
+    text = _ungrouped(cell.strip())
+    if dialect.thousands == "," and (_COMMAS.fullmatch(text) or _SURE_COMMAS.fullmatch(text)):
+        return text.replace(",", "")
+    if dialect.thousands == "." and _POINTS.fullmatch(text):
+        return text.replace(".", "")
+    behind = not dialect.thousands and dialect.separator != ","  # the lines that were looked at may have none
+    return with_point(text) if dialect.decimal_comma or behind else text
+
+
+def _ungrouped(text: str) -> str:
+    """A number without blanks or apostrophes between thousands, and with a hyphen as its minus."""
+    if text.startswith("\u2212") and text[1:2].isdigit():
+        text = "-" + text[1:]
+    return re.sub(r"[^\d.,+-]", "", text) if _BLANKS.fullmatch(text) else text

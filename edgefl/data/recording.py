@@ -20,7 +20,7 @@ import numpy as np
 from edgefl.data.arrays import MAX_FILE_BYTES, Array
 from edgefl.data.dataset import Flags
 from edgefl.data.dates import moment_of
-from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, split, with_point
+from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, plain, split
 from edgefl.data.encoding import encoding_of
 from edgefl.data.low_pass import ALIKE, low_passed
 from edgefl.errors import DataError
@@ -61,12 +61,12 @@ class Windows(NamedTuple):
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell is a number; NaN and infinities are."""
+    """Whether a cell is a number; NaN and infinities are, 1_000 is none."""
     try:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
 
 
 def read_csv(path: Path) -> Recording:
@@ -88,7 +88,7 @@ def read_csv(path: Path) -> Recording:
             names = split(line, dialect)
             timed = bool(head) and TIME.fullmatch(head[0]) is not None
             try:
-                row = [_number(cell, dated=timed and not at) for at, cell in enumerate(names)]
+                row = [_number(cell, dialect, dated=timed and not at) for at, cell in enumerate(names)]
             except ValueError:
                 head = _head(names, head, number, line)
                 continue
@@ -121,17 +121,18 @@ def _dialect(file: IO[str]) -> Dialect:
     return dialect_of(sample, whole=len(sample) < SAMPLE)
 
 
-def _number(cell: str, *, dated: bool) -> float:
+def _number(cell: str, dialect: Dialect, *, dated: bool) -> float:
     """A cell as a number, NaN where it is empty; with ``dated`` a date as seconds since 1970. Raises ValueError."""
     text = cell.strip().strip("\"'")
     if not text:
         return math.nan
-    try:
+    if dialect.thousands == "." or not is_number(text):
+        text = plain(text, dialect)
+    if is_number(text):
         return float(text)
-    except ValueError:
-        if dated and (moment := moment_of(text)) is not None:
-            return moment.timestamp()
-        return float(with_point(text))
+    if dated and (moment := moment_of(text)) is not None:
+        return moment.timestamp()
+    raise ValueError(text)
 
 
 def _seconds(stamps: Array, unit: str | None) -> Array:

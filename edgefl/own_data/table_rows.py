@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, with_point
+from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, plain
 from edgefl.data.encoding import encoding_of
 from edgefl.data.recording import is_number
 from edgefl.data.table_cells import is_missing
@@ -91,9 +91,20 @@ def _csv(path: Path, most: int | None) -> Rows:
         {str(name): "" if cell != cell else str(cell).strip() for name, cell in row.items() if name not in unnamed}
         for row in frame.to_dict("records")
     ]
-    if dialect.decimal_comma:
-        rows = [{name: with_point(cell) for name, cell in row.items()} for row in rows]
+    _write_plainly(rows, dialect)
     return rows
+
+
+def _write_plainly(rows: Rows, dialect: Dialect) -> None:
+    """Numbers as Python writes them, in columns of nothing else below a row that may hold units."""
+    for name in rows[0] if rows else ():
+        cells = [row[name] for row in rows]
+        if dialect.thousands != "." and all(map(is_number, cells)):
+            continue
+        cells = [plain(cell, dialect) for cell in cells]
+        if all(is_number(cell) or is_missing(cell) for cell in cells[1:]):
+            for row, cell in zip(rows, cells, strict=True):
+                row[name] = cell
 
 
 def _once(names: list[str]) -> list[str]:

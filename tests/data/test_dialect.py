@@ -10,6 +10,8 @@ import pytest
 from edgefl.data.dialect import ONE_COLUMN, dialect_of
 from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
+from edgefl.own_data.samples import understand
+from edgefl.own_data.table_rows import read_rows
 
 ROWS = [(0.00, 0.0126, 0.9868), (0.02, 0.1358, 0.9385), (0.04, -0.3791, 1.0633)]
 STAMPS = ["2023-11-14 22:13:20.000", "2023-11-14 22:13:20.020", "2023-11-14 22:13:20.040"]
@@ -48,6 +50,39 @@ def test_a_recording_is_read_whatever_writes_it(tmp_path: Path, text: str):
 def test_one_column_of_decimal_commas_is_one_channel(tmp_path: Path, head: str):
     (tmp_path / "a.csv").write_text(head + "0,0126\n0,1358\n-0,3791\n")
     np.testing.assert_allclose(read_csv(tmp_path / "a.csv").rows, [[0.0126], [0.1358], [-0.3791]])
+
+
+@pytest.mark.parametrize(
+    ("separator", "cells", "read"),
+    [
+        (";", ["0,5", "1.137", "1.234.567,25"], [0.5, 1137, 1234567.25]),
+        (";", ["1,137", "0,211", "12"], [1.137, 0.211, 12]),
+        (";", ["0,5", "1.5", "1.137"], [0.5, 1.5, 1.137]),
+        (",", ['"1,137"', '"1,234.50"', "7"], [1137, 1234.5, 7]),
+        (",", ['"1,137"', "999", '"-2,000"'], [1137, 999, -2000]),
+        (",", ['"0,137"', '"1,211"', "2"], [0.137, 1.211, 2]),
+        ("\t", ["1,137", "0.5", "1,000,000"], [1137, 0.5, 1000000]),
+        (";", ["1\u00a0137,5", "1'000", "\u22122"], [1137.5, 1000, -2]),
+    ],
+)
+def test_thousands_may_be_grouped(tmp_path: Path, separator: str, cells: list[str], read: list[float]):
+    pytest.importorskip("pandas")
+    text = "".join(f"{cell}{separator}{i}\n" for i, cell in enumerate(cells))
+    (path := tmp_path / "a.csv").write_text(f"x{separator}y\n{text}", encoding="utf-8")
+    assert read_csv(path).rows[:, 0].tolist() == read
+    assert [float(row["x"]) for row in read_rows(path).rows] == read
+
+
+def test_digits_with_an_underscore_are_a_name(tmp_path: Path):
+    pytest.importorskip("pandas")
+    (tmp_path / "a.csv").write_text("room,x,label\n" + "".join(f"1_{i % 3},{i},{'ab'[i % 2]}\n" for i in range(12)))
+    assert understand(tmp_path / "a.csv").samples[4].values == {"features": {"room": "1_1", "x": 4.0}}
+
+
+def test_a_list_of_numbers_is_no_number_with_a_decimal_comma(tmp_path: Path):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text("tags;x\n1,2;0,5\n1,2,3;1,5\n3;2,5\n")
+    assert [(row["tags"], row["x"]) for row in read_rows(path).rows] == [("1,2", "0.5"), ("1,2,3", "1.5"), ("3", "2.5")]
 
 
 def test_a_head_line_of_one_name_above_rows_of_two_values_is_refused(tmp_path: Path):
