@@ -6,6 +6,7 @@ Of , ; tab and | the one is taken by which most rows have as many cells as the h
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from typing import NamedTuple
 
 #: Characters of a file that show its dialect.
 SAMPLE = 64 * 1024
-#: Lines that are looked at.
-_LINES = 200
+#: Lines that are looked at, and of these most above the head line.
+_LINES, _MOST_ABOVE = 200, 50
+#: The line by which spreadsheets are told the separator.
+_SAID = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\W*", re.IGNORECASE)
 _SEPARATORS = ",;\t|"
 #: Separates nothing: stands where a line is one cell.
 ONE_COLUMN = "\x1f"
@@ -25,13 +28,15 @@ _COMMAS, _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+"), re.compile(r"[+-]?
 _SURE_COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})")
 _SURE_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}((\.\d{3})+,\d+|(\.\d{3}){2,})")
 _BLANKS = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f'’]\d{3})+([.,]\d+)?")
+_NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")
 #: A whole number is not written so: 0126 stands behind a comma.
 _FRACTION = re.compile(r"0\d+")
 
 
 class Dialect(NamedTuple):
     """The head line's cells, and what is odd. ``ends``: each row ends with a separator; ``numbered``: begins with a
-    cell that the head does not name; ``thousands``: what numbers are grouped by, "" nothing.
+    cell that the head does not name; ``thousands``: what numbers are grouped by, "" nothing; ``above``: lines above
+    the head line.
     """
 
     separator: str = ","
@@ -41,34 +46,64 @@ class Dialect(NamedTuple):
     thousands: str = ""
     ends: bool = False
     numbered: bool = False
+    above: int = 0
+
+
+class _Row(NamedTuple):
+    cells: list[str]
+    line: int  # lines above it
 
 
 def dialect_of(text: str, *, whole: bool) -> Dialect:
     """The dialect of a text's beginning. ``whole``: its last line is complete."""
-    lines = [line for line in text.splitlines() if line.strip()][: _LINES + 1]
-    lines = lines if whole or len(lines) < 2 else lines[:-1]
-    if not lines:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = (lines if whole or len(lines) < 2 else lines[:-1])[: _LINES + _MOST_ABOVE]
+    said = _SAID.fullmatch(lines[0])
+    lines[:1] = [""] if said else lines[:1]
+    options = {one: _below_title(_rows(lines, one)) for one in ([said[1]] if said else _SEPARATORS)}
+    separator = max(options, key=lambda one: _score(options[one]))
+    if not said and _score(options[separator]) <= 0:  # rows that differ in length, or one column
+        first = next((line for line in lines if line.strip()), "")
+        separator = max(_SEPARATORS, key=first.count) if set(_SEPARATORS) & set(first) else ONE_COLUMN
+    found = options[separator] if separator in options else _rows(lines, ONE_COLUMN)
+    decimals = [row.cells[1] for row in found if len(row.cells) == 2]
+    if separator == "," and len(decimals) == len(found) and any(map(_FRACTION.fullmatch, decimals)):
+        separator, found = ONE_COLUMN, _rows(lines, ONE_COLUMN)  # one column of decimal commas, without a head line
+    if not found:
         return Dialect()
-    scored = {separator: _rows(lines, separator) for separator in _SEPARATORS}
-    separator = max(_SEPARATORS, key=lambda one: _score(scored[one]))
-    if _score(scored[separator]) <= 0:  # rows that differ in length, or one column
-        separator = max(_SEPARATORS, key=lines[0].count) if set(_SEPARATORS) & set(lines[0]) else ONE_COLUMN
-    rows = scored.get(separator) or _rows(lines, separator)
-    head, body = rows[0], rows[1:] or rows
-    if separator == "," and all(len(row) == 2 for row in rows) and any(_FRACTION.fullmatch(row[1]) for row in rows):
-        separator, rows = ONE_COLUMN, _rows(lines, ONE_COLUMN)  # one column of decimal commas, without a head line
-        head, body = rows[0], rows
+    head, body = found[0].cells, [row.cells for row in found[1:] or found]
     width = Counter(map(len, body)).most_common(1)[0][0]
-    last = {row[-1].strip() for row in body if len(row) == width}
-    ends = width > 1 and last == {""}
+    ends = width > 1 and {row[-1].strip() for row in body if len(row) == width} == {""}
     return Dialect(
         separator,
-        tuple(cell.strip() for cell in head),
+        tuple(cell.strip().removeprefix("#").strip() for cell in head),
         width,
         *_marks([_ungrouped(cell.strip()) for row in body for cell in row], separator),
         ends,
         not ends and width == len(head) + 1,
+        found[0].line,
     )
+
+
+def _below_title(rows: list[_Row]) -> list[_Row]:
+    """The rows from the head line on: above it are comments, and titles of at most half as many cells.
+
+    A comment of all cells above a number is a head line; what follows a title and has a number is none.
+    """
+    width = Counter(len(row.cells) for row in rows).most_common(1)[0][0] if rows else 0
+    titles = False
+    for at, (row, below) in enumerate(itertools.pairwise(rows)):
+        cells = [cell.strip() for cell in row.cells]
+        comment = cells[0].startswith("#")
+        title = not comment and 2 * sum(map(bool, cells)) <= width and bool(cells[0] or not any(cells))
+        if width < 2 or not (comment or title) or (comment and len(cells) == width and _has_number(below)):
+            return rows if titles and _has_number(row) else rows[at:]
+        titles |= title
+    return rows
+
+
+def _has_number(row: _Row) -> bool:
+    return any(_NUMBER.fullmatch(cell.strip()) for cell in row.cells)
 
 
 def _marks(cells: Sequence[str], separator: str) -> tuple[bool, str]:
@@ -87,20 +122,26 @@ def _marks(cells: Sequence[str], separator: str) -> tuple[bool, str]:
     return comma, "." if (comma or some(_SURE_POINTS)) and not point else ""
 
 
-def _rows(lines: Sequence[str], separator: str) -> list[list[str]]:
+def _rows(lines: Sequence[str], separator: str) -> list[_Row]:
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    rows, line = [], 0
     try:
-        return [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if row]
+        for cells in reader:
+            rows += [_Row(cells, line)] if cells else []
+            line = reader.line_num
     except csv.Error:
-        return [[line] for line in lines]
+        return [_Row([line], at) for at, line in enumerate(lines) if line.strip()]
+    return rows
 
 
-def _score(rows: Sequence[Sequence[str]]) -> float:
+def _score(rows: Sequence[_Row]) -> float:
     """How well a separator fits: the share of rows of the usual width, and the width; 0: not at all."""
-    width, count = Counter(len(row) for row in rows[1:] or rows).most_common(1)[0]
-    head = len(rows[0])
-    if width < 2 or not (width == head or (width == head + 1 and head > 1) or (head == width + 1 and not rows[0][-1])):
+    head, body = rows[0].cells if rows else [], rows[1:] or rows
+    width, count = Counter(len(row.cells) for row in body).most_common(1)[0] if rows else (0, 0)
+    named = width == len(head) or (width == len(head) + 1 and len(head) > 1)
+    if width < 2 or not (named or (len(head) == width + 1 and not head[-1])):
         return 0.0
-    share = count / len(rows[1:] or rows)
+    share = count / len(body)
     return share * (1 + width / 1000) if share > 0.5 else 0.0
 
 

@@ -78,6 +78,8 @@ def read_csv(path: Path) -> Recording:
     cells, width, number, head = array("d"), 0, 0, list[str]()
     with path.open(encoding=encoding_of(path), errors="replace") as file:
         dialect = _dialect(file)
+        for _ in range(dialect.above):
+            file.readline()
         while line := file.readline(MAX_LINE + 1):
             if len(line) > MAX_LINE:
                 raise DataError(f"row {number + 1} has more than {MAX_LINE} characters")
@@ -105,10 +107,12 @@ def read_csv(path: Path) -> Recording:
 
 def _head(names: list[str], head: list[str], number: int, line: str) -> list[str]:
     """The names of a head line; below one the row of units is passed over. Raises DataError for any other line."""
-    first = [name.strip().strip("\"'").lower() for name in names]
+    first = [name.strip("#\"' ").lower() for name in names]
     named = TIME.fullmatch(first[0]) is not None or not any(map(is_number, names))
     if head and len(names) == 1 < (count := len(line.split(","))):
         raise DataError(f"its head line names 1 column, and row {number} has {count} values")
+    if head and first == head:  # of files that were joined
+        return head
     if number > 2 or not named or (number == 2 and not head):
         raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}")
     return head or first

@@ -72,25 +72,34 @@ def _csv(path: Path, most: int | None) -> Rows:
         raise DataError(f"{path}: has {len(dialect.head)} columns, more than {MAX_COLUMNS}", remedy=AS_ARRAYS)
     names = [*([""] if dialect.numbered else []), *dialect.head]
     names += [""] * (dialect.ends and len(names) < dialect.width)
+    if names and dialect.width > len(names):
+        text = f"{path}: its head line names {len(names)} columns, and most rows have {dialect.width} cells"
+        raise DataError(
+            text, remedy="Name every column in the first line; put cells with separators in them into quotes."
+        )
     unnamed = {f"unnamed {at}" for at, name in enumerate(names) if not name}
     columns = [name or f"unnamed {at}" for at, name in enumerate(names)]
     if not names:
         return []
     try:
-        frame = pd.read_csv(
-            path, sep=dialect.separator, header=0, names=_once(columns), index_col=False, dtype=str, na_filter=False,
-            encoding=_encoding(path), encoding_errors="replace", skipinitialspace=True, nrows=most,
-        )  # fmt: skip
+        with path.open(encoding=_encoding(path), errors="replace") as file:
+            for _ in range(dialect.above):
+                file.readline()
+            frame = pd.read_csv(
+                file, sep=dialect.separator, header=0, names=_once(columns), index_col=False, dtype=str,
+                na_filter=False, skipinitialspace=True, nrows=most,
+            )  # fmt: skip
     except (ValueError, pd.errors.ParserError) as error:
         if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
             most_cells, line, count = ragged.groups()
-            text = f"{path}: line {line} has {count} cells, the head line {most_cells}"
+            text = f"{path}: line {int(line) + dialect.above} has {count} cells, the head line {most_cells}"
             raise DataError(text, remedy="Put cells with separators in them into double quotes.") from error
         raise DataError(f"{path}: is no readable table: {error}", remedy="Save it as CSV in UTF-8.") from error
     rows: Rows = [
         {str(name): "" if cell != cell else str(cell).strip() for name, cell in row.items() if name not in unnamed}
         for row in frame.to_dict("records")
     ]
+    rows = [row for row in rows if list(row.values()) != [name for name in names if name]]  # heads of files joined
     _write_plainly(rows, dialect)
     return rows
 

@@ -73,6 +73,55 @@ def test_thousands_may_be_grouped(tmp_path: Path, separator: str, cells: list[st
     assert [float(row["x"]) for row in read_rows(path).rows] == read
 
 
+BODY = "".join(f"{i},{i}.5,{'ab'[i % 2]}\n" for i in range(12))
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        "",
+        "sep=,\n",
+        "Logger X1\nStart: 12.03.2024\n\n",
+        "Logger X1,,\n,,\n",
+        "# device 7\n# rate, 50\n",
+        "# one, two, three\n",
+        "# device 7\n#",
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_above_the_head_are_passed_over(tmp_path: Path, above: str, end: str):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_bytes((above + "time,x,label\n" + BODY).replace("\n", end).encode())
+    rows = read_rows(path).rows
+    assert [float(row["time"]) for row in rows] == list(range(12))
+    assert rows[3] == {"time": "3", "x": "3.5", "label": "b"}
+    numbers = (above + "time,x,y\n" + BODY.replace("a", "1").replace("b", "2")).replace("\n", end)
+    path.write_bytes(numbers.encode())
+    found = read_csv(path)
+    assert found.rows[:2].tolist() == [[0.5, 1], [1.5, 2]]
+    assert found.times is not None
+
+
+def test_rows_of_text_below_a_short_one_lose_none(tmp_path: Path):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text(",x\na,hello\nb,bye\n")
+    assert [row["x"] for row in read_rows(path).rows] == ["hello", "bye"]
+
+
+def test_a_head_line_of_too_few_names_is_refused(tmp_path: Path):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text("x,label\n" + 9 * "1,2,3,a\n")
+    with pytest.raises(DataError, match="names 2 columns, and most rows have 4 cells"):
+        read_rows(path)
+
+
+def test_head_lines_of_files_that_were_joined_are_no_rows(tmp_path: Path):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text(2 * "time,x,y\n1,2,3\n")
+    assert read_rows(path).rows == 2 * [{"time": "1", "x": "2", "y": "3"}]
+    assert read_csv(path).rows.tolist() == 2 * [[2, 3]]
+
+
 def test_digits_with_an_underscore_are_a_name(tmp_path: Path):
     pytest.importorskip("pandas")
     (tmp_path / "a.csv").write_text("room,x,label\n" + "".join(f"1_{i % 3},{i},{'ab'[i % 2]}\n" for i in range(12)))
