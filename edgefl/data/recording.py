@@ -37,9 +37,18 @@ _MOST_STAMP = 1e30
 #: Rows resampled at a time: bounds what that takes beside its result.
 _BLOCK = 2**16
 #: Seconds of a unit of the time column.
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-#: The name of a time column, in small letters, with its unit.
-TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
+UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    "ms": 1e-3,
+    "us": 1e-6,
+    "\u00b5s": 1e-6,
+    "\u03bcs": 1e-6,
+    "ns": 1e-9,
+    "min": 60.0,
+    "h": 3600.0,
+}
+#: The name of a time column, in small letters, with its unit; t_min is a lowest temperature.
+TIME = re.compile(rf"(?:t(?![ _]?(?:min|h)$)|time|timestamp|zeit|zeitstempel)(?:[ _]?[\[(]?({'|'.join(UNITS)})[\])]?)?")
 #: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
 _EPOCH_MS = 1e11
 #: Seconds since 1970 in the years 1990 and 2100.
@@ -73,9 +82,9 @@ def read_csv(path: Path) -> Recording:
     """One row a time step, float64. A head line may name the columns; a first one that is time is no channel.
 
     A first line with a number and a cell that is none is a bad row, unless its first cell names the time; a second one
-    without any number, below a head line, has units. Raises DataError.
+    without any number, below a head line, has units, that of time among them. Raises DataError.
     """
-    cells, width, number, head = array("d"), 0, 0, list[str]()
+    cells, width, number, head, unit = array("d"), 0, 0, list[str](), ""
     with path.open(encoding=encoding_of(path), errors="replace") as file:
         dialect = _dialect(file)
         for _ in range(dialect.above):
@@ -92,17 +101,18 @@ def read_csv(path: Path) -> Recording:
             try:
                 row = [_number(cell, dialect, dated=timed and not at) for at, cell in enumerate(names)]
             except ValueError:
-                head = _head(names, head, number, line)
+                below = unit_named(names[0]) if head else ""
+                head, unit = _head(names, head, number, line), unit or below
                 continue
             if width and len(row) != width:
                 raise DataError(f"row {number} has {len(row)} values, the rows above {width}")
             width = len(row)
             cells.extend(row)
     rows = np.frombuffer(cells, np.float64).reshape(-1, width or 1) if cells else np.empty((0, 1))
-    unit = TIME.fullmatch(head[0]) if head else None
-    if unit is None or width < 2:
+    time = TIME.fullmatch(head[0]) if head else None
+    if time is None or width < 2:
         return Recording(rows)
-    return Recording(rows[:, 1:], _seconds(rows[:, 0], unit.group(1)))
+    return Recording(rows[:, 1:], _seconds(rows[:, 0], time.group(1) or unit))
 
 
 def _head(names: list[str], head: list[str], number: int, line: str) -> list[str]:
@@ -139,7 +149,7 @@ def _number(cell: str, dialect: Dialect, *, dated: bool) -> float:
     raise ValueError(text)
 
 
-def _seconds(stamps: Array, unit: str | None) -> Array:
+def _seconds(stamps: Array, unit: str) -> Array:
     """Time stamps as seconds from the first. Raises DataError for stamps that are absent or go back."""
     if (wrong := np.flatnonzero(~(np.abs(stamps) < _MOST_STAMP))).size:
         row, stamp = int(wrong[0]) + 2, stamps[wrong[0]]
@@ -147,6 +157,12 @@ def _seconds(stamps: Array, unit: str | None) -> Array:
     if (back := np.flatnonzero(np.diff(stamps) < 0)).size:
         raise DataError(f"row {int(back[0]) + 3}: its time lies before the row above; sort the rows by time")
     return np.asarray((stamps - stamps[0]) * UNITS[unit or unit_of(stamps)])
+
+
+def unit_named(text: str) -> str:
+    """The unit of time that a cell of units names; "": none."""
+    name = text.strip(" []().\"'").lower()
+    return name if name in UNITS else ""
 
 
 def unit_of(stamps: Array) -> str:

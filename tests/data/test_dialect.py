@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from edgefl.data.dialect import ONE_COLUMN, dialect_of
-from edgefl.data.recording import read_csv
+from edgefl.data.recording import TIME, read_csv
 from edgefl.errors import DataError
+from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.samples import understand
 from edgefl.own_data.table_rows import read_rows
+from edgefl.own_data.tables import read_table
 
 ROWS = [(0.00, 0.0126, 0.9868), (0.02, 0.1358, 0.9385), (0.04, -0.3791, 1.0633)]
 STAMPS = ["2023-11-14 22:13:20.000", "2023-11-14 22:13:20.020", "2023-11-14 22:13:20.040"]
@@ -44,6 +46,35 @@ def test_a_recording_is_read_whatever_writes_it(tmp_path: Path, text: str):
     np.testing.assert_allclose(found.rows, np.array(ROWS)[:, 1:])
     assert found.times is not None
     np.testing.assert_allclose(found.times, [0, 0.02, 0.04], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("head", "seconds"),
+    [
+        ("time;x\nms;g\n", 0.02),
+        ("Zeit;x\n[ms];[g]\n", 0.02),
+        ("time [\u00b5s];x\n", 2e-5),
+        ("Zeit (sec);x\n", 20),
+        ("time;x\nmin;g\n", 1200),
+        ("timestamp_h;x\n", 72000),
+    ],
+)
+def test_the_unit_of_time_is_that_of_the_name_or_of_the_row_below(tmp_path: Path, head: str, seconds: float):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text(head + "".join(f"{20 * i};{i},5\n" for i in range(20)), encoding="utf-8")
+    found = read_csv(path)
+    assert found.rows.shape == (20, 1)
+    assert found.times is not None
+    np.testing.assert_allclose(np.diff(found.times), seconds)
+    (made,) = write_recordings(read_table(path), tmp_path, "made")
+    (name,) = made.files.values()
+    times = read_csv(tmp_path / name).times
+    assert times is not None
+    np.testing.assert_allclose(np.diff(times), seconds)
+
+
+def test_a_lowest_temperature_is_no_time():
+    assert not any(map(TIME.fullmatch, ("t_min", "tmin", "th", "t_h")))
 
 
 @pytest.mark.parametrize("head", ["level\n", ""])
