@@ -32,11 +32,51 @@ _NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")
 #: A whole number is not written so: 0126 stands behind a comma.
 _FRACTION = re.compile(r"0\d+")
 
+#: Marks for a cell that is not there, in small letters; those of spreadsheets in English and German.
+MISSING = frozenset(
+    {
+        *(
+            "",
+            "na",
+            "n/a",
+            "nan",
+            "-nan",
+            "null",
+            "none",
+            "<na>",
+            "nil",
+            "?",
+            "-",
+            "--",
+            "\u2013",
+            "\u2014",
+            ".",
+            "missing",
+        ),
+        *(
+            "n.a.",
+            "n. a.",
+            "k.a.",
+            "k. a.",
+            "n.v.",
+            "#n/a",
+            "#na",
+            "#n/v",
+            "#nv",
+            "#div/0!",
+            "#value!",
+            "#wert!",
+            "#ref!",
+        ),
+        *("#bezug!", "#num!", "#zahl!", "#name?"),
+    }
+)
+
 
 class Dialect(NamedTuple):
     """The head line's cells, and what is odd. ``ends``: each row ends with a separator; ``numbered``: begins with a
     cell that the head does not name; ``thousands``: what numbers are grouped by, "" nothing; ``above``: lines above
-    the head line.
+    the head line; ``first``: first cells below it.
     """
 
     separator: str = ","
@@ -47,6 +87,7 @@ class Dialect(NamedTuple):
     ends: bool = False
     numbered: bool = False
     above: int = 0
+    first: tuple[str, ...] = ()
 
 
 class _Row(NamedTuple):
@@ -82,6 +123,7 @@ def dialect_of(text: str, *, whole: bool) -> Dialect:
         ends,
         not ends and width == len(head) + 1,
         found[0].line,
+        tuple(row[0].strip() for row in body),
     )
 
 
@@ -154,6 +196,11 @@ def split(line: str, dialect: Dialect) -> list[str]:
     if dialect.ends and len(cells) >= dialect.width and not cells[-1].strip():
         cells = cells[:-1]
     return cells
+
+
+def is_missing(cell: object) -> bool:
+    """Whether a cell says that nothing is there."""
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
 
 
 def with_point(cell: str) -> str:

@@ -19,8 +19,8 @@ import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array
 from edgefl.data.dataset import Flags
-from edgefl.data.dates import moment_of
-from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, plain, split
+from edgefl.data.dates import date_form, moment_of
+from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, is_missing, plain, split
 from edgefl.data.encoding import encoding_of
 from edgefl.data.low_pass import ALIKE, low_passed
 from edgefl.errors import DataError
@@ -49,6 +49,8 @@ UNITS = {
 }
 #: The name of a time column, in small letters, with its unit; t_min is a lowest temperature.
 TIME = re.compile(rf"(?:t(?![ _]?(?:min|h)$)|time|timestamp|zeit|zeitstempel)(?:[ _]?[\[(]?({'|'.join(UNITS)})[\])]?)?")
+#: Names of a column that numbers the rows, and is no channel.
+_ROW_NUMBERS = frozenset({"", "index", "idx", "id", "no", "nr", "row", "rownames", "unnamed: 0"})
 #: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
 _EPOCH_MS = 1e11
 #: Seconds since 1970 in the years 1990 and 2100.
@@ -79,14 +81,27 @@ def is_number(text: str) -> bool:
 
 
 def read_csv(path: Path) -> Recording:
-    """One row a time step, float64. A head line may name the columns; a first one that is time is no channel.
+    """One row a time step, float64. A head line may name the columns; a first one that is time is no channel, nor is
+    one that numbers the rows.
 
     A first line with a number and a cell that is none is a bad row, unless its first cell names the time; a second one
     without any number, below a head line, has units, that of time among them. Raises DataError.
     """
-    cells, width, number, head, unit = array("d"), 0, 0, list[str](), ""
+    rows, named, unit = _rows_of(path)
+    if 1 < len(named) == rows.shape[1] and named[0] in _ROW_NUMBERS and (np.diff(rows[:, 0]) == 1).all():
+        named, rows = named[1:], rows[:, 1:]
+    time = TIME.fullmatch(named[0]) if named else None
+    if time is None or rows.shape[1] < 2:
+        return Recording(rows)
+    return Recording(rows[:, 1:], _seconds(rows[:, 0], time.group(1) or unit))
+
+
+def _rows_of(path: Path) -> tuple[Array, list[str], str]:
+    """The rows below a head line, its names ([]: there is none), and the unit of time in a row of units."""
+    cells, width, number, head, unit, clock = array("d"), 0, 0, list[str](), "", -1
     with path.open(encoding=encoding_of(path), errors="replace") as file:
         dialect = _dialect(file)
+        form = date_form([text for text in dialect.first if text[:1].isdigit() and not is_number(text)])
         for _ in range(dialect.above):
             file.readline()
         while line := file.readline(MAX_LINE + 1):
@@ -97,22 +112,21 @@ def read_csv(path: Path) -> Recording:
                 continue
             number += 1
             names = split(line, dialect)
-            timed = bool(head) and TIME.fullmatch(head[0]) is not None
             try:
-                row = [_number(cell, dialect, dated=timed and not at) for at, cell in enumerate(names)]
+                if number == 2 and head and not any(map(is_number, names)) and all(map(is_missing, names)):
+                    raise ValueError  # units of quantities that have none
+                row = [_number(cell, dialect, form if at == clock else None) for at, cell in enumerate(names)]
             except ValueError:
-                below = unit_named(names[0]) if head else ""
-                head, unit = _head(names, head, number, line), unit or below
+                unit = unit or unit_named("".join(names[clock : clock + 1]))
+                head = _head(names, head, number, line)
+                clock = next((at + dialect.numbered for at, name in enumerate(head[:2]) if TIME.fullmatch(name)), -1)
                 continue
             if width and len(row) != width:
                 raise DataError(f"row {number} has {len(row)} values, the rows above {width}")
             width = len(row)
             cells.extend(row)
     rows = np.frombuffer(cells, np.float64).reshape(-1, width or 1) if cells else np.empty((0, 1))
-    time = TIME.fullmatch(head[0]) if head else None
-    if time is None or width < 2:
-        return Recording(rows)
-    return Recording(rows[:, 1:], _seconds(rows[:, 0], time.group(1) or unit))
+    return rows, ["", *head] if dialect.numbered else head, unit
 
 
 def _head(names: list[str], head: list[str], number: int, line: str) -> list[str]:
@@ -135,16 +149,16 @@ def _dialect(file: IO[str]) -> Dialect:
     return dialect_of(sample, whole=len(sample) < SAMPLE)
 
 
-def _number(cell: str, dialect: Dialect, *, dated: bool) -> float:
-    """A cell as a number, NaN where it is empty; with ``dated`` a date as seconds since 1970. Raises ValueError."""
+def _number(cell: str, dialect: Dialect, form: str | None) -> float:
+    """A cell as a number, NaN where none is there; a date of a ``form`` as seconds since 1970. Raises ValueError."""
     text = cell.strip().strip("\"'")
-    if not text:
-        return math.nan
     if dialect.thousands == "." or not is_number(text):
         text = plain(text, dialect)
     if is_number(text):
         return float(text)
-    if dated and (moment := moment_of(text)) is not None:
+    if is_missing(text):
+        return math.nan
+    if form is not None and (moment := moment_of(text, form)) is not None:
         return moment.timestamp()
     raise ValueError(text)
 

@@ -13,12 +13,10 @@ import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.data.dates import moment_of
-from edgefl.data.dialect import with_point
+from edgefl.data.dialect import is_missing, with_point
 from edgefl.errors import DataError
 from edgefl.records import TableColumn
 
-#: Marks for a cell that is not there, in small letters.
-MISSING = frozenset({"", "na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "nil", "?", "-", "--", "missing"})
 #: Largest number that float32 has.
 _LARGEST = 3e38
 _DAY_S = 86400.0
@@ -60,11 +58,6 @@ def number_of(cell: object, column: TableColumn) -> float | None:
     if not abs(found) <= _LARGEST:
         raise DataError(f"column {column.name}: {found} is not finite, or too large for float32")
     return found
-
-
-def is_missing(cell: object) -> bool:
-    """Whether a cell says that nothing is there."""
-    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
 
 
 def as_number(cell: object) -> float | None:

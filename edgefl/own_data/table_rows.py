@@ -9,10 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, plain
+from edgefl.data.dialect import MISSING, SAMPLE, Dialect, dialect_of, is_missing, plain
 from edgefl.data.encoding import encoding_of
 from edgefl.data.recording import is_number
-from edgefl.data.table_cells import is_missing
 from edgefl.errors import DataError, MissingDependencyError
 
 #: A table is held in memory as texts, some ten times its file.
@@ -28,7 +27,7 @@ LOOKED_AT = 2000
 #: The way out for a table that is too wide.
 AS_ARRAYS = "Store arrays as .npz."
 #: Marks for an absent cell in a column of names, where "none" and "-" may be names.
-_ABSENT = frozenset({"na", "nan", "n/a", "#n/a", "<na>", "null"})
+_ABSENT = frozenset({"na", "nan", "n/a", "<na>", "null", *(mark for mark in MISSING if mark.startswith("#"))})
 
 Rows = list[dict[str, str]]
 

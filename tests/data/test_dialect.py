@@ -38,6 +38,13 @@ def written(separator: str, comma: str = ".", quote: str = "", end: str = "", he
         written(",").replace("\n", "\ns,g,g\n", 1),
         "\ufeff" + written(","),
         "time,x,y\n" + "".join(f"{at},{x},{y}\n" for at, (_, x, y) in zip(STAMPS, ROWS, strict=True)),
+        "time,x,y\n" + "".join(f"{at[11:]},{x},{y}\n" for at, (_, x, y) in zip(STAMPS, ROWS, strict=True)),
+        "Zeit;x;y\n" + "".join(f"14.11.2023 {at[11:]};{x};{y}\n" for at, (_, x, y) in zip(STAMPS, ROWS, strict=True)),
+        "time;x;y\n" + "".join(f"11/14/23 {at[12:]} PM;{x};{y}\n" for at, (_, x, y) in zip(STAMPS, ROWS, strict=True)),
+        ",time,x,y\n" + "".join(f"{i},{t},{x},{y}\n" for i, (t, x, y) in enumerate(ROWS)),
+        "Index;time;x;y\n-;ms;-;-\n"
+        + "".join(f"{i};{t * 1000};{x};{y}\n" for i, (t, x, y) in enumerate(ROWS, start=1)),
+        '"time","x","y"\n' + "".join(f'"{i}",{t},{x},{y}\n' for i, (t, x, y) in enumerate(ROWS)),
     ],
 )
 def test_a_recording_is_read_whatever_writes_it(tmp_path: Path, text: str):
@@ -55,7 +62,7 @@ def test_a_recording_is_read_whatever_writes_it(tmp_path: Path, text: str):
         ("Zeit;x\n[ms];[g]\n", 0.02),
         ("time [\u00b5s];x\n", 2e-5),
         ("Zeit (sec);x\n", 20),
-        ("time;x\nmin;g\n", 1200),
+        ("time;x\nmin;-\n", 1200),
         ("timestamp_h;x\n", 72000),
     ],
 )
@@ -71,6 +78,19 @@ def test_the_unit_of_time_is_that_of_the_name_or_of_the_row_below(tmp_path: Path
     times = read_csv(tmp_path / name).times
     assert times is not None
     np.testing.assert_allclose(np.diff(times), seconds)
+
+
+def test_marks_for_nothing_are_gaps(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("time,x\n0,NA\n1,-\n2,\n3,#N/V\n4,5\n")
+    found = read_csv(tmp_path / "a.csv").rows[:, 0]
+    np.testing.assert_equal(found, [np.nan] * 4 + [5])
+
+
+def test_a_channel_that_counts_is_one_unless_it_is_the_rows(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("steps,x\n1,5\n2,5\n3,5\n")
+    assert read_csv(tmp_path / "a.csv").rows.shape == (3, 2)
+    (tmp_path / "a.csv").write_text("id,x\n1,5\n1,5\n3,5\n")
+    assert read_csv(tmp_path / "a.csv").rows.shape == (3, 2)
 
 
 def test_a_lowest_temperature_is_no_time():
