@@ -28,6 +28,11 @@ _COMMAS, _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+"), re.compile(r"[+-]?
 _SURE_COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})")
 _SURE_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}((\.\d{3})+,\d+|(\.\d{3}){2,})")
 _BLANKS = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f'’]\d{3})+([.,]\d+)?")
+#: A number before its unit, or behind a currency: 12 km, 45 %, $1,000.50.
+_WITH_UNIT = re.compile(
+    r"([$\u20ac\u00a3\u00a5]?) ?([+\u2212-]?(?:\d[\d.,'\u2019\u00a0\u2009\u202f ]*)?\d(?:[eE][+-]?\d+)?)"
+    r"[ \u00a0\u202f]?([^\W\d_][^\d,;]{0,9}|[%\u2030\u00b0$\u20ac\u00a3\u00a5][^\d,;]{0,4})?"
+)
 _NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")
 #: A whole number is not written so: 0126 stands behind a comma.
 _FRACTION = re.compile(r"0\d+")
@@ -119,7 +124,7 @@ def dialect_of(text: str, *, whole: bool) -> Dialect:
         separator,
         tuple(cell.strip().removeprefix("#").strip() for cell in head),
         width,
-        *_marks([_ungrouped(cell.strip()) for row in body for cell in row], separator),
+        *_marks([_ungrouped(apart(cell)[0]) for row in body for cell in row], separator),
         ends,
         not ends and width == len(head) + 1,
         found[0].line,
@@ -206,6 +211,14 @@ def is_missing(cell: object) -> bool:
 def with_point(cell: str) -> str:
     """A number with a decimal comma as one with a point; other cells as they are."""
     return cell.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(cell.strip()) else cell
+
+
+def apart(cell: str) -> tuple[str, str]:
+    """A cell's number and the unit beside it; other cells and ""."""
+    text = cell.strip()
+    if (match := _WITH_UNIT.fullmatch(text)) is None:
+        return text, ""
+    return match[2], match[1] + (match[3] or "").strip()
 
 
 def plain(cell: str, dialect: Dialect) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.data.dates import moment_of
-from edgefl.data.dialect import is_missing, with_point
+from edgefl.data.dialect import apart, is_missing, with_point
 from edgefl.errors import DataError
 from edgefl.records import TableColumn
 
@@ -51,13 +51,19 @@ def number_of(cell: object, column: TableColumn) -> float | None:
         return _code(cell, column)
     if is_missing(cell):
         return None
-    found = _days(str(cell), column.unit) if column.kind == "date" else as_number(cell)
+    found = _days(str(cell), column.unit) if column.kind == "date" else as_number(_bare(cell, column.unit))
     if found is None:
         what = "date" if column.kind == "date" else "number"
         raise DataError(f"column {column.name}: {str(cell)!r:.60} is no {what}")
     if not abs(found) <= _LARGEST:
         raise DataError(f"column {column.name}: {found} is not finite, or too large for float32")
     return found
+
+
+def _bare(cell: object, unit: str) -> object:
+    """A number without its column's unit beside it."""
+    number, beside = apart(cell) if unit and isinstance(cell, str) else ("", "")
+    return number if beside == unit and unit else cell
 
 
 def as_number(cell: object) -> float | None:

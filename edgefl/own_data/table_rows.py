@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.data.dialect import MISSING, SAMPLE, Dialect, dialect_of, is_missing, plain
+from edgefl.data.dialect import MISSING, SAMPLE, Dialect, apart, dialect_of, is_missing, plain
 from edgefl.data.encoding import encoding_of
 from edgefl.data.recording import is_number
 from edgefl.errors import DataError, MissingDependencyError
@@ -33,7 +33,7 @@ Rows = list[dict[str, str]]
 
 
 class Read(NamedTuple):
-    """Rows of texts, "" where a cell is absent, and the units that a row below the head line gave: column -> unit."""
+    """Rows of texts, "" where a cell is absent; column -> its unit, by a row below the head line or beside numbers."""
 
     rows: Rows
     units: dict[str, str]
@@ -42,9 +42,10 @@ class Read(NamedTuple):
 def read_rows(path: Path, most: int | None = None) -> Read:
     """The rows of a file. ``most``: of a .csv only so many. Raises DataError, MissingDependencyError."""
     reader = {".parquet": _parquet, ".json": _json, ".jsonl": _jsonl}.get(path.suffix.lower())
-    rows = reader(path) if reader is not None else _csv(path, most)
+    rows, dialect = (reader(path), Dialect()) if reader is not None else _csv(path, most)
+    beside = _write_plainly(rows, dialect)
     units = _units(rows)
-    return Read(_plain(rows[1:] if units else rows), units)
+    return Read(_plain(rows[1:] if units else rows), beside | units)
 
 
 def head_of(path: Path) -> Dialect:
@@ -61,7 +62,7 @@ def _encoding(path: Path) -> str:
         raise DataError(f"{path}: {error.message}", remedy="Save it as CSV in UTF-8.") from None
 
 
-def _csv(path: Path, most: int | None) -> Rows:
+def _csv(path: Path, most: int | None) -> tuple[Rows, Dialect]:
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
@@ -79,7 +80,7 @@ def _csv(path: Path, most: int | None) -> Rows:
     unnamed = {f"unnamed {at}" for at, name in enumerate(names) if not name}
     columns = [name or f"unnamed {at}" for at, name in enumerate(names)]
     if not names:
-        return []
+        return [], dialect
     try:
         with path.open(encoding=_encoding(path), errors="replace") as file:
             for _ in range(dialect.above):
@@ -99,20 +100,30 @@ def _csv(path: Path, most: int | None) -> Rows:
         for row in frame.to_dict("records")
     ]
     rows = [row for row in rows if list(row.values()) != [name for name in names if name]]  # heads of files joined
-    _write_plainly(rows, dialect)
-    return rows
+    return rows, dialect
 
 
-def _write_plainly(rows: Rows, dialect: Dialect) -> None:
-    """Numbers as Python writes them, in columns of nothing else below a row that may hold units."""
-    for name in rows[0] if rows else ():
-        cells = [row[name] for row in rows]
+def _write_plainly(rows: Rows, dialect: Dialect) -> dict[str, str]:
+    """Write numbers as Python does, in columns of nothing else below a row that may hold units.
+
+    Column -> the unit that stood beside all its numbers, if one did.
+    """
+    units: dict[str, str] = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(rows[:LOOKED_AT])):
+        cells = [row.get(name, "") for row in rows]
         if dialect.thousands != "." and all(map(is_number, cells)):
             continue
-        cells = [plain(cell, dialect) for cell in cells]
-        if all(is_number(cell) or is_missing(cell) for cell in cells[1:]):
+        parts = [apart(cell) for cell in cells]
+        beside = {unit for _, unit in parts[1:] if unit} or {unit for _, unit in parts[:1] if unit}
+        cells = [
+            plain(number if unit in beside else cell, dialect)
+            for cell, (number, unit) in zip(cells, parts, strict=True)
+        ]
+        if len(beside) < 2 and all(is_number(cell) or is_missing(cell) for cell in cells[1:]):
+            units |= dict.fromkeys([name] if beside else [], "".join(beside))
             for row, cell in zip(rows, cells, strict=True):
                 row[name] = cell
+    return units
 
 
 def _once(names: list[str]) -> list[str]:

@@ -9,11 +9,13 @@ import pytest
 
 from edgefl.data.dialect import ONE_COLUMN, dialect_of
 from edgefl.data.recording import TIME, read_csv
+from edgefl.data.table_cells import cells_of
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.samples import understand
 from edgefl.own_data.table_rows import read_rows
 from edgefl.own_data.tables import read_table
+from edgefl.records import TableColumn
 
 ROWS = [(0.00, 0.0126, 0.9868), (0.02, 0.1358, 0.9385), (0.04, -0.3791, 1.0633)]
 STAMPS = ["2023-11-14 22:13:20.000", "2023-11-14 22:13:20.020", "2023-11-14 22:13:20.040"]
@@ -177,6 +179,37 @@ def test_digits_with_an_underscore_are_a_name(tmp_path: Path):
     pytest.importorskip("pandas")
     (tmp_path / "a.csv").write_text("room,x,label\n" + "".join(f"1_{i % 3},{i},{'ab'[i % 2]}\n" for i in range(12)))
     assert understand(tmp_path / "a.csv").samples[4].values == {"features": {"room": "1_1", "x": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("cell", "number", "unit"),
+    [
+        ("12 km", 12, "km"),
+        ("45 %", 45, "%"),
+        ("3,50 €", 3.5, "€"),
+        ("$1000.50", 1000.5, "$"),
+        ("-4\u00a0°C", -4, "°C"),
+        ("1.137 km/h", 1.137, "km/h"),
+        ("1e3V", 1000, "V"),
+    ],
+)
+def test_a_unit_beside_every_number_is_the_columns(tmp_path: Path, cell: str, number: float, unit: str):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text(f"x;y\n{cell};a\nNA;b\n{cell};c\n", encoding="utf-8")
+    rows, units = read_rows(path)
+    assert [row["x"] and float(row["x"]) for row in rows] == [number, "", number]
+    assert units == {"x": unit}
+    found = cells_of({"x": cell.replace(",", ".")}, [TableColumn("x", unit=unit)])
+    np.testing.assert_allclose(found, [[number, 1]])
+
+
+@pytest.mark.parametrize(
+    "cells", [["1 day", "7 days"], ["1.png", "2.png"], ["12 km", "far"], ["5a", "5b"], ["1.5.2", "2"]]
+)
+def test_other_texts_keep_what_stands_beside_numbers(tmp_path: Path, cells: list[str]):
+    pytest.importorskip("pandas")
+    (path := tmp_path / "a.csv").write_text("x;y\n" + "".join(f"{cell};a\n" for cell in 2 * cells))
+    assert [row["x"] for row in read_rows(path).rows] == 2 * cells
 
 
 def test_a_list_of_numbers_is_no_number_with_a_decimal_comma(tmp_path: Path):
