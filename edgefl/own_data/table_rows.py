@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl.data.dialect import MISSING, SAMPLE, Dialect, apart, dialect_of, is_missing, plain
 from edgefl.data.encoding import encoding_of
+from edgefl.data.label_sets import SEPARATOR
 from edgefl.data.recording import is_number
 from edgefl.errors import DataError, MissingDependencyError
 
@@ -22,6 +23,10 @@ MAX_COLUMNS = 2000
 MAX_CELLS, _ROW_CELLS = 20_000_000, 4
 #: Rows of a .parquet that are unpacked at a time; and bytes, where each row might be its column's longest text.
 _BATCH, _BATCH_BYTES = 1024, 16 * 2**20
+#: A whole number, also as pandas writes it in a column of which cells are absent.
+_WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
+#: Levels of objects in JSON that become columns.
+_DEPTH = 3
 #: Rows that decide what a column is.
 LOOKED_AT = 2000
 #: The way out for a table that is too wide.
@@ -111,6 +116,12 @@ def _write_plainly(rows: Rows, dialect: Dialect) -> dict[str, str]:
     units: dict[str, str] = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(rows[:LOOKED_AT])):
         cells = [row.get(name, "") for row in rows]
+        if any(cell.endswith(".0") for cell in cells) and all(
+            is_missing(cell) or _WHOLE.fullmatch(cell) for cell in cells
+        ):
+            for row, cell in zip(rows, cells, strict=True):
+                row[name] = cell.partition(".")[0]
+            continue
         if dialect.thousands != "." and all(map(is_number, cells)):
             continue
         parts = [apart(cell) for cell in cells]
@@ -256,9 +267,27 @@ def _jsonl(path: Path) -> Rows:
 def _flat(path: Path, found: object) -> Rows:
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise DataError(f"{path}: is no list of objects", remedy='Write [{"file": "a.png", "label": "cat"}, …].')
-    return [{_text(name): _text(value) for name, value in row.items()} for row in found]
+    return [_leaves(row) for row in found]
+
+
+def _leaves(row: Mapping[str, object], above: str = "", depth: int = 1) -> dict[str, str]:
+    """The cells of an object, of objects in it as acc.x; empty those of what lies deeper, or is a list of other things
+    than texts.
+    """
+    cells: dict[str, str] = {}
+    for key, value in row.items():
+        name = above + _text(key)
+        if isinstance(value, dict) and depth < _DEPTH:
+            cells |= _leaves(value, f"{name}.", depth + 1)
+        elif isinstance(value, list):
+            cells[name] = _text(SEPARATOR.join(value)) if all(isinstance(one, str) for one in value) else ""
+        else:
+            cells[name] = "" if isinstance(value, dict) else _text(value)
+    return cells
 
 
 def _text(value: object) -> str:
     """A cell; halves of no character, which JSON may name, become question marks."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     return "" if value is None or value != value else str(value).encode("utf-8", "replace").decode()
