@@ -23,6 +23,10 @@ from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.own_data.wishes import NO_ROLES, Roles
 
+#: Labels that are named.
+_NAMED = 5
+#: Folder of what macOS keeps of files beside them in a .zip.
+_MACOS = "__MACOSX"
 #: Suffixes of files whose encoding counts.
 _TEXTS = frozenset({".txt", ".csv", ".tsv", ".jsonl"})
 #: Names of folders that are the halves of a data set.
@@ -87,7 +91,8 @@ def _folder(root: Path, template: str, roles: Roles) -> Understood:
     for path in lists:
         add_list(found, _read(root, path, roles=_there(root, path, roles)), by_file)
     if cut:
-        found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(found.kinds))}")
+        sensors = {m for sample in found.samples for m in sample.values if found.kinds[m] == "sensor"}
+        found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(sensors))}")
     _say_encodings(found, (root / path for path in dict.fromkeys(files + tables)))
     return _finished(found, root, roles)
 
@@ -122,7 +127,12 @@ def _files(root: Path, found: Understood) -> tuple[list[str], list[str]]:
     """Relative paths of what readers take, and of what may be a table; the rest is noted as unused."""
     files, tables = [], []
     for folder, names, entries in os.walk(root):
-        names[:] = sorted(name for name in names if not name.startswith(".") and name != MADE)
+        names[:] = sorted(name for name in names if not name.startswith(".") and name not in {MADE, _MACOS})
+        for name in names:
+            if (Path(folder) / name).is_symlink():
+                found.unused[(Path(folder) / name).relative_to(root).as_posix()] = "is a link to a folder"
+        if not names and not any(not name.startswith(".") for name in entries) and Path(folder) != root:
+            found.unused[Path(folder).relative_to(root).as_posix()] = "is an empty folder"
         for name in sorted(entries):
             path = (Path(folder) / name).relative_to(root).as_posix()
             suffix = Path(name).suffix.lower()
@@ -215,9 +225,21 @@ def _finished(found: Understood, source: Path, roles: Roles) -> Understood:
             f"{MANIFEST} yourself (docs/data.md).",
         )
     _unique(found.samples)
+    _say_spellings(found)
     if found.layout not in {"", "{id}"}:
         found.said.append(f"paths are read as {found.layout}")
     return found
+
+
+def _say_spellings(found: Understood) -> None:
+    """Say which labels differ in nothing but capital letters, and blanks within."""
+    spelt: dict[str, list[str]] = defaultdict(list)
+    for label in found.labels:
+        spelt["".join(label.casefold().split())].append(label)
+    if alike := [", ".join(sorted(labels)) for labels in spelt.values() if len(labels) > 1]:
+        more = f"; and {len(alike) - _NAMED} more" if len(alike) > _NAMED else ""
+        listed = "; ".join(alike[:_NAMED]) + more
+        found.said.append(f"labels that differ in capitals or blanks alone are classes of their own: {listed}")
 
 
 def _say_encodings(found: Understood, paths: Iterable[Path]) -> None:

@@ -107,3 +107,30 @@ def test_names_that_a_manifest_can_not_hold_are_no_part_of_it(tmp_path: Path):
 def test_texts_that_a_manifest_can_not_hold_are_replaced(tmp_path: Path):
     text = '[{"class": "\\ud800", "a": 1, "b": 2}, {"class": "x", "a": 1, "b": 2}]'
     assert understand(written(tmp_path / "f.json", text)).labels == {"?": 1, "x": 1}
+
+
+def test_folders_without_a_file_of_the_data_are_told(tmp_path: Path):
+    for label in ("a", "b"):
+        written(tmp_path / "data" / label / "1.txt", "hello there")
+    (tmp_path / "data" / "empty").mkdir()
+    written(tmp_path / "elsewhere" / "1.txt", "hello there")
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    written(tmp_path / "data" / "__MACOSX" / "a" / "1.txt", "of no use")
+    found = understand(tmp_path / "data")
+    assert found.labels == {"a": 1, "b": 1}
+    assert found.unused == {"empty": "is an empty folder", "linked": "is a link to a folder"}
+
+
+def test_labels_that_differ_in_capitals_or_blanks_are_told(tmp_path: Path):
+    pytest.importorskip("pandas")
+    labels = ["cat", " Cat", "CAT ", "brown bear", "Brownbear", "dog"]
+    path = written(tmp_path / "a.csv", "x,label\n" + "".join(f"{i},{labels[i % 6]}\n" for i in range(30)))
+    alike = "CAT, Cat, cat; Brownbear, brown bear"
+    assert f"labels that differ in capitals or blanks alone are classes of their own: {alike}" in understand(path).said
+
+
+def test_the_sensors_that_tables_are_cut_into_are_told(tmp_path: Path):
+    pytest.importorskip("pandas")
+    for name in ("a/1", "b/1"):
+        written(tmp_path / f"{name}.csv", "time,acc_x,gyro_x\n" + "".join(f"{i},1,2\n" for i in range(9)))
+    assert "2 tables of time steps are cut into sensors: acc, gyro" in understand(tmp_path).said
