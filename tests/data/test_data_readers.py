@@ -50,7 +50,7 @@ def test_sensor_from_list_csv_and_npy_agree(tmp_path):
         ("loop.npy", "cannot be opened|no such file"),
         ("bad.npy", r"not a readable \.npy"),
         ("object.npy", "not accepted"),
-        ("nan.npy", "not finite"),
+        ("nan.npy", "absent values in 2 of 2"),
         ("words.csv", "row 2 is not a row of numbers"),
         ("ragged.csv", "row 2 has 2 values, the rows above 3"),
         ("empty.csv", "shape"),

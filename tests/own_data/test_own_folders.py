@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.data.readers import Target, read, read_samples
 from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
+from edgefl.own_data.draft import encoders
 from edgefl.own_data.facts import facts_of
 from edgefl.own_data.samples import Understood, understand
 
@@ -134,3 +136,34 @@ def test_the_sensors_that_tables_are_cut_into_are_told(tmp_path: Path):
     for name in ("a/1", "b/1"):
         written(tmp_path / f"{name}.csv", "time,acc_x,gyro_x\n" + "".join(f"{i},1,2\n" for i in range(9)))
     assert "2 tables of time steps are cut into sensors: acc, gyro" in understand(tmp_path).said
+
+
+def test_short_recordings_with_gaps_are_cut_around_them(tmp_path: Path):
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        rows = "".join(f"{i / 50},{'NA' if i == 40 else i}\n" for i in range(120))
+        written(tmp_path / f"{name}.csv", f"time,x\n{rows}")
+    found = understand(tmp_path)
+    facts = facts_of(found, "sensor")
+    assert (facts.gaps, list(facts.steps)) == (True, [79] * 4)
+    chosen = encoders({"sensor": facts}, "tiny", raw=True)["sensor"]
+    assert (chosen["window"], chosen["step"], chosen["rate"]) == (32, 16, 50)
+    to = Target("sensor", (chosen["window"], 1), step=chosen["step"], rate=chosen["rate"])
+    assert read_samples(tmp_path, "a/1.csv", to).whole.tolist() == [True, False, False, True, True, True]
+    with pytest.raises(DataError, match=r"a/1\.csv: has absent values in 1 of 120 time steps, and no window is cut"):
+        read(tmp_path, "a/1.csv", Target("sensor", (120, 1)))
+
+
+def test_texts_of_numbers_are_told(tmp_path: Path):
+    for name in ("a/1", "b/1"):
+        written(tmp_path / f"{name}.txt", "0.5 1.5 -2\n1,5;2e3\n" * 9)
+    facts_of(found := understand(tmp_path), "text")
+    assert "the texts of text are numbers: a sensor's recordings are files called .csv" in found.said
+    written(tmp_path / "b/1.txt", "1 of 2")
+    facts_of(found := understand(tmp_path), "text")
+    assert not any("numbers" in said for said in found.said)
+
+
+def test_an_empty_text_is_named(tmp_path: Path):
+    written(tmp_path / "a.txt", "\ufeff \n")
+    with pytest.raises(DataError, match=r"a\.txt: the text is empty"):
+        read(tmp_path, "a.txt", Target("text"))
