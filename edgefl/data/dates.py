@@ -18,8 +18,7 @@ def moment_of(text: str, form: str = "") -> dt.datetime | None:
     text = text.strip()
     try:
         if not form:
-            found = dt.datetime.fromisoformat(re.sub(r" ?(Z|UTC|GMT)$", "+00:00", text))
-            return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+            return _iso(text)
         if form == CLOCK:
             return _at(dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc), text)
         words = text.split(" ", form.count(" ") + 1)
@@ -28,6 +27,15 @@ def moment_of(text: str, form: str = "") -> dt.datetime | None:
         return _at(found, clock[0]) if clock else found
     except ValueError:
         return None
+
+
+def _iso(text: str) -> dt.datetime:
+    """A time in ISO 8601, or a day of it with a time in another form. Raises ValueError."""
+    day, blank, clock = text.partition(" ")
+    if blank and _CLOCK.fullmatch(clock):
+        return _at(dt.datetime.fromisoformat(day).replace(tzinfo=dt.timezone.utc), clock)
+    found = dt.datetime.fromisoformat(re.sub(r" ?(Z|UTC|GMT)$", "+00:00", text))
+    return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
 
 
 def _at(day: dt.datetime, clock: str) -> dt.datetime:

@@ -9,11 +9,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgefl.data.dates import date_form
 from edgefl.data.dialect import MISSING, SAMPLE, Dialect, apart, dialect_of, is_missing, plain
 from edgefl.data.encoding import encoding_of
 from edgefl.data.label_sets import SEPARATOR
-from edgefl.data.recording import is_number
+from edgefl.data.recording import TIME, is_number
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.records import CLOCK
 
 #: A table is held in memory as texts, some ten times its file.
 MAX_TABLE_BYTES = 256 * 2**20
@@ -27,6 +29,8 @@ _BATCH, _BATCH_BYTES = 1024, 16 * 2**20
 _WHOLE = re.compile(r"[+-]?\d+(\.0+)?")
 #: Levels of objects in JSON that become columns.
 _DEPTH = 3
+#: Names of columns of days and of times of the day, beside those of time, and of both together.
+_DAYS, _CLOCKS, _DATETIME = frozenset({"date", "day", "datum", "tag"}), frozenset({"clock", "uhrzeit"}), "datetime"
 #: Rows that decide what a column is.
 LOOKED_AT = 2000
 #: The way out for a table that is too wide.
@@ -50,7 +54,7 @@ def read_rows(path: Path, most: int | None = None) -> Read:
     rows, dialect = (reader(path), Dialect()) if reader is not None else _csv(path, most)
     beside = _write_plainly(rows, dialect)
     units = _units(rows)
-    return Read(_plain(rows[1:] if units else rows), beside | units)
+    return Read(_plain(_moments(rows[1:] if units else rows)), beside | units)
 
 
 def head_of(path: Path) -> Dialect:
@@ -162,6 +166,27 @@ def _units(rows: Rows) -> dict[str, str]:
     ]
     units = {name: first[name] for name in numbers if not is_missing(first[name])}
     return units if units and not any(map(is_number, units.values())) else {}
+
+
+def _moments(rows: Rows) -> Rows:
+    """The rows with a column of days and one of times of the day as one, datetime, in the place of the first."""
+    names = list(rows[0]) if rows else []
+    day = next((name for name in names if name.lower() in _DAYS), "")
+    clock = next((name for name in names if TIME.fullmatch(name.lower()) or name.lower() in _CLOCKS), "")
+    cells = [(row.get(day, ""), row.get(clock, "")) for row in rows[:LOOKED_AT]] if day and clock else []
+    days, clocks = [cell for cell, _ in cells if cell], [cell for _, cell in cells if cell]
+    form = None if any(map(is_number, days + clocks)) else date_form(days)
+    if _DATETIME in names or form in {None, CLOCK} or any(":" in cell for cell in days) or date_form(clocks) != CLOCK:
+        return rows
+    first, second = sorted((day, clock), key=names.index)
+    made = []
+    for row in rows:
+        moment = f"{row[day]} {row[clock]}" if row[day] and row[clock] else ""
+        cells_left = {name: cell for name, cell in row.items() if name != second}
+        made.append(
+            {_DATETIME if name == first else name: cell for name, cell in (cells_left | {first: moment}).items()}
+        )
+    return made
 
 
 def _plain(rows: Rows) -> Rows:

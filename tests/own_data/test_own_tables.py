@@ -272,3 +272,33 @@ def test_bytes_in_a_parquet_are_texts(tmp_path: Path):
     pandas = pytest.importorskip("pandas")
     pandas.DataFrame({"label": [b"a", "\u00fc".encode()]}).to_parquet(tmp_path / "a.parquet")
     assert [row["label"] for row in read_rows(tmp_path / "a.parquet").rows] == ["a", "\u00fc"]
+
+
+@pytest.mark.parametrize(
+    ("head", "day", "clock"),
+    [
+        ("Date,Time", "2024-03-31", "12:00:{:05.2f}"),
+        ("Datum,Uhrzeit", "31.03.2024", "12:00:{:05.2f}"),
+        ("Time,Date", "3/31/2024", "12:00:{:05.2f} PM"),
+    ],
+)
+def test_a_day_and_a_time_of_it_are_one_time(tmp_path: Path, head: str, day: str, clock: str):
+    pytest.importorskip("pandas")
+    cells = [(day, clock.format(i / 50)) for i in range(40)]
+    rows = [f"{b},{a}" if head.startswith("Time") else f"{a},{b}" for a, b in cells]
+    path = table(tmp_path, "w.csv", f"{head},acc_x\n" + "".join(f"{row},{i}\n" for i, row in enumerate(rows)))
+    found = read_table(path)
+    assert (found.columns, found.time, found.unused) == (["datetime", "acc_x"], "datetime", [])
+    (made,) = write_recordings(found, tmp_path, "made")
+    lines = (tmp_path / made.files["acc"]).read_text().split()
+    assert lines[:3] == ["time_s,acc_x", "1711886400.0,0", "1711886400.02,1"]
+
+
+def test_days_beside_a_time_that_is_a_number_stay_apart(tmp_path: Path):
+    pytest.importorskip("pandas")
+    path = table(
+        tmp_path,
+        "w.csv",
+        "date,time,x,label\n" + "".join(f"2024-03-{i % 28 + 1:02d},{i},1,{'ab'[i % 2]}\n" for i in range(40)),
+    )
+    assert {"date", "time"} <= set(read_table(path).columns)
