@@ -22,6 +22,7 @@ from edgefl.own_data.table_samples import MADE, add_list, add_table, inside_fold
 from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.own_data.wishes import NO_ROLES, Roles
+from edgefl.records import TableColumn
 
 #: Labels that are named.
 _NAMED = 5
@@ -113,6 +114,8 @@ def _there(root: Path, path: str, roles: Roles) -> Roles:
 def _cut_up(found: Understood, table: Table, sample: Sample, path: str) -> None:
     """Replace a table that is a recording of several sensors, or several recordings, by its pieces."""
     del sample.values[next(modality for modality, value in sample.values.items() if value == path)]
+    for sensor, columns in table.sensors.items():
+        found.columns.setdefault(sensor, tuple(map(TableColumn, columns)))
     for number, one in enumerate(write_recordings(table, found.root, MADE)):
         label, group = sample.label or one.label, sample.group or one.group
         if number == 0:

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.cli.predict import read_input
 from edgefl.data.readers import Target, read, read_samples
 from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
+from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.draft import encoders
 from edgefl.own_data.facts import facts_of
 from edgefl.own_data.samples import Understood, understand
@@ -135,7 +137,11 @@ def test_the_sensors_that_tables_are_cut_into_are_told(tmp_path: Path):
     pytest.importorskip("pandas")
     for name in ("a/1", "b/1"):
         written(tmp_path / f"{name}.csv", "time,acc_x,gyro_x\n" + "".join(f"{i},1,2\n" for i in range(9)))
-    assert "2 tables of time steps are cut into sensors: acc, gyro" in understand(tmp_path).said
+    found = understand(tmp_path)
+    assert "2 tables of time steps are cut into sensors: acc, gyro" in found.said
+    known = {m: EncoderSpec("sensor", (9, 1), columns=columns) for m, columns in found.columns.items()}
+    data = read_input([str(tmp_path / "a/1.csv")], known, ("a", "b"), [], "error")
+    assert {m: values[0, 0, 0] for m, values in data.modalities.items()} == {"acc": 1, "gyro": 2}
 
 
 def test_short_recordings_with_gaps_are_cut_around_them(tmp_path: Path):
