@@ -16,6 +16,8 @@ from typing import NamedTuple
 SAMPLE = 64 * 1024
 #: Lines that are looked at, and of these most above the head line.
 _LINES, _MOST_ABOVE = 200, 50
+#: Share of the rows below a title that have as many cells.
+_EVEN = 0.9
 #: The line by which spreadsheets are told the separator.
 _SAID = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\W*", re.IGNORECASE)
 _SEPARATORS = ",;\t|"
@@ -135,7 +137,8 @@ def dialect_of(text: str, *, whole: bool) -> Dialect:
 def _below_title(rows: list[_Row]) -> list[_Row]:
     """The rows from the head line on: above it are comments, and titles of at most half as many cells.
 
-    A comment of all cells above a number is a head line; what follows a title and has a number is none.
+    A comment of all cells above a number is a head line; what follows a title and has a number is none, nor is it in
+    sentences, of which only some have a comma.
     """
     width = Counter(len(row.cells) for row in rows).most_common(1)[0][0] if rows else 0
     titles = False
@@ -144,7 +147,8 @@ def _below_title(rows: list[_Row]) -> list[_Row]:
         comment = cells[0].startswith("#")
         title = not comment and 2 * sum(map(bool, cells)) <= width and bool(cells[0] or not any(cells))
         if width < 2 or not (comment or title) or (comment and len(cells) == width and _has_number(below)):
-            return rows if titles and _has_number(row) else rows[at:]
+            even = sum(len(one.cells) == width for one in rows[at:]) >= _EVEN * len(rows[at:])
+            return rows if titles and (_has_number(row) or not even) else rows[at:]
         titles |= title
     return rows
 

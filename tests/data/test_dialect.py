@@ -161,6 +161,11 @@ def test_rows_of_text_below_a_short_one_lose_none(tmp_path: Path):
     assert [row["x"] for row in read_rows(path).rows] == ["hello", "bye"]
 
 
+def test_a_column_of_sentences_keeps_its_head_line():
+    text = "text\n" + 6 * "Good day, sir\n" + 4 * "Hello\n"
+    assert dialect_of(text, whole=True)[:2] == (ONE_COLUMN, ("text",))
+
+
 def test_a_head_line_of_too_few_names_is_refused(tmp_path: Path):
     pytest.importorskip("pandas")
     (path := tmp_path / "a.csv").write_text("x,label\n" + 9 * "1,2,3,a\n")
