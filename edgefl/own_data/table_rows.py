@@ -120,22 +120,21 @@ def _write_plainly(rows: Rows, dialect: Dialect) -> dict[str, str]:
     units: dict[str, str] = {}
     for name in dict.fromkeys(itertools.chain.from_iterable(rows[:LOOKED_AT])):
         cells = [row.get(name, "") for row in rows]
-        if any(cell.endswith(".0") for cell in cells) and all(
-            is_missing(cell) or _WHOLE.fullmatch(cell) for cell in cells
-        ):
+        whole = dialect.thousands != "." and any(cell.endswith(".0") for cell in cells)
+        if whole and all(is_missing(cell) or _WHOLE.fullmatch(cell) for cell in cells):
             for row, cell in zip(rows, cells, strict=True):
                 row[name] = cell.partition(".")[0]
             continue
         if dialect.thousands != "." and all(map(is_number, cells)):
             continue
         parts = [apart(cell) for cell in cells]
-        beside = {unit for _, unit in parts[1:] if unit} or {unit for _, unit in parts[:1] if unit}
+        beside = {unit for number, unit in parts[1:] if not is_missing(number) and number != "0"}  # 0 km is 0
+        unit = beside.pop() if len(beside) == 1 else ""
         cells = [
-            plain(number if unit in beside else cell, dialect)
-            for cell, (number, unit) in zip(cells, parts, strict=True)
+            plain(number if one == unit else cell, dialect) for cell, (number, one) in zip(cells, parts, strict=True)
         ]
-        if len(beside) < 2 and all(is_number(cell) or is_missing(cell) for cell in cells[1:]):
-            units |= dict.fromkeys([name] if beside else [], "".join(beside))
+        if all(is_number(cell) or is_missing(cell) for cell in cells[1:]):
+            units |= {name: unit} if unit else {}
             for row, cell in zip(rows, cells, strict=True):
                 row[name] = cell
     return units

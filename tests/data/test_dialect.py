@@ -209,7 +209,8 @@ def test_a_unit_beside_every_number_is_the_columns(tmp_path: Path, cell: str, nu
 
 
 @pytest.mark.parametrize(
-    "cells", [["1 day", "7 days"], ["1.png", "2.png"], ["12 km", "far"], ["5a", "5b"], ["1.5.2", "2"]]
+    "cells",
+    [["1 day", "7 days"], ["5.04", "6.06 LTS"], ["1.png", "2.png"], ["12 km", "far"], ["5a", "5b"], ["1.5.2", "2"]],
 )
 def test_other_texts_keep_what_stands_beside_numbers(tmp_path: Path, cells: list[str]):
     pytest.importorskip("pandas")
