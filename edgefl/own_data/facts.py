@@ -22,6 +22,8 @@ from edgefl.records import TableColumn
 
 #: Texts that are looked into.
 LOOKED_AT = 200
+#: Rows as rare as this may come of a time column in another unit than seconds: 5 ms, 200 Hz, are 5 s.
+_SLOW_HZ = 0.2
 #: Bad files that are named in an error.
 _NAMED = 5
 
@@ -81,7 +83,11 @@ def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Fac
         if str(sample.values.get(modality)) in bad:
             del sample.values[modality]
     found.samples = [sample for sample in found.samples if sample.values]
-    return _GATHER[kind](seen)._replace(columns=columns)
+    gathered = _GATHER[kind](seen)._replace(columns=columns)
+    if 0 < gathered.rate <= _SLOW_HZ:
+        every = f"{1 / gathered.rate:.6g} s"
+        found.said.append(f"the rows of {modality} come every {every}; if not, name the unit of their time, as time_ms")
+    return gathered
 
 
 def _spread(values: Sequence[object]) -> list[object]:

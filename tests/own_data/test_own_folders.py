@@ -173,3 +173,12 @@ def test_an_empty_text_is_named(tmp_path: Path):
     written(tmp_path / "a.txt", "\ufeff \n")
     with pytest.raises(DataError, match=r"a\.txt: the text is empty"):
         read(tmp_path, "a.txt", Target("text"))
+
+
+@pytest.mark.parametrize(("period", "told"), [(20_000, True), (20, True), (0.02, False)])
+def test_rows_as_rare_as_in_another_unit_are_told(tmp_path: Path, period: float, told: bool):
+    for name in ("a/1", "b/1"):
+        written(tmp_path / f"{name}.csv", "timestamp,x\n" + "".join(f"{i * period:g},1\n" for i in range(20)))
+    facts_of(found := understand(tmp_path), "sensor")
+    said = f"the rows of sensor come every {period} s; if not, name the unit of their time, as time_ms"
+    assert (said in found.said) == told
