@@ -22,6 +22,8 @@ from edgefl.records import TableColumn
 
 #: Texts that are looked into.
 LOOKED_AT = 200
+#: Share of numbers among a text's words by which it is a table.
+_NUMBERS = 0.9
 #: Rows as rare as this may come of a time column in another unit than seconds: 5 ms, 200 Hz, are 5 s.
 _SLOW_HZ = 0.2
 #: Bad files that are named in an error.
@@ -128,8 +130,9 @@ def _text(root: Path, value: object) -> str:
 
 
 def _are_numbers(root: Path, values: Sequence[object]) -> bool:
-    """Whether texts are nothing but numbers."""
-    return all(all(map(is_number, re.split(r"[\s,;]+", _text(root, value).strip(" \r\n,;")))) for value in values)
+    """Whether texts are numbers, beside a head line."""
+    cells = [re.split(r"[\s,;]+", _text(root, value).strip(" \r\n,;")) for value in values]
+    return all(sum(map(is_number, text)) >= _NUMBERS * len(text) for text in cells)
 
 
 def _sensor(root: Path, value: object) -> tuple[int, int, float, bool]:

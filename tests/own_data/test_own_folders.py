@@ -161,7 +161,7 @@ def test_short_recordings_with_gaps_are_cut_around_them(tmp_path: Path):
 
 def test_texts_of_numbers_are_told(tmp_path: Path):
     for name in ("a/1", "b/1"):
-        written(tmp_path / f"{name}.txt", "0.5 1.5 -2\n1,5;2e3\n" * 9)
+        written(tmp_path / f"{name}.txt", "acc_x acc_y\n" + "0.5 1.5 -2\n1,5;2e3\n" * 9)
     facts_of(found := understand(tmp_path), "text")
     assert "the texts of text are numbers: a sensor's recordings are files called .csv" in found.said
     written(tmp_path / "b/1.txt", "1 of 2")
