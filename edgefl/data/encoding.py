@@ -17,11 +17,18 @@ UTF_8, WINDOWS = "utf-8-sig", "cp1252"
 _BLOCK = 2**20
 #: Control characters, and bytes that Windows-1252 leaves open.
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")
-_FAULT = "is no text in UTF-8, UTF-16 or Windows-1252"
+_FAULT, _REMEDY = "is no text in UTF-8, UTF-16 or Windows-1252", "Save it as text, of a table as CSV, in UTF-8."
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding of a text file, by all of its bytes. Raises DataError, OSError."""
+    """The encoding of a text file, by all of its bytes. Raises DataError, also where it cannot be opened."""
+    try:
+        return _encoding_of(path)
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror}", remedy="Check its permissions.") from None
+
+
+def _encoding_of(path: Path) -> str:
     with path.open("rb") as file:
         blocks = partial(iter, partial(file.read, _BLOCK), b"")
         if wide := _wide(file.read(1024)):
@@ -31,7 +38,7 @@ def encoding_of(path: Path) -> str:
             return UTF_8
         file.seek(0)
         if any(map(_NO_TEXT.search, blocks())):
-            raise DataError(_FAULT)
+            raise DataError(_FAULT, remedy=_REMEDY)
     return WINDOWS
 
 
@@ -47,7 +54,7 @@ def decoded(data: bytes) -> str:
     """A text without its byte order mark. Raises DataError."""
     encoding = _wide(data[:1024]) or (UTF_8 if _is_utf_8([data]) else WINDOWS)
     if encoding == WINDOWS and _NO_TEXT.search(data):
-        raise DataError(_FAULT)
+        raise DataError(_FAULT, remedy=_REMEDY)
     return data.decode(encoding, "replace").removeprefix("\ufeff")
 
 

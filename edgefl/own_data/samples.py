@@ -129,7 +129,11 @@ def _cut_up(found: Understood, table: Table, sample: Sample, path: str) -> None:
 def _files(root: Path, found: Understood) -> tuple[list[str], list[str]]:
     """Relative paths of what readers take, and of what may be a table; the rest is noted as unused."""
     files, tables = [], []
-    for folder, names, entries in os.walk(root):
+
+    def closed(error: OSError) -> None:
+        found.unused[Path(error.filename).relative_to(root).as_posix()] = f"cannot be opened: {error.strerror}"
+
+    for folder, names, entries in os.walk(root, onerror=closed):
         names[:] = sorted(name for name in names if not name.startswith(".") and name not in {MADE, _MACOS})
         for name in names:
             if (Path(folder) / name).is_symlink():

@@ -68,7 +68,7 @@ def _encoding(path: Path) -> str:
     try:
         return encoding_of(path)
     except DataError as error:
-        raise DataError(f"{path}: {error.message}", remedy="Save it as CSV in UTF-8.") from None
+        raise DataError(f"{path}: {error.message}", remedy=error.remedy) from None
 
 
 def _csv(path: Path, most: int | None) -> tuple[Rows, Dialect]:

@@ -10,6 +10,7 @@ from edgefl.data.encoding import decoded, encoding_of
 from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
 from edgefl.own_data.samples import understand
+from edgefl.own_data.table_rows import head_of
 
 ENCODINGS = ["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le", "utf-16-be"]
 
@@ -49,3 +50,10 @@ def test_a_file_of_another_kind_is_no_text(tmp_path: Path, data: bytes):
         decoded(data)
     with pytest.raises(DataError, match=r"a\.csv: is no text"):
         understand(tmp_path / "a.csv")
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_of_the_data(tmp_path: Path):
+    with pytest.raises(DataError, match="cannot be opened: Is a directory"):
+        read_csv(tmp_path)
+    with pytest.raises(DataError, match="cannot be opened: Is a directory"):
+        head_of(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -182,3 +183,18 @@ def test_rows_as_rare_as_in_another_unit_are_told(tmp_path: Path, period: float,
     facts_of(found := understand(tmp_path), "sensor")
     said = f"the rows of sensor come every {period} s; if not, name the unit of their time, as time_ms"
     assert (said in found.said) == told
+
+
+def test_a_folder_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c"):
+        written(tmp_path / name / "1.txt", "hello there")
+    opened = os.scandir
+
+    def scandir(path: str) -> object:  # the tests may be root's, whom nothing is closed to
+        if str(path).endswith("/c"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = understand(tmp_path)
+    assert (found.labels, found.unused) == ({"a": 1, "b": 1}, {"c": "cannot be opened: Permission denied"})
