@@ -115,8 +115,13 @@ MAX_COLUMNS, MAX_CATEGORIES = 512, 256
 MAX_COLUMNS_BYTES = 30 * 1024
 #: Characters of a column's name, and of a category's value.
 MAX_CELL_NAME = 200
+#: The form of a time of the day alone.
+CLOCK = "%H:%M"
 #: Forms of dates, as strptime has them; "": ISO 8601.
-DATE_FORMS = ("", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d", "%d %b %Y", "%b %d %Y")
+DATE_FORMS = (
+    *("", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d", "%d %b %Y", "%b %d %Y", "%d-%m-%Y"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", CLOCK),
+)
 CellName = Annotated[str, msgspec.Meta(max_length=MAX_CELL_NAME)]
 
 

@@ -11,9 +11,9 @@ from edgefl.api.needs import explained
 from edgefl.api.run_inputs import shares_table
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
+from edgefl.data.encoding import decoded
 from edgefl.data.prepare import Prepared
 from edgefl.data.readers import MAX_TEXT_BYTES, inside
-from edgefl.data.recording import decoded
 from edgefl.data.sources import has_manifest, manifest_of
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.preparation import read_as

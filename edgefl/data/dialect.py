@@ -1,4 +1,4 @@
-"""How a delimited text is written: its separator, decimal commas, and cells that only its rows have.
+"""How a delimited text is written: its lines above the head, its separator, how it writes numbers, odd cells.
 
 Of , ; tab and | the one is taken by which most rows have as many cells as the head line; none fits: the head line's.
 """
@@ -6,6 +6,7 @@ Of , ; tab and | the one is taken by which most rows have as many cells as the h
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,74 +14,185 @@ from typing import NamedTuple
 
 #: Characters of a file that show its dialect.
 SAMPLE = 64 * 1024
-#: Lines that are looked at.
-_LINES = 200
+#: Lines that are looked at, and of these most above the head line.
+_LINES, _MOST_ABOVE = 200, 50
+#: Share of the rows below a title that have as many cells.
+_EVEN = 0.9
+#: The line by which spreadsheets are told the separator.
+_SAID = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\W*", re.IGNORECASE)
 _SEPARATORS = ",;\t|"
 #: Separates nothing: stands where a line is one cell.
 ONE_COLUMN = "\x1f"
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+([eE][+-]?\d+)?")
 _DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+#: Numbers that may have separators of thousands, and those that can have nothing else.
+_COMMAS, _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+"), re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+_SURE_COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})")
+_SURE_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}((\.\d{3})+,\d+|(\.\d{3}){2,})")
+_BLANKS = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f'’]\d{3})+([.,]\d+)?")
+#: A number before its unit, or behind a currency: 12 km, 45 %, $1,000.50.
+_WITH_UNIT = re.compile(
+    r"([$\u20ac\u00a3\u00a5]?) ?([+\u2212-]?(?:\d[\d.,'\u2019\u00a0\u2009\u202f ]*)?\d(?:[eE][+-]?\d+)?)"
+    r"[ \u00a0\u202f]?([^\W\d_][^\d,;]{0,9}|[%\u2030\u00b0$\u20ac\u00a3\u00a5][^\d,;]{0,4})?"
+)
+_NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")
 #: A whole number is not written so: 0126 stands behind a comma.
 _FRACTION = re.compile(r"0\d+")
 
+#: Marks for a cell that is not there, in small letters; those of spreadsheets in English and German.
+MISSING = frozenset(
+    {
+        *(
+            "",
+            "na",
+            "n/a",
+            "nan",
+            "-nan",
+            "null",
+            "none",
+            "<na>",
+            "nil",
+            "?",
+            "-",
+            "--",
+            "\u2013",
+            "\u2014",
+            ".",
+            "missing",
+        ),
+        *(
+            "n.a.",
+            "n. a.",
+            "k.a.",
+            "k. a.",
+            "n.v.",
+            "#n/a",
+            "#na",
+            "#n/v",
+            "#nv",
+            "#div/0!",
+            "#value!",
+            "#wert!",
+            "#ref!",
+        ),
+        *("#bezug!", "#num!", "#zahl!", "#name?"),
+    }
+)
+
 
 class Dialect(NamedTuple):
-    """The first line's cells, and what is odd. ``ends``: each row ends with a separator; ``numbered``: begins with a
-    cell that the head does not name.
+    """The head line's cells, and what is odd. ``ends``: each row ends with a separator; ``numbered``: begins with a
+    cell that the head does not name; ``thousands``: what numbers are grouped by, "" nothing; ``above``: lines above
+    the head line; ``first``: first cells below it.
     """
 
     separator: str = ","
     head: tuple[str, ...] = ()
     width: int = 0  # cells of most rows below the head
     decimal_comma: bool = False
+    thousands: str = ""
     ends: bool = False
     numbered: bool = False
+    above: int = 0
+    first: tuple[str, ...] = ()
+
+
+class _Row(NamedTuple):
+    cells: list[str]
+    line: int  # lines above it
 
 
 def dialect_of(text: str, *, whole: bool) -> Dialect:
     """The dialect of a text's beginning. ``whole``: its last line is complete."""
-    lines = [line for line in text.splitlines() if line.strip()][: _LINES + 1]
-    lines = lines if whole or len(lines) < 2 else lines[:-1]
-    if not lines:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = (lines if whole or len(lines) < 2 else lines[:-1])[: _LINES + _MOST_ABOVE]
+    said = _SAID.fullmatch(lines[0])
+    lines[:1] = [""] if said else lines[:1]
+    options = {one: _below_title(_rows(lines, one)) for one in ([said[1]] if said else _SEPARATORS)}
+    separator = max(options, key=lambda one: _score(options[one]))
+    if not said and _score(options[separator]) <= 0:  # rows that differ in length, or one column
+        first = next((line for line in lines if line.strip()), "")
+        separator = max(_SEPARATORS, key=first.count) if set(_SEPARATORS) & set(first) else ONE_COLUMN
+    found = options[separator] if separator in options else _rows(lines, ONE_COLUMN)
+    decimals = [row.cells[1] for row in found if len(row.cells) == 2]
+    if separator == "," and len(decimals) == len(found) and any(map(_FRACTION.fullmatch, decimals)):
+        separator, found = ONE_COLUMN, _rows(lines, ONE_COLUMN)  # one column of decimal commas, without a head line
+    if not found:
         return Dialect()
-    scored = {separator: _rows(lines, separator) for separator in _SEPARATORS}
-    separator = max(_SEPARATORS, key=lambda one: _score(scored[one]))
-    if _score(scored[separator]) <= 0:  # rows that differ in length, or one column
-        separator = max(_SEPARATORS, key=lines[0].count) if set(_SEPARATORS) & set(lines[0]) else ONE_COLUMN
-    rows = scored.get(separator) or _rows(lines, separator)
-    head, body = rows[0], rows[1:] or rows
-    if separator == "," and all(len(row) == 2 for row in rows) and any(_FRACTION.fullmatch(row[1]) for row in rows):
-        separator, rows = ONE_COLUMN, _rows(lines, ONE_COLUMN)  # one column of decimal commas, without a head line
-        head, body = rows[0], rows
+    head, body = found[0].cells, [row.cells for row in found[1:] or found]
     width = Counter(map(len, body)).most_common(1)[0][0]
-    cells = [cell.strip() for row in body for cell in row]
-    commas = any(DECIMAL_COMMA.fullmatch(cell) for cell in cells)
-    last = {row[-1].strip() for row in body if len(row) == width}
-    ends = width > 1 and last == {""}
+    ends = width > 1 and {row[-1].strip() for row in body if len(row) == width} == {""}
     return Dialect(
         separator,
-        tuple(cell.strip() for cell in head),
+        tuple(cell.strip().removeprefix("#").strip() for cell in head),
         width,
-        commas and not any(_DECIMAL_POINT.fullmatch(cell) for cell in cells),
+        *_marks([_ungrouped(apart(cell)[0]) for row in body for cell in row], separator),
         ends,
         not ends and width == len(head) + 1,
+        found[0].line,
+        tuple(row[0].strip() for row in body),
     )
 
 
-def _rows(lines: Sequence[str], separator: str) -> list[list[str]]:
+def _below_title(rows: list[_Row]) -> list[_Row]:
+    """The rows from the head line on: above it are comments, and titles of at most half as many cells.
+
+    A comment of all cells above a number is a head line; what follows a title and has a number is none, nor is it in
+    sentences, of which only some have a comma.
+    """
+    width = Counter(len(row.cells) for row in rows).most_common(1)[0][0] if rows else 0
+    titles = False
+    for at, (row, below) in enumerate(itertools.pairwise(rows)):
+        cells = [cell.strip() for cell in row.cells]
+        comment = cells[0].startswith("#")
+        title = not comment and 2 * sum(map(bool, cells)) <= width and bool(cells[0] or not any(cells))
+        if width < 2 or not (comment or title) or (comment and len(cells) == width and _has_number(below)):
+            even = sum(len(one.cells) == width for one in rows[at:]) >= _EVEN * len(rows[at:])
+            return rows if titles and (_has_number(row) or not even) else rows[at:]
+        titles |= title
+    return rows
+
+
+def _has_number(row: _Row) -> bool:
+    return any(_NUMBER.fullmatch(cell.strip()) for cell in row.cells)
+
+
+def _marks(cells: Sequence[str], separator: str) -> tuple[bool, str]:
+    """Whether numbers have a decimal comma, and what groups their thousands.
+
+    1,234 alone may be either: it is grouped in cells that commas separate, and beside 1.5; 1.234 is, beside 1,5.
+    """
+
+    def some(pattern: re.Pattern[str], but: re.Pattern[str] | None = None) -> bool:
+        return any(pattern.fullmatch(cell) and not (but and but.fullmatch(cell)) for cell in cells)
+
+    point, fractions = some(_DECIMAL_POINT, _POINTS), some(DECIMAL_COMMA, _COMMAS)
+    if some(_SURE_COMMAS) or (some(_COMMAS) and not fractions and (point or separator == ",")):
+        return False, ","
+    comma = some(DECIMAL_COMMA) and not (point and separator == ",")
+    return comma, "." if (comma or some(_SURE_POINTS)) and not point else ""
+
+
+def _rows(lines: Sequence[str], separator: str) -> list[_Row]:
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    rows, line = [], 0
     try:
-        return [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if row]
+        for cells in reader:
+            rows += [_Row(cells, line)] if cells else []
+            line = reader.line_num
     except csv.Error:
-        return [[line] for line in lines]
+        return [_Row([line], at) for at, line in enumerate(lines) if line.strip()]
+    return rows
 
 
-def _score(rows: Sequence[Sequence[str]]) -> float:
+def _score(rows: Sequence[_Row]) -> float:
     """How well a separator fits: the share of rows of the usual width, and the width; 0: not at all."""
-    width, count = Counter(len(row) for row in rows[1:] or rows).most_common(1)[0]
-    head = len(rows[0])
-    if width < 2 or not (width == head or (width == head + 1 and head > 1) or (head == width + 1 and not rows[0][-1])):
+    head, body = rows[0].cells if rows else [], rows[1:] or rows
+    width, count = Counter(len(row.cells) for row in body).most_common(1)[0] if rows else (0, 0)
+    named = width == len(head) or (width == len(head) + 1 and len(head) > 1)
+    if width < 2 or not (named or (len(head) == width + 1 and not head[-1])):
         return 0.0
-    share = count / len(rows[1:] or rows)
+    share = count / len(body)
     return share * (1 + width / 1000) if share > 0.5 else 0.0
 
 
@@ -95,6 +207,37 @@ def split(line: str, dialect: Dialect) -> list[str]:
     return cells
 
 
+def is_missing(cell: object) -> bool:
+    """Whether a cell says that nothing is there."""
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
+
+
 def with_point(cell: str) -> str:
     """A number with a decimal comma as one with a point; other cells as they are."""
     return cell.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(cell.strip()) else cell
+
+
+def apart(cell: str) -> tuple[str, str]:
+    """A cell's number and the unit beside it; other cells and ""."""
+    text = cell.strip()
+    if (match := _WITH_UNIT.fullmatch(text)) is None:
+        return text, ""
+    return match[2], match[1] + (match[3] or "").strip()
+
+
+def plain(cell: str, dialect: Dialect) -> str:
+    """A number of a dialect as Python writes it; other cells as they are."""
+    text = _ungrouped(cell.strip())
+    if dialect.thousands == "," and (_COMMAS.fullmatch(text) or _SURE_COMMAS.fullmatch(text)):
+        return text.replace(",", "")
+    if dialect.thousands == "." and _POINTS.fullmatch(text):
+        return text.replace(".", "")
+    behind = not dialect.thousands and dialect.separator != ","  # the lines that were looked at may have none
+    return with_point(text) if dialect.decimal_comma or behind else text
+
+
+def _ungrouped(text: str) -> str:
+    """A number without blanks or apostrophes between thousands, and with a hyphen as its minus."""
+    if text.startswith("\u2212") and text[1:2].isdigit():
+        text = "-" + text[1:]
+    return re.sub(r"[^\d.,+-]", "", text) if _BLANKS.fullmatch(text) else text

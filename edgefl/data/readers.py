@@ -24,9 +24,10 @@ import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.encoders import Encoder, fits, shown
+from edgefl.data.encoding import decoded
 from edgefl.data.log_mel import log_mel
 from edgefl.data.pictures import read_picture
-from edgefl.data.recording import Recording, Windows, cut, decoded, read_csv, regular
+from edgefl.data.recording import Recording, Windows, cut, read_csv, regular
 from edgefl.data.regular_files import regular_file_inside
 from edgefl.data.sounds import read_sound
 from edgefl.data.suffixes import KIND_OF, PICTURES, SOUNDS
@@ -40,6 +41,7 @@ from edgefl.storage.checkpoint_paths import is_own
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
 DEFAULT_BANDS = 40  # as in av_digits
 _NOT_FINITE = "holds values that are not finite (NaN or infinite)"
+_GAPS = "has absent values in {} of {} time steps, and no window is cut around them"
 
 
 class SampleError(DataError):
@@ -109,7 +111,9 @@ def read(root: Path, value: object, to: Target) -> Array:
         raise SampleError(f"is empty (shape {list(array.shape)})")
     tolerated = to.guessed and to.kind == "sensor"  # gaps, which the model may have cut around
     if array.dtype.kind == "f" and not (np.isfinite(array) | (np.isnan(array) & tolerated)).all():
-        raise SampleError(_NOT_FINITE)
+        absent = np.isnan(array).any(axis=-1)
+        gaps = to.kind == "sensor" and absent.any() and not np.isinf(array).any()
+        raise SampleError(_named(value, _GAPS.format(absent.sum(), len(array)) if gaps else _NOT_FINITE))
     return array
 
 
@@ -122,9 +126,9 @@ def read_samples(root: Path, value: object, to: Target) -> Windows:
         found = cut(rows, cuts, to.shape[0], to.step)
     _check_shape(found.values.shape[1:], to)
     if np.isinf(rows).any():
-        raise SampleError(_NOT_FINITE)
+        raise SampleError(_named(value, _NOT_FINITE))
     if not found.whole.any():
-        raise SampleError(f"has no window of {to.shape[0]} time steps without a gap")
+        raise SampleError(_named(value, f"has no window of {to.shape[0]} time steps without a gap"))
     return found
 
 
@@ -136,8 +140,11 @@ def _naming(value: object) -> Iterator[None]:
     except (MissingDependencyError, SampleError):
         raise
     except DataError as error:
-        name = f"{value}: " if isinstance(value, str) and len(value) < 200 else ""
-        raise SampleError(f"{name}{error.message}") from None
+        raise SampleError(_named(value, error.message)) from None
+
+
+def _named(value: object, fault: str) -> str:
+    return f"{value}: {fault}" if isinstance(value, str) and len(value) < 200 else fault
 
 
 def _check_shape(shape: tuple[int, ...], to: Target) -> None:
@@ -239,8 +246,10 @@ def _text(root: Path, value: object, to: Target) -> Array:
         raise SampleError(f"a text is expected, not {type(value).__name__}")
     length = to.shape[0] if to.shape else DEFAULT_LENGTH
     suffix = _suffix(value)
+    if suffix == ".txt" and not (text := decoded(inside(root, value, MAX_TEXT_BYTES).read_bytes())).strip():
+        raise DataError("the text is empty")
     if suffix != ".npy":
-        return read_text(decoded(inside(root, value, MAX_TEXT_BYTES).read_bytes()) if suffix == ".txt" else value, to)
+        return read_text(text if suffix == ".txt" else value, to)
     ids = as_values(read_npy(inside(root, value)), "text")
     if ids.ndim != 1 or not 0 < len(ids) <= length:
         raise SampleError(f"has shape {list(ids.shape)}; at most {length} token ids are expected")

@@ -19,13 +19,14 @@ import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array
 from edgefl.data.dataset import Flags
-from edgefl.data.dates import moment_of
-from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, split, with_point
+from edgefl.data.dates import date_form, moment_of
+from edgefl.data.dialect import SAMPLE, Dialect, dialect_of, is_missing, plain, split
+from edgefl.data.encoding import encoding_of
 from edgefl.data.low_pass import ALIKE, low_passed
 from edgefl.errors import DataError
 
 GAP = "windows touch a gap and are left out"
-MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers
+MAX_LINE = 2**20  # characters of a .csv: a row of some 100,000 numbers
 GAP_PERIODS = 3.0  # jitter and one lost row are below, two lost rows are not
 #: Times the recording's own rate to which it may be resampled: beyond, the time column is in another unit.
 MOST_UPSAMPLING = 16.0
@@ -36,9 +37,20 @@ _MOST_STAMP = 1e30
 #: Rows resampled at a time: bounds what that takes beside its result.
 _BLOCK = 2**16
 #: Seconds of a unit of the time column.
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-#: The name of a time column, in small letters, with its unit.
-TIME = re.compile(r"(?:t|time|timestamp)(?:[ _]?[\[(]?(s|ms|us|ns)[\])]?)?")
+UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    "ms": 1e-3,
+    "us": 1e-6,
+    "\u00b5s": 1e-6,
+    "\u03bcs": 1e-6,
+    "ns": 1e-9,
+    "min": 60.0,
+    "h": 3600.0,
+}
+#: The name of a time column, in small letters, with its unit; t_min is a lowest temperature.
+TIME = re.compile(rf"(?:t(?![ _]?(?:min|h)$)|time|timestamp|zeit|zeitstempel)(?:[ _]?[\[(]?({'|'.join(UNITS)})[\])]?)?")
+#: Names of a column that numbers the rows, and is no channel.
+_ROW_NUMBERS = frozenset({"", "index", "idx", "id", "no", "nr", "row", "rownames", "unnamed: 0"})
 #: Without a unit: seconds, but for numbers that as seconds since 1970 would lie beyond the year 5000.
 _EPOCH_MS = 1e11
 #: Seconds since 1970 in the years 1990 and 2100.
@@ -59,89 +71,99 @@ class Windows(NamedTuple):
     whole: Flags
 
 
-def decoded(data: bytes) -> str:
-    """UTF-8 text, with or without a byte order mark. Raises DataError."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text") from None
-
-
 def is_number(text: str) -> bool:
-    """Whether a cell is a number; NaN and infinities are."""
+    """Whether a cell is a number; NaN and infinities are, 1_000 is none."""
     try:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
 
 
 def read_csv(path: Path) -> Recording:
-    """One row a time step, float64. A head line may name the columns; a first one that is time is no channel.
+    """One row a time step, float64. A head line may name the columns; a first one that is time is no channel, nor is
+    one that numbers the rows.
 
     A first line with a number and a cell that is none is a bad row, unless its first cell names the time; a second one
-    without any number, below a head line, has units. Raises DataError.
+    without any number, below a head line, has units, that of time among them. Raises DataError.
     """
-    cells, width, number, head = array("d"), 0, 0, list[str]()
-    with path.open("rb") as file:
+    rows, named, unit = _rows_of(path)
+    if 1 < len(named) == rows.shape[1] and named[0] in _ROW_NUMBERS and (np.diff(rows[:, 0]) == 1).all():
+        named, rows = named[1:], rows[:, 1:]
+    time = TIME.fullmatch(named[0]) if named else None
+    if time is None or rows.shape[1] < 2:
+        return Recording(rows)
+    return Recording(rows[:, 1:], _seconds(rows[:, 0], time.group(1) or unit))
+
+
+def _rows_of(path: Path) -> tuple[Array, list[str], str]:
+    """The rows below a head line, its names ([]: there is none), and the unit of time in a row of units."""
+    cells, width, number, head, unit, clock = array("d"), 0, 0, list[str](), "", -1
+    with path.open(encoding=encoding_of(path), errors="replace") as file:
         dialect = _dialect(file)
-        while data := file.readline(MAX_LINE_BYTES + 1):
-            if len(data) > MAX_LINE_BYTES:
-                raise DataError(f"row {number + 1} has more than {MAX_LINE_BYTES} bytes")
-            line = decoded(data).strip(" \r\n" if dialect.separator == "\t" else None)
+        form = date_form([text for text in dialect.first if text[:1].isdigit() and not is_number(text)])
+        for _ in range(dialect.above):
+            file.readline()
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise DataError(f"row {number + 1} has more than {MAX_LINE} characters")
+            line = line.strip(" \r\n" if dialect.separator == "\t" else None)
             if not line.strip():
                 continue
             number += 1
             names = split(line, dialect)
-            timed = bool(head) and TIME.fullmatch(head[0]) is not None
             try:
-                row = [_number(cell, dated=timed and not at) for at, cell in enumerate(names)]
+                if number == 2 and head and not any(map(is_number, names)) and all(map(is_missing, names)):
+                    raise ValueError  # units of quantities that have none
+                row = [_number(cell, dialect, form if at == clock else None) for at, cell in enumerate(names)]
             except ValueError:
+                unit = unit or unit_named("".join(names[clock : clock + 1]))
                 head = _head(names, head, number, line)
+                clock = next((at + dialect.numbered for at, name in enumerate(head[:2]) if TIME.fullmatch(name)), -1)
                 continue
             if width and len(row) != width:
                 raise DataError(f"row {number} has {len(row)} values, the rows above {width}")
             width = len(row)
             cells.extend(row)
     rows = np.frombuffer(cells, np.float64).reshape(-1, width or 1) if cells else np.empty((0, 1))
-    unit = TIME.fullmatch(head[0]) if head else None
-    if unit is None or width < 2:
-        return Recording(rows)
-    return Recording(rows[:, 1:], _seconds(rows[:, 0], unit.group(1)))
+    return rows, ["", *head] if dialect.numbered else head, unit
 
 
 def _head(names: list[str], head: list[str], number: int, line: str) -> list[str]:
     """The names of a head line; below one the row of units is passed over. Raises DataError for any other line."""
-    first = [name.strip().strip("\"'").lower() for name in names]
+    first = [name.strip("#\"' ").lower() for name in names]
     named = TIME.fullmatch(first[0]) is not None or not any(map(is_number, names))
     if head and len(names) == 1 < (count := len(line.split(","))):
         raise DataError(f"its head line names 1 column, and row {number} has {count} values")
+    if head and first == head:  # of files that were joined
+        return head
     if number > 2 or not named or (number == 2 and not head):
         raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}")
     return head or first
 
 
-def _dialect(file: IO[bytes]) -> Dialect:
+def _dialect(file: IO[str]) -> Dialect:
     """The dialect of a file's beginning; the file stands at its start again."""
     sample = file.read(SAMPLE)
     file.seek(0)
-    return dialect_of(sample.decode("utf-8-sig", "replace"), whole=len(sample) < SAMPLE)
+    return dialect_of(sample, whole=len(sample) < SAMPLE)
 
 
-def _number(cell: str, *, dated: bool) -> float:
-    """A cell as a number, NaN where it is empty; with ``dated`` a date as seconds since 1970. Raises ValueError."""
+def _number(cell: str, dialect: Dialect, form: str | None) -> float:
+    """A cell as a number, NaN where none is there; a date of a ``form`` as seconds since 1970. Raises ValueError."""
     text = cell.strip().strip("\"'")
-    if not text:
-        return math.nan
-    try:
+    if dialect.thousands == "." or not is_number(text):
+        text = plain(text, dialect)
+    if is_number(text):
         return float(text)
-    except ValueError:
-        if dated and (moment := moment_of(text)) is not None:
-            return moment.timestamp()
-        return float(with_point(text))
+    if is_missing(text):
+        return math.nan
+    if form is not None and (moment := moment_of(text, form)) is not None:
+        return moment.timestamp()
+    raise ValueError(text)
 
 
-def _seconds(stamps: Array, unit: str | None) -> Array:
+def _seconds(stamps: Array, unit: str) -> Array:
     """Time stamps as seconds from the first. Raises DataError for stamps that are absent or go back."""
     if (wrong := np.flatnonzero(~(np.abs(stamps) < _MOST_STAMP))).size:
         row, stamp = int(wrong[0]) + 2, stamps[wrong[0]]
@@ -149,6 +171,12 @@ def _seconds(stamps: Array, unit: str | None) -> Array:
     if (back := np.flatnonzero(np.diff(stamps) < 0)).size:
         raise DataError(f"row {int(back[0]) + 3}: its time lies before the row above; sort the rows by time")
     return np.asarray((stamps - stamps[0]) * UNITS[unit or unit_of(stamps)])
+
+
+def unit_named(text: str) -> str:
+    """The unit of time that a cell of units names; "": none."""
+    name = text.strip(" []().\"'").lower()
+    return name if name in UNITS else ""
 
 
 def unit_of(stamps: Array) -> str:

@@ -13,12 +13,10 @@ import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.data.dates import moment_of
-from edgefl.data.dialect import with_point
+from edgefl.data.dialect import apart, is_missing, with_point
 from edgefl.errors import DataError
 from edgefl.records import TableColumn
 
-#: Marks for a cell that is not there, in small letters.
-MISSING = frozenset({"", "na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "nil", "?", "-", "--", "missing"})
 #: Largest number that float32 has.
 _LARGEST = 3e38
 _DAY_S = 86400.0
@@ -53,7 +51,7 @@ def number_of(cell: object, column: TableColumn) -> float | None:
         return _code(cell, column)
     if is_missing(cell):
         return None
-    found = _days(str(cell), column.unit) if column.kind == "date" else as_number(cell)
+    found = _days(str(cell), column.unit) if column.kind == "date" else as_number(_bare(cell, column.unit))
     if found is None:
         what = "date" if column.kind == "date" else "number"
         raise DataError(f"column {column.name}: {str(cell)!r:.60} is no {what}")
@@ -62,9 +60,10 @@ def number_of(cell: object, column: TableColumn) -> float | None:
     return found
 
 
-def is_missing(cell: object) -> bool:
-    """Whether a cell says that nothing is there."""
-    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
+def _bare(cell: object, unit: str) -> object:
+    """A number without its column's unit beside it."""
+    number, beside = apart(cell) if unit and isinstance(cell, str) else ("", "")
+    return number if beside == unit and unit else cell
 
 
 def as_number(cell: object) -> float | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.data.dates import date_form, moment_of
-from edgefl.data.recording import UNITS, is_number, unit_of
+from edgefl.data.recording import UNITS, is_number, unit_named, unit_of
 from edgefl.errors import DataError
 from edgefl.own_data.tables import Row, Table, time_unit
 from edgefl.storage.disk import store_errors
@@ -115,7 +115,8 @@ def _with_stamps(table: Table) -> dict[str, str]:
         if any(row.get(column) for column in columns):
             numbers |= is_number(row.get(table.time, ""))
             row[table.time] = _stamp(row.get(table.time, ""), form, f"{table.path}: row {number}")
-    unit = time_unit(table.time) if numbers else "s"  # dates become seconds
+    named = time_unit(table.time) or unit_named(table.units.get(table.time, ""))
+    unit = named if numbers else "s"  # dates become seconds
     return {table.time: f"time_{unit}" if unit else "time"}
 
 

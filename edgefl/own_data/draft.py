@@ -228,11 +228,11 @@ def _text(facts: Facts) -> dict[str, Any]:
 def _windows(facts: Mapping[str, Facts]) -> Encoders:
     """Windows of all sensors, which last as long where their rates are known; none where all recordings are short.
 
-    A tenth of the recordings may be shorter than a window.
+    A tenth of the recordings may be shorter than a window. Between gaps there is room for a window and a step.
     """
-    if all(each.alike and each.steps[0] <= _LONGEST_SAMPLE for each in facts.values()):
+    if all(each.alike and each.steps[0] <= _LONGEST_SAMPLE and not each.gaps for each in facts.values()):
         return {m: {"patch": _patch(each.steps[0]), **_FLEET} for m, each in facts.items()}
-    usable = {m: sorted(each.steps)[len(each.steps) // 10] for m, each in facts.items()}
+    usable = {m: sorted(each.steps)[len(each.steps) // 10] * (2 if each.gaps else 3) // 3 for m, each in facts.items()}
     fastest = max(facts, key=lambda m: facts[m].rate)
     rate = facts[fastest].rate if all(each.rate for each in facts.values()) else 0.0
     longest = min(usable[m] * (rate / facts[m].rate if rate else 1.0) for m in facts)

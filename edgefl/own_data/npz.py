@@ -53,6 +53,11 @@ def read_arrays(path: Path) -> Arrays:
         role = renamed.get(name, name)
         if role == "label_names" or name in flags or (role in _ALIASES and len(array) == count):
             kept[role] = array
+        elif role == "label":
+            raise DataError(
+                f"{path}: the array {name} has {len(array)} labels, and there are {count} samples",
+                remedy="Store one label a sample; of one without, -1 or an empty text.",
+            )
         elif _SPLIT.fullmatch(name) and array.shape == (count,) and len(np.unique(array)) == 2:
             split = array == _test_value(path, name, np.unique(array).tolist())
         elif array.ndim < 2 or len(array) != count or array.dtype.kind not in "fiub":

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edgefl.data.arrays import MAX_FILE_BYTES
+from edgefl.data.encoding import is_windows
 from edgefl.data.folder import MANIFEST, MAX_NAME, MAX_SAMPLES
 from edgefl.data.labels import class_name
 from edgefl.data.regular_files import regular_file_inside
@@ -21,7 +22,14 @@ from edgefl.own_data.table_samples import MADE, add_list, add_table, inside_fold
 from edgefl.own_data.tables import SUFFIXES, Table, has_head, read_table
 from edgefl.own_data.understood import Sample, Understood
 from edgefl.own_data.wishes import NO_ROLES, Roles
+from edgefl.records import TableColumn
 
+#: Labels that are named.
+_NAMED = 5
+#: Folder of what macOS keeps of files beside them in a .zip.
+_MACOS = "__MACOSX"
+#: Suffixes of files whose encoding counts.
+_TEXTS = frozenset({".txt", ".csv", ".tsv", ".jsonl"})
 #: Names of folders that are the halves of a data set.
 _TRAIN, _TEST = frozenset({"train", "training"}), frozenset({"test", "testing", "val", "valid", "validation"})
 
@@ -47,6 +55,7 @@ def understand(source: Path, template: str = "", roles: Roles = NO_ROLES, *, mad
     else:
         found.root = source.with_name(made or f"{source.stem}-edgefl")
         add_table(found, table, roles)
+    _say_encodings(found, [source])
     return _finished(found, source, roles)
 
 
@@ -84,7 +93,9 @@ def _folder(root: Path, template: str, roles: Roles) -> Understood:
     for path in lists:
         add_list(found, _read(root, path, roles=_there(root, path, roles)), by_file)
     if cut:
-        found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(found.kinds))}")
+        sensors = {m for sample in found.samples for m in sample.values if found.kinds[m] == "sensor"}
+        found.said.append(f"{len(cut)} tables of time steps are cut into sensors: {', '.join(sorted(sensors))}")
+    _say_encodings(found, (root / path for path in dict.fromkeys(files + tables)))
     return _finished(found, root, roles)
 
 
@@ -104,6 +115,8 @@ def _there(root: Path, path: str, roles: Roles) -> Roles:
 def _cut_up(found: Understood, table: Table, sample: Sample, path: str) -> None:
     """Replace a table that is a recording of several sensors, or several recordings, by its pieces."""
     del sample.values[next(modality for modality, value in sample.values.items() if value == path)]
+    for sensor, columns in table.sensors.items():
+        found.columns.setdefault(sensor, tuple(map(TableColumn, columns)))
     for number, one in enumerate(write_recordings(table, found.root, MADE)):
         label, group = sample.label or one.label, sample.group or one.group
         if number == 0:
@@ -117,8 +130,17 @@ def _cut_up(found: Understood, table: Table, sample: Sample, path: str) -> None:
 def _files(root: Path, found: Understood) -> tuple[list[str], list[str]]:
     """Relative paths of what readers take, and of what may be a table; the rest is noted as unused."""
     files, tables = [], []
-    for folder, names, entries in os.walk(root):
-        names[:] = sorted(name for name in names if not name.startswith(".") and name != MADE)
+
+    def closed(error: OSError) -> None:
+        found.unused[Path(error.filename).relative_to(root).as_posix()] = f"cannot be opened: {error.strerror}"
+
+    for folder, names, entries in os.walk(root, onerror=closed):
+        names[:] = sorted(name for name in names if not name.startswith(".") and name not in {MADE, _MACOS})
+        for name in names:
+            if (Path(folder) / name).is_symlink():
+                found.unused[(Path(folder) / name).relative_to(root).as_posix()] = "is a link to a folder"
+        if not names and not any(not name.startswith(".") for name in entries) and Path(folder) != root:
+            found.unused[Path(folder).relative_to(root).as_posix()] = "is an empty folder"
         for name in sorted(entries):
             path = (Path(folder) / name).relative_to(root).as_posix()
             suffix = Path(name).suffix.lower()
@@ -211,9 +233,28 @@ def _finished(found: Understood, source: Path, roles: Roles) -> Understood:
             f"{MANIFEST} yourself (docs/data.md).",
         )
     _unique(found.samples)
+    _say_spellings(found)
     if found.layout not in {"", "{id}"}:
         found.said.append(f"paths are read as {found.layout}")
     return found
+
+
+def _say_spellings(found: Understood) -> None:
+    """Say which labels differ in nothing but capital letters, and blanks within."""
+    spelt: dict[str, list[str]] = defaultdict(list)
+    for label in found.labels:
+        spelt["".join(label.casefold().split())].append(label)
+    if alike := [", ".join(sorted(labels)) for labels in spelt.values() if len(labels) > 1]:
+        more = f"; and {len(alike) - _NAMED} more" if len(alike) > _NAMED else ""
+        listed = "; ".join(alike[:_NAMED]) + more
+        found.said.append(f"labels that differ in capitals or blanks alone are classes of their own: {listed}")
+
+
+def _say_encodings(found: Understood, paths: Iterable[Path]) -> None:
+    """Say how many texts are neither UTF-8 nor UTF-16."""
+    if count := sum(is_windows(path) for path in paths if path.suffix.lower() in _TEXTS):
+        what = "1 file is" if count == 1 else f"{count} files are"
+        found.said.append(f"{what} not in UTF-8, and read as Windows-1252 (Western European)")
 
 
 def _unique(samples: Iterable[Sample]) -> None:

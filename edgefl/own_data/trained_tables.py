@@ -41,9 +41,9 @@ def read_trained(
     A label that the model does not know is none, and is said in ``Dataset.skipped``. Raises DataError.
     """
     regular_file(path, MAX_TABLE_BYTES)
-    rows = read_rows(path).rows
+    rows, units = read_rows(path)
     rows = widened(path, rows, list(rows[0])) or rows if rows else rows
-    table = Table(path, rows, list(dict.fromkeys(name for row in rows[:100] for name in row)))
+    table = Table(path, rows, list(dict.fromkeys(name for row in rows[:100] for name in row)), units=units)
     if merges := columns_in(label_column, table.columns):
         table.columns = merged(table.rows, table.columns, merges)
     table.label = label_column if label_column in table.columns else ""

@@ -50,11 +50,11 @@ def test_sensor_from_list_csv_and_npy_agree(tmp_path):
         ("loop.npy", "cannot be opened|no such file"),
         ("bad.npy", r"not a readable \.npy"),
         ("object.npy", "not accepted"),
-        ("nan.npy", "not finite"),
+        ("nan.npy", "absent values in 2 of 2"),
         ("words.csv", "row 2 is not a row of numbers"),
         ("ragged.csv", "row 2 has 2 values, the rows above 3"),
         ("empty.csv", "shape"),
-        ("binary.csv", "not UTF-8"),
+        ("binary.csv", "is no text"),
         ("picture.png", r"read from \.npy, \.csv"),
     ],
 )
@@ -71,7 +71,7 @@ def test_bad_sensor_values_say_what_is_wrong(tmp_path, value, message):
     (root / "words.csv").write_text("1,2,3\n4,five,6\n")
     (root / "ragged.csv").write_text("1,2,3\n4,5\n")
     (root / "empty.csv").write_text("x,y,z\n")
-    (root / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    (root / "binary.csv").write_bytes(b"\xff\x01\x02")
     (root / "picture.png").write_bytes(b"")
     with pytest.raises(SampleError, match=message):
         read(root, value, SENSOR)

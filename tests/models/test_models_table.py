@@ -11,7 +11,7 @@ import torch
 from export_fixture import sensor, some_state, stage_of
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.dates import date_form
+from edgefl.data.dates import date_form, moment_of
 from edgefl.data.moments import moments_of
 from edgefl.data.table_cells import cells_of
 from edgefl.errors import DataError
@@ -141,7 +141,17 @@ def test_forms_of_dates():
     assert date_form(["2012/01/01"]) == "%Y/%m/%d"
     assert date_form(["01.02.2012", "31.12.2012"]) == "%d.%m.%Y"
     assert date_form(["12/31/2012", "01/02/2012"]) == "%m/%d/%Y"
+    assert date_form(["31.12.99 23:59", "01.02.12 7:05"]) == "%d.%m.%y"
+    assert date_form(["3/31/2012 2:05 PM", "3/1/2012 12:05:07,5 am"]) == "%m/%d/%Y"
+    assert date_form(["2012-03-01 10:00:00.5 UTC", "2012-03-01T10:00Z"]) == ""
+    assert date_form(["12:30", "7:05:01"]) == "%H:%M"
     assert date_form(["soon"]) is None
+    assert date_form(["25:00"]) is None
+
+
+def test_noon_and_midnight():
+    hours = [moment_of(f"1/2/2012 {clock}", "%m/%d/%Y") for clock in ("12:00 AM", "1:00 AM", "12:00 PM", "11:59 p.m.")]
+    assert [moment.hour for moment in hours if moment] == [0, 1, 12, 23]
 
 
 def test_an_array_of_numbers_is_a_table_with_missing_cells(tmp_path: Path):

@@ -51,3 +51,9 @@ def test_grey_pictures_in_an_array_are_pictures_where_the_user_says_so(tmp_path:
     assert facts_of_arrays(data, (), {"digits": "vision"})["digits"].sides == [8]
     again = Dataset.load_npz(tmp_path / "a.npz", {"digits": EncoderSpec("vision", (8, 8, 1))})
     assert again.signature() == {"digits": (8, 8, 1)}
+
+
+def test_labels_of_fewer_samples_are_refused(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", x=np.ones((12, 3)), y=np.arange(11) % 2)
+    with pytest.raises(DataError, match="the array y has 11 labels, and there are 12 samples"):
+        read_arrays(tmp_path / "a.npz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.cli.predict import read_input
+from edgefl.data.readers import Target, read, read_samples
 from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
+from edgefl.models.spec import EncoderSpec
+from edgefl.own_data.draft import encoders
 from edgefl.own_data.facts import facts_of
 from edgefl.own_data.samples import Understood, understand
 
@@ -107,3 +112,89 @@ def test_names_that_a_manifest_can_not_hold_are_no_part_of_it(tmp_path: Path):
 def test_texts_that_a_manifest_can_not_hold_are_replaced(tmp_path: Path):
     text = '[{"class": "\\ud800", "a": 1, "b": 2}, {"class": "x", "a": 1, "b": 2}]'
     assert understand(written(tmp_path / "f.json", text)).labels == {"?": 1, "x": 1}
+
+
+def test_folders_without_a_file_of_the_data_are_told(tmp_path: Path):
+    for label in ("a", "b"):
+        written(tmp_path / "data" / label / "1.txt", "hello there")
+    (tmp_path / "data" / "empty").mkdir()
+    written(tmp_path / "elsewhere" / "1.txt", "hello there")
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    written(tmp_path / "data" / "__MACOSX" / "a" / "1.txt", "of no use")
+    found = understand(tmp_path / "data")
+    assert found.labels == {"a": 1, "b": 1}
+    assert found.unused == {"empty": "is an empty folder", "linked": "is a link to a folder"}
+
+
+def test_labels_that_differ_in_capitals_or_blanks_are_told(tmp_path: Path):
+    pytest.importorskip("pandas")
+    labels = ["cat", " Cat", "CAT ", "brown bear", "Brownbear", "dog"]
+    path = written(tmp_path / "a.csv", "x,label\n" + "".join(f"{i},{labels[i % 6]}\n" for i in range(30)))
+    alike = "CAT, Cat, cat; Brownbear, brown bear"
+    assert f"labels that differ in capitals or blanks alone are classes of their own: {alike}" in understand(path).said
+
+
+def test_the_sensors_that_tables_are_cut_into_are_told(tmp_path: Path):
+    pytest.importorskip("pandas")
+    for name in ("a/1", "b/1"):
+        written(tmp_path / f"{name}.csv", "time,acc_x,gyro_x\n" + "".join(f"{i},1,2\n" for i in range(9)))
+    found = understand(tmp_path)
+    assert "2 tables of time steps are cut into sensors: acc, gyro" in found.said
+    known = {m: EncoderSpec("sensor", (9, 1), columns=columns) for m, columns in found.columns.items()}
+    data = read_input([str(tmp_path / "a/1.csv")], known, ("a", "b"), [], "error")
+    assert {m: values[0, 0, 0] for m, values in data.modalities.items()} == {"acc": 1, "gyro": 2}
+
+
+def test_short_recordings_with_gaps_are_cut_around_them(tmp_path: Path):
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        rows = "".join(f"{i / 50},{'NA' if i == 40 else i}\n" for i in range(120))
+        written(tmp_path / f"{name}.csv", f"time,x\n{rows}")
+    found = understand(tmp_path)
+    facts = facts_of(found, "sensor")
+    assert (facts.gaps, list(facts.steps)) == (True, [79] * 4)
+    chosen = encoders({"sensor": facts}, "tiny", raw=True)["sensor"]
+    assert (chosen["window"], chosen["step"], chosen["rate"]) == (32, 16, 50)
+    to = Target("sensor", (chosen["window"], 1), step=chosen["step"], rate=chosen["rate"])
+    assert read_samples(tmp_path, "a/1.csv", to).whole.tolist() == [True, False, False, True, True, True]
+    with pytest.raises(DataError, match=r"a/1\.csv: has absent values in 1 of 120 time steps, and no window is cut"):
+        read(tmp_path, "a/1.csv", Target("sensor", (120, 1)))
+
+
+def test_texts_of_numbers_are_told(tmp_path: Path):
+    for name in ("a/1", "b/1"):
+        written(tmp_path / f"{name}.txt", "acc_x acc_y\n" + "0.5 1.5 -2\n1,5;2e3\n" * 9)
+    facts_of(found := understand(tmp_path), "text")
+    assert "the texts of text are numbers: a sensor's recordings are files called .csv" in found.said
+    written(tmp_path / "b/1.txt", "1 of 2")
+    facts_of(found := understand(tmp_path), "text")
+    assert not any("numbers" in said for said in found.said)
+
+
+def test_an_empty_text_is_named(tmp_path: Path):
+    written(tmp_path / "a.txt", "\ufeff \n")
+    with pytest.raises(DataError, match=r"a\.txt: the text is empty"):
+        read(tmp_path, "a.txt", Target("text"))
+
+
+@pytest.mark.parametrize(("period", "told"), [(20_000, True), (20, True), (0.02, False)])
+def test_rows_as_rare_as_in_another_unit_are_told(tmp_path: Path, period: float, told: bool):
+    for name in ("a/1", "b/1"):
+        written(tmp_path / f"{name}.csv", "timestamp,x\n" + "".join(f"{i * period:g},1\n" for i in range(20)))
+    facts_of(found := understand(tmp_path), "sensor")
+    said = f"the rows of sensor come every {period} s; if not, name the unit of their time, as time_ms"
+    assert (said in found.said) == told
+
+
+def test_a_folder_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c"):
+        written(tmp_path / name / "1.txt", "hello there")
+    opened = os.scandir
+
+    def scandir(path: str) -> object:  # the tests may be root's, whom nothing is closed to
+        if str(path).endswith("/c"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = understand(tmp_path)
+    assert (found.labels, found.unused) == ({"a": 1, "b": 1}, {"c": "cannot be opened: Permission denied"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from edgefl.data.recording import read_csv
 from edgefl.errors import DataError
 from edgefl.own_data.cut_tables import write_recordings
 from edgefl.own_data.samples import understand
-from edgefl.own_data.table_rows import MAX_COLUMNS, MAX_TABLE_BYTES
+from edgefl.own_data.table_rows import MAX_COLUMNS, MAX_TABLE_BYTES, read_rows
 from edgefl.own_data.tables import has_head, read_table
 
 
@@ -67,7 +68,7 @@ def test_a_parquet_file_reads_like_its_csv(tmp_path: Path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"time": [0.0, 0.1], "acc_x": [1.0, None], "label": ["a", "a"]}), tmp_path / "t.parquet")
     found = read_table(tmp_path / "t.parquet")
-    assert found.rows == [{"time": "0.0", "acc_x": "1.0", "label": "a"}, {"time": "0.1", "acc_x": "", "label": "a"}]
+    assert found.rows == [{"time": "0.0", "acc_x": "1", "label": "a"}, {"time": "0.1", "acc_x": "", "label": "a"}]
 
 
 def test_a_parquet_of_many_equal_cells_is_refused_before_it_is_unpacked(
@@ -113,12 +114,12 @@ def test_recordings_keep_gaps_and_each_sensor_its_own_rate(tmp_path: Path):
     assert set(walk.files) == {"acc", "press"}
     assert (tmp_path / walk.files["acc"]).read_text().split() == [
         "time_ms,acc_x,acc_y",
-        "0.0,0,0",
-        "1.0,1,",
-        "2.0,2,2",
-        "3.0,3,3",
+        "0,0,0",
+        "1,1,",
+        "2,2,2",
+        "3,3,3",
     ]
-    assert (tmp_path / walk.files["press"]).read_text().split() == ["time_ms,press", "0.0,0", "2.0,2"]
+    assert (tmp_path / walk.files["press"]).read_text().split() == ["time_ms,press", "0,0", "2,2"]
 
 
 def test_days_whose_label_changes_every_few_rows_are_samples(tmp_path: Path):
@@ -244,3 +245,60 @@ def test_a_row_of_too_many_cells_is_named(tmp_path: Path):
     text = "a,b,class\n" + "1,2,x\n" * 30 + "1,2,3,4,x\n"
     with pytest.raises(DataError, match=r"t\.csv: line 32 has 5 cells, the head line 3"):
         read_table(table(tmp_path, "t.csv", text))
+
+
+def test_objects_in_json_are_columns_and_lists_of_texts_several_labels(tmp_path: Path):
+    rows = [
+        {"acc": {"x": i, "y": {"deep": 2}}, "user": {"id": f"u{i}"}, "tags": ["a", "b"], "at": [1, 2]} for i in range(3)
+    ]
+    (path := tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_rows(path).rows
+    assert found[2] == {"acc.x": "2", "acc.y.deep": "2", "user.id": "u2", "tags": "a;b", "at": ""}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".parquet"])
+def test_whole_numbers_are_alike_beside_absent_cells(tmp_path: Path, suffix: str):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"label": [1.0, None, 3.0], "x": [1.0, 2.5, None]})
+    path = tmp_path / f"a{suffix}"
+    write = {".csv": frame.to_csv, ".json": frame.to_json, ".parquet": frame.to_parquet}[suffix]
+    write(path, **({"orient": "records"} if suffix == ".json" else {"index": False}))
+    found = read_rows(path).rows
+    assert [row["label"] for row in found] == ["1", "", "3"]
+    assert [row["x"] for row in found] == ["1.0", "2.5", ""]
+
+
+def test_bytes_in_a_parquet_are_texts(tmp_path: Path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"label": [b"a", "\u00fc".encode()]}).to_parquet(tmp_path / "a.parquet")
+    assert [row["label"] for row in read_rows(tmp_path / "a.parquet").rows] == ["a", "\u00fc"]
+
+
+@pytest.mark.parametrize(
+    ("head", "day", "clock"),
+    [
+        ("Date,Time", "2024-03-31", "12:00:{:05.2f}"),
+        ("Datum,Uhrzeit", "31.03.2024", "12:00:{:05.2f}"),
+        ("Time,Date", "3/31/2024", "12:00:{:05.2f} PM"),
+    ],
+)
+def test_a_day_and_a_time_of_it_are_one_time(tmp_path: Path, head: str, day: str, clock: str):
+    pytest.importorskip("pandas")
+    cells = [(day, clock.format(i / 50)) for i in range(40)]
+    rows = [f"{b},{a}" if head.startswith("Time") else f"{a},{b}" for a, b in cells]
+    path = table(tmp_path, "w.csv", f"{head},acc_x\n" + "".join(f"{row},{i}\n" for i, row in enumerate(rows)))
+    found = read_table(path)
+    assert (found.columns, found.time, found.unused) == (["datetime", "acc_x"], "datetime", [])
+    (made,) = write_recordings(found, tmp_path, "made")
+    lines = (tmp_path / made.files["acc"]).read_text().split()
+    assert lines[:3] == ["time_s,acc_x", "1711886400.0,0", "1711886400.02,1"]
+
+
+def test_days_beside_a_time_that_is_a_number_stay_apart(tmp_path: Path):
+    pytest.importorskip("pandas")
+    path = table(
+        tmp_path,
+        "w.csv",
+        "date,time,x,label\n" + "".join(f"2024-03-{i % 28 + 1:02d},{i},1,{'ab'[i % 2]}\n" for i in range(40)),
+    )
+    assert {"date", "time"} <= set(read_table(path).columns)
