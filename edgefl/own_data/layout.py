@@ -76,7 +76,7 @@ class Layout:
             return None
         found = match.groupdict()
         start, end = match.span("modality") if "modality" in found else (0, 0)
-        key = (path[:start] + path[end:]).replace("//", "/").strip("/_- ")
+        key = (path[:start] + path[end:]).replace("//", "/").strip("/_- ") if end else path
         return Parts(key or path, found.get("label", ""), found.get("group", ""), found.get("modality", "").lower())
 
 

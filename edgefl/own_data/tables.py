@@ -49,11 +49,13 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 #: Names of time columns that tables have beside those that the reader of sensors knows, with their unit.
-_TIMES = {"seconds": "s", "sec": "s", "ms": "ms", "datetime": "", "date": ""}
+_TIMES = {"seconds": "s", "sec": "s", "ms": "ms", "seconds_elapsed": "s", "datetime": "", "date": ""}
 _AXES = frozenset("xyzw")
 #: Words for tables that leave columns out.
 _FORMS = {"list": "list of files", "recording": "recording"}
 _ID = re.compile(r"(id|index|idx|no|nr|row|number|key|rownames|unnamed.*)?", re.IGNORECASE)
+#: A unit at the end of a column's name, such as (m/s^2).
+_UNIT = re.compile(r" *(\[[^\]]*\]|\([^)]*\))$")
 #: The channel at the end of a column's name: acc_x, gyro-3, ax is one name.
 _CHANNEL = re.compile(r"(?P<sensor>[A-Za-z][\w -]*?)[_.\- ]?(?P<channel>[xyzw]|\d{1,3})$", re.IGNORECASE)
 
@@ -183,6 +185,11 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]], roles: Roles
         table.time = ""
     elif table.time or (table.sensors and _has_recordings(table)):
         table.what = "recording"
+        for sensor, columns in list(table.sensors.items()):
+            clocks = [column for column in columns if time_unit(column) is not None]
+            table.unused |= dict.fromkeys(clocks, f"the time is that of {table.time}" if table.time else "is a time")
+            table.sensors[sensor] = [column for column in columns if column not in clocks]
+        table.sensors = {sensor: columns for sensor, columns in table.sensors.items() if columns}
     if table.what == "features":
         order = {column: at for at, column in enumerate(table.columns)}
         for column in itertools.chain.from_iterable(table.sensors.values()):
@@ -238,8 +245,9 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
     elif _ID.fullmatch(column):
         table.unused[column] = "its name is that of a row number"
     elif all(map(is_number, values)):
-        match = _CHANNEL.fullmatch(column)
-        table.sensors.setdefault((match["sensor"] if match else column).strip("_.- ").lower(), []).append(column)
+        plain = _UNIT.sub("", column)
+        match = _CHANNEL.fullmatch(plain)
+        table.sensors.setdefault((match["sensor"] if match else plain).strip("_.- ").lower(), []).append(column)
     elif is_text(values):
         table.texts.append(column)
     else:

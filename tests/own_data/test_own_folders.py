@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edgefl.cli.predict import read_input
 from edgefl.data.readers import Target, read, read_samples
@@ -198,3 +199,13 @@ def test_a_folder_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "scandir", scandir)
     found = understand(tmp_path)
     assert (found.labels, found.unused) == ({"a": 1, "b": 1}, {"c": "cannot be opened: Permission denied"})
+
+
+def test_folders_called_minus_one_and_one_are_two_labels(tmp_path: Path) -> None:
+    """Half of the samples were lost as second pictures of the others."""
+    for label in ("-1", "1"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "data" / label / f"{i}.png")
+    found = understand(tmp_path / "data")
+    assert found.labels == {"-1": 3, "1": 3}

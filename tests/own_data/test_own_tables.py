@@ -288,7 +288,7 @@ def test_a_day_and_a_time_of_it_are_one_time(tmp_path: Path, head: str, day: str
     rows = [f"{b},{a}" if head.startswith("Time") else f"{a},{b}" for a, b in cells]
     path = table(tmp_path, "w.csv", f"{head},acc_x\n" + "".join(f"{row},{i}\n" for i, row in enumerate(rows)))
     found = read_table(path)
-    assert (found.columns, found.time, found.unused) == (["datetime", "acc_x"], "datetime", [])
+    assert (found.columns, found.time, found.unused) == (["datetime", "acc_x"], "datetime", {})
     (made,) = write_recordings(found, tmp_path, "made")
     lines = (tmp_path / made.files["acc"]).read_text().split()
     assert lines[:3] == ["time_s,acc_x", "1711886400.0,0", "1711886400.02,1"]

@@ -249,3 +249,11 @@ def test_a_table_of_its_own_is_the_test_set(
     assert init(tmp_path, "train.jsonl", "--test", "no.csv", "-o", "b.yaml", monkeypatch=monkeypatch) == 11
     assert "--test no.csv: does not exist" in capsys.readouterr().err
     assert not (tmp_path / "b-edgefl").exists()
+
+
+def test_axes_with_units_are_one_sensor_and_a_second_clock_is_none(tmp_path: Path) -> None:
+    rows = "".join(f"{i / 50},{1700000000 + i / 50},{i},{2 * i},{3 * i},walk\n" for i in range(60))
+    head = "seconds_elapsed,timestamp,Acc x (m/s^2),Acc y (m/s^2),Acc z (m/s^2),activity\n"
+    table = read_table(written(tmp_path / "t.csv", head + rows))
+    assert (table.what, table.time, list(table.sensors)) == ("recording", "seconds_elapsed", ["acc"])
+    assert list(table.unused) == ["timestamp"]
