@@ -133,17 +133,18 @@ def _built(module: str, name: str) -> Kind:
     return kind
 
 
-#: The ``arch`` of a specification that says none.
+#: The ``arch`` of a specification that says none, and kind -> the other one that it may have; text has more.
 _PLAIN = "distilbert"
+_OTHER = {"audio": "bands", "vision": "conv"}
 
 
 def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
     """Rules of our own kinds: only patches of audio overlap, and text has no patches."""
     kind, shape, patch, stride = encoder.kind, encoder.input_shape, encoder.patch, encoder.stride
-    if kind != "text" and encoder.arch not in {_PLAIN, *({"bands"} if kind == "audio" else ())}:
+    if kind != "text" and encoder.arch not in {_PLAIN, (other := _OTHER.get(kind, _PLAIN))}:
         yield (
             "arch",
-            f"'{encoder.arch}' is none of {kind}; leave it out" + (", or set bands" if kind == "audio" else ""),
+            f"'{encoder.arch}' is none of {kind}; leave it out" + (f", or set {other}" if kind in _OTHER else ""),
         )
     if kind == "audio" and stride < 0:
         yield "stride", f"is {stride}; use 0 (no overlap) or more"
@@ -153,6 +154,8 @@ def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
         yield "patch", f"is {patch}; use 1 or more"
     if kind == "vision" and patch > 0 and (shape[0] % patch or shape[1] % patch):
         yield "patch", f"{patch} does not divide an image of {shape[0]} x {shape[1]}; choose a common divisor"
+    if encoder.arch == "conv" and (patch < 2 or patch & (patch - 1)):
+        yield "patch", f"is {patch}, and convolutions of stride 2 make it 2, 4, 8, 16 or more; choose one of these"
     if kind == "audio" and min(shape[: 1 if encoder.arch == "bands" else 2]) < patch:
         yield "patch", f"{patch} is larger than a spectrogram of {shape[0]} x {shape[1]}; choose a smaller patch"
     if kind == "text":
@@ -160,8 +163,8 @@ def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
 
 
 def _text_faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    if encoder.arch == "bands":
-        yield "arch", "'bands' is of audio; choose distilbert, bert, bag"
+    if encoder.arch in _OTHER.values():
+        yield "arch", f"'{encoder.arch}' is none of text; choose distilbert, bert, bag"
     if encoder.vocabulary < 2:
         yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
     if encoder.positions and encoder.positions < encoder.input_shape[0]:

@@ -99,10 +99,11 @@ class EncoderConfig(Values):
     positions: Positive | None = Field(
         None, description="text only: rows of the table of positions; default: the text's length"
     )
-    arch: Literal["distilbert", "bert", "bag", "bands"] | None = Field(
+    arch: Literal["distilbert", "bert", "bag", "bands", "conv"] | None = Field(
         None,
         description="text: whose blocks, or bag: the mean of hashed words and n-grams; audio: bands: spans of all "
-        "mel bands, with each band's mean and deviation, in place of AST's squares",
+        "mel bands, with each band's mean and deviation, in place of AST's squares; vision: conv: convolutions, "
+        "and a linear map of all pixels, in place of ViT's patches, whose side is then a power of two",
     )
     pretrained: str = Field(
         "",

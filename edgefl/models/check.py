@@ -13,10 +13,10 @@ from edgefl.records import MODALITY_RULE, is_modality
 from edgefl.registry import method, methods
 from edgefl.storage.checkpoint_paths import is_own
 
-#: The closed choices of the model's own fields, and of a text encoder's ``arch``.
+#: The closed choices of the model's own fields, and of an encoder's.
 CHOICES = {
     "matching": ("none", "classifier", "prior"),
-    "arch": ("distilbert", "bert", "bag", "bands"),
+    "arch": ("distilbert", "bert", "bag", "bands", "conv"),
     "pool": ("token", "mean"),
     "head.norm": ("batch", "layer", "none"),
 }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edgefl.models.bag import BagBlock, BagEmbed
 from edgefl.models.bands import BandsEmbed
+from edgefl.models.conv import ConvEmbed
 from edgefl.models.encoder import Kind, TokenState, attend, first_token
 from edgefl.models.spec import EncoderSpec
 
@@ -198,7 +199,12 @@ class VisionEmbed(nn.Module):
         return TokenState(self.embeddings(pixels))
 
 
-VISION = Kind(embed=VisionEmbed, block=PreNormBlock, norm=final_norm, pool=first_token)
+VISION = Kind(
+    embed=lambda spec: ConvEmbed(spec) if spec.arch == "conv" else VisionEmbed(spec),
+    block=PreNormBlock,
+    norm=final_norm,
+    pool=first_token,
+)
 
 
 class TextEmbed(nn.Module):

@@ -55,7 +55,8 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     pretrained: str = ""  # a transformers checkpoint (name or folder), or our own file; "": random weights
     pool: Literal["token", "mean"] = "token"  # what stands for a sample: the class token(s), or the mean of all tokens
     # Text: whose blocks, "bert" with token types as well; "bag" of n-grams. Audio: "bands", spans of all mel bands.
-    arch: Literal["distilbert", "bert", "bag", "bands"] = "distilbert"
+    # Vision: "conv", convolutions and a linear map in place of patches.
+    arch: Literal["distilbert", "bert", "bag", "bands", "conv"] = "distilbert"
     step: int = 0  # sensor only: time steps from one window of a recording to the next; 0: a recording is one sample
     rate: float = 0.0  # sensor only: Hz to which recordings are resampled; 0: they stay as they are
     source_rate: float = 0.0  # sensor only: Hz of recordings that say no time; 0: not known

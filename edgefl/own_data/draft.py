@@ -14,7 +14,7 @@ from edgefl.plan.preparation import column_field
 #: Modality -> its encoder's fields.
 Encoders = Mapping[str, Mapping[str, Any]]
 
-#: Image sides to choose from, each cut into eight by eight patches.
+#: Image sides to choose from.
 _SIDES = (32, 48, 64)
 #: Lengths of texts to choose from, in words and their n-grams, and how many of these a word has, about.
 _LENGTHS = (64, 128, 256, 512, 1024)
@@ -183,7 +183,7 @@ def encoders(
 
 def _of_arrays(facts: Facts) -> dict[str, Any]:
     if facts.kind == "vision":
-        return {"patch": max(p for p in range(1, max(2, facts.sides[0] // 7) + 1) if facts.sides[0] % p == 0)}
+        return _patches(facts.sides[0])
     if facts.kind == "table":
         return _table(facts)
     return {"patch": _patch(facts.steps[0]), **_FLEET} if facts.kind == "sensor" else {}
@@ -207,7 +207,15 @@ def _patch(steps: int) -> int:
 def _vision(facts: Facts) -> dict[str, Any]:
     side = statistics.median(facts.sides)
     chosen = max((one for one in _SIDES if one <= side), default=_SIDES[0])
-    return {"image_size": chosen, "patch": chosen // 8} | ({} if facts.alike else {"crop": "center"})
+    return {"image_size": chosen, **_patches(chosen)} | ({} if facts.alike else {"crop": "center"})
+
+
+def _patches(side: int) -> dict[str, Any]:
+    """Convolutions that leave four to seven patches a side; ViT's patches where halving does not come out even."""
+    patch = 2 ** max(0, side.bit_length() - 3)
+    if patch > 1 and side % patch == 0:
+        return {"arch": "conv", "patch": patch}
+    return {"patch": max(p for p in range(1, max(2, side // 7) + 1) if side % p == 0)}
 
 
 def _audio(facts: Facts) -> dict[str, Any]:

@@ -419,6 +419,18 @@ def test_image_text_and_sound_with_one_prototype_table_missing(tmp_path: Path):
     assert image.labels[0] in {"0", "1", "2"}
 
 
+def test_convolutions_of_pictures_are_the_same_in_a_bundle(tmp_path: Path):
+    image = encoder_of_size("vision", "tiny", (16, 40, 3), width=16, depth=1, arch="conv")
+    spec = ModelSpec({"image": image}, 1, HeadSpec(width=16, out=8), 12, classes=3)
+    _, parts = some_state(spec, prototypes=False)
+    (row,) = export_bundles(TrainedState(spec, stage_of(spec, 1), parts), tmp_path / "b", mask="zero", tolerance=1e-5)
+    assert load_bundle(tmp_path / "b" / row.name).predict({"image": np.zeros((2, 16, 40, 3))}).labels[0] in {
+        "0",
+        "1",
+        "2",
+    }
+
+
 def test_a_model_of_one_sensor_without_prototypes_gives_one_bundle(tmp_path: Path):
     spec = two_sensors(encoders={"acc": sensor(depth=1)}, stages=1)
     model, parts = some_state(spec, prototypes=False)

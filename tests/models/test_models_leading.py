@@ -13,6 +13,7 @@ torch.set_num_threads(1)
 SPECS = {
     "sensor": EncoderSpec("sensor", (24, 3), width=16, depth=2, heads=2, patch=4),
     "vision": EncoderSpec("vision", (16, 16, 3), width=16, depth=2, heads=2, patch=4),
+    "conv": EncoderSpec("vision", (16, 16, 3), width=16, depth=2, heads=2, patch=4, arch="conv"),
     "audio": EncoderSpec("audio", (24, 16), width=16, depth=2, heads=2, patch=8),
     "distilbert": EncoderSpec("text", (9,), width=16, depth=2, heads=2, vocabulary=30),
     "bert": EncoderSpec("text", (9,), width=16, depth=2, heads=2, vocabulary=30, arch="bert"),

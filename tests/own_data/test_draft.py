@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.own_data.draft import Outline, Paths, Wishes, run_values
+from edgefl.own_data.draft import Outline, Paths, Wishes, encoders, run_values
 from edgefl.own_data.facts import Facts
 
 PICTURES = {"image": Facts("vision", sides=[32] * 9)}
@@ -25,6 +25,22 @@ def test_batches_of_few_rows_have_no_batch_norm(samples: int, norm: str | None) 
 
 
 def test_texts_become_bags_as_long_as_their_n_grams() -> None:
-    encoders = drafted(400, {"text": Facts("text", words=[20] * 50)})["model"]["encoders"]
-    assert encoders["text"]["arch"] == "bag"
-    assert encoders["text"]["length"] >= 200
+    drawn = drafted(400, {"text": Facts("text", words=[20] * 50)})["model"]["encoders"]
+    assert drawn["text"]["arch"] == "bag"
+    assert drawn["text"]["length"] >= 200
+
+
+@pytest.mark.parametrize(("side", "size", "patch"), [(20, 32, 8), (32, 32, 8), (50, 48, 8), (300, 64, 16)])
+def test_pictures_go_through_convolutions(side: int, size: int, patch: int) -> None:
+    drawn = drafted(400, {"image": Facts("vision", sides=[side] * 9)})["model"]["encoders"]
+    assert drawn["image"] == {"kind": "vision", "size": "small", "image_size": size, "arch": "conv", "patch": patch}
+
+
+@pytest.mark.parametrize(
+    ("side", "fields"),
+    [(8, {"arch": "conv", "patch": 2}), (28, {"arch": "conv", "patch": 4}), (35, {"patch": 5}), (7, {"patch": 1})],
+)
+def test_arrays_of_pictures_are_cut_as_their_side_allows(side: int, fields: dict[str, Any]) -> None:
+    assert encoders({"image": Facts("vision", sides=[side])}, "small", raw=False)["image"] == {
+        "kind": "vision", "size": "small", **fields,
+    }  # fmt: skip

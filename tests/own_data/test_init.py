@@ -51,7 +51,8 @@ def test_photos_with_texts_of_people(
         "kind": "vision",
         "size": "small",
         "image_size": 32,
-        "patch": 4,
+        "arch": "conv",
+        "patch": 8,
         "crop": "center",
     }
     assert [device["profile"] for device in found["fleet"]] == ["gpu-box", "jetson-nano"]
