@@ -80,6 +80,9 @@ def from_files(
         held = from_manifest(test, roles, skip_bad=skip_bad)
     elif test is not None and (named or not given):
         held = understand(test, found.layout, roles._replace(label=roles.label or found.label_column))
+    if half is not None:
+        beside = (path.name for path in sorted(source.iterdir()) if path not in {train, half})
+        found.unused |= {name: f"lies beside {train.name} and {half.name}" for name in beside if name[0] != "."}
     facts = {modality: facts_of(found, modality, skip_bad=skip_bad) for modality in sorted(found.kinds)}
     parts = [found] if held is None else [found, held]
     new = [part for part, there in zip(parts, (given, held_given), strict=False) if not there]
@@ -117,9 +120,10 @@ def from_arrays(source: Path, roles: Roles = NO_ROLES) -> Source:
         written.append(test)
     data = Dataset.load_npz(path)
     if data.targets is None and (counts := [n for n in data.class_counts() if n]) and len(counts) == 1:
+        without = "" if data.labels is None else f" ({(data.labels < 0).sum()} are -1: no label)"
         raise DataError(
-            f"{source}: all {counts[0]} labels are one class: there is nothing to tell apart",
-            remedy="Add samples of another class.",
+            f"{source}: all {counts[0]} labels are one class{without}: there is nothing to tell apart",
+            remedy="Number classes from 0, or add samples of another class.",
         )
     rows = {name for name, array in arrays.train.items() if array.ndim == 2}
     facts = facts_of_arrays(data, rows, roles.kinds)

@@ -19,6 +19,7 @@ from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.draft import encoders
 from edgefl.own_data.facts import facts_of
 from edgefl.own_data.samples import Understood, understand
+from edgefl.own_data.source import from_arrays, from_files
 
 NO_FILE = "names no file that is there, is read and lies in the folder"
 
@@ -209,3 +210,18 @@ def test_folders_called_minus_one_and_one_are_two_labels(tmp_path: Path) -> None
             Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "data" / label / f"{i}.png")
     found = understand(tmp_path / "data")
     assert found.labels == {"-1": 3, "1": 3}
+
+
+def test_what_lies_beside_the_halves_is_said(tmp_path: Path) -> None:
+    for half in ("train", "test", "val"):
+        for i in range(6):
+            path = tmp_path / half / "ab"[i % 2] / f"{i}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("hello there")
+    assert from_files(tmp_path).unused == {"val": "lies beside train and test"}
+
+
+def test_labels_of_minus_one_are_said_to_be_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", acc=np.zeros((8, 4), np.float32), label=np.array([-1, 1] * 4))
+    with pytest.raises(DataError, match=r"all 4 labels are one class \(4 are -1: no label\)"):
+        from_arrays(tmp_path / "a.npz")
