@@ -20,11 +20,10 @@ from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import RunConfig
 from edgefl.config.yaml_files import Overrides, yaml_text
-from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, Problem, RunError
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
-from edgefl.storage.disk import SHARES, begin_run, gone_if_empty, hold_directory, store_errors, write_new
+from edgefl.storage.disk import SHARES, TEST, begin_run, gone_if_empty, hold_directory, store_errors, write_new
 from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.

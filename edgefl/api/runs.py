@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.errors import DataError, ModelError, RunError, StoreError
 from edgefl.run_records import EndToEnd, Reference, RunReport
-from edgefl.storage.disk import EVENTS, REFERENCE, SHARES, is_held, ledger_file, ledger_of, write_new
+from edgefl.storage.disk import EVENTS, REFERENCE, SHARES, TEST, is_held, ledger_file, ledger_of, write_new
 
 RUNS = Path("runs")
 #: A run's page, in its directory.
@@ -128,7 +128,7 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
 
     The report stays as it is where the shares are elsewhere, nothing is labelled, or scikit-learn is not installed.
     """
-    kept, test = directory / REFERENCE, directory / SHARES / "test.npz"
+    kept, test = directory / REFERENCE, directory / SHARES / f"{TEST}.npz"
     with suppress(OSError, msgspec.DecodeError):  # absent, or not whole: it is made again
         return msgspec.structs.replace(report, reference=msgspec.json.decode(kept.read_bytes(), type=Reference))
     shares = [path for row in report.devices if (path := directory / SHARES / f"{row.device}.npz").is_file()]

@@ -10,11 +10,10 @@ import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.levels import target_errors
-from edgefl.data.prepare import TEST
 from edgefl.data.same_rows import shared_rows
 from edgefl.export.runtime import Answers
 from edgefl.report import units
-from edgefl.storage.disk import SHARES
+from edgefl.storage.disk import SHARES, TEST
 from edgefl.training.metrics import classification, ranking, several_labels
 
 

@@ -16,8 +16,8 @@ from edgefl.data.levels import level_names
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import as_test, load, load_pair
 from edgefl.errors import DataError
+from edgefl.storage.disk import TEST
 
-TEST = "test"
 _NAMED = 5  # silent sounds in a warning
 
 

@@ -40,8 +40,8 @@ LOCK_TRIES = 5
 LOCK_PAUSE_S = 0.02
 #: The run's events, as JSON lines.
 EVENTS = "events.jsonl"
-#: Folder of the shares of a run's data, in its directory.
-SHARES = "shares"
+#: Folder of the shares of a run's data, in its directory, and the name of its test set among them.
+SHARES, TEST = "shares", "test"
 #: Scores of simple models on a run's samples, made once, in its directory.
 REFERENCE = "reference.json"
 _GO_ON = ", then start again: what was finished is kept."

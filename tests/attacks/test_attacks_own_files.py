@@ -188,7 +188,7 @@ def test_columns_of_a_parquet_are_read_as_they_were(tmp_path: Path) -> None:
     columns = {"v": [1.5, 2.0, 3.0] * 4, "word": words, "acc.x": range(12), "part": pa.array([b"q", b"r", None] * 4)}
     pq.write_table(pa.table(columns | {"list": [[1, 2], [], [3]] * 4, "pair": [{"v": 1}] * 12}), path)
     table = read_table(path)
-    first = {"v": "1.5", "word": "u", "acc.x": "0", "part": "b'q'", "list": "", "pair": ""}
+    first = {"v": "1.5", "word": "u", "acc.x": "0", "part": "q", "list": "", "pair": ""}
     assert table.rows[0] == first
     assert (len(table.rows), table.rows[1]["word"], table.rows[2]["part"]) == (12, "", "")
     assert list(table.unused) == ["list", "pair"]

@@ -237,7 +237,7 @@ def test_a_row_of_a_csv_has_a_length_and_no_number_is_kept_twice(tmp_path: Path)
     folder.mkdir()
     (folder / "manifest.jsonl").write_text(line(acc="x.csv"))
     (folder / "x.csv").write_bytes(b"0," * 2**20)
-    assert allocated(lambda: read_manifest(folder), DataError, "has more than 1048576 bytes") < 8 * MIB
+    assert allocated(lambda: read_manifest(folder), DataError, "has more than 1048576 characters") < 8 * MIB
     (folder / "x.csv").write_bytes(b"0,1\n" * 2**16)
     assert read_manifest(folder).modalities["acc"].shape == (1, 2**16, 2)
 

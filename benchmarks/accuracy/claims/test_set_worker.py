@@ -16,8 +16,8 @@ import numpy as np
 from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.api import study_worker
 from edgefl.data.dataset import Dataset
-from edgefl.data.prepare import TEST
 from edgefl.plan.job import Job
+from edgefl.storage.disk import TEST
 from edgefl.training.batches import Split
 
 _split = LocalTrainer._split  # noqa: SLF001 - put in the place of what a device sets apart
