@@ -173,7 +173,9 @@ def command(
     for text in warnings:
         typer.secho(f"warning: {safe_text(text)}", fg="yellow")
     same = source if source.is_file() else data.path
-    typer.echo(f"\nNext: edgefl run {shlex.quote(str(run_file))}   (faster, memory not measured: --in-process)")
+    typer.echo(
+        f"\nNext: edgefl run {shlex.quote(str(run_file))}   (without a broker, memory not measured: --in-process)"
+    )
     typer.echo(f"Then: edgefl predict latest {shlex.quote(str(same))}, or files like it")
 
 

@@ -192,8 +192,9 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]], roles: Roles
         table.sensors = {sensor: columns for sensor, columns in table.sensors.items() if columns}
     if table.what == "features":
         order = {column: at for at, column in enumerate(table.columns)}
-        for column in itertools.chain.from_iterable(table.sensors.values()):
+        for column in (*itertools.chain.from_iterable(table.sensors.values()), *filter(None, [table.part])):
             add_cell(table, column, values[column])
+        table.part = ""  # of customers, a segment is no piece of a recording
         table.cells.sort(key=lambda cell: order[cell.name])
         for column in [c for c in table.texts if table.cells and roles.kinds.get(c) != "text" and are_names(values[c])]:
             table.texts.remove(column)

@@ -257,3 +257,10 @@ def test_axes_with_units_are_one_sensor_and_a_second_clock_is_none(tmp_path: Pat
     table = read_table(written(tmp_path / "t.csv", head + rows))
     assert (table.what, table.time, list(table.sensors)) == ("recording", "seconds_elapsed", ["acc"])
     assert list(table.unused) == ["timestamp"]
+
+
+def test_a_segment_of_customers_is_a_category(tmp_path: Path) -> None:
+    """Its name is that of a recording's piece; of rows that are samples it was in no list."""
+    rows = "".join(f"{'xyz'[i % 3]},{i * 1.5},{'ab'[i % 2]}\n" for i in range(60))
+    found = read_table(written(tmp_path / "t.csv", "Segment,Sales,kind\n" + rows))
+    assert found.cells == [TableColumn("Segment", "category", ("x", "y", "z")), TableColumn("Sales")]
