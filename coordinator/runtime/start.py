@@ -20,7 +20,7 @@ from coordinator.runtime.runner import run as run_plan
 from edgefl.config.profiles import load_run
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
-from edgefl.data.hold_out import held_groups, hold_out, untested
+from edgefl.data.hold_out import hold_out, split_warnings
 from edgefl.data.sources import Source, as_test, has_manifest, load, load_pair
 from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
 from edgefl.log_lines import Emit as WriteLine
@@ -380,7 +380,7 @@ def _held_out(config: RunConfig, source: Source, say: Callable[[str], None]) -> 
     train, test, origin = hold_out(every, data, config.round.devices or max(1, len(config.fleet)), config.seed)
     where = ", ".join(source) if isinstance(source, Mapping) else source
     say(f"data.test is not given: the test set is {len(test)} of {len(every)} samples of {where}, as for `edgefl run`")
-    for text in (*untested(train, test), *(held_groups(train, test) if origin == "groups" else ())):
+    for text in split_warnings(train, test, origin):
         say(f"warning: {text}")
     return test
 

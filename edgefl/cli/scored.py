@@ -99,7 +99,7 @@ def in_words(data: Dataset, answers: list[Answers]) -> list[str]:
 
 
 def known(data: Dataset) -> int:
-    """How many samples have a truth."""
+    """Number of samples with a truth."""
     return 0 if data.labels is None else int((data.labels >= 0).sum())
 
 

@@ -1,4 +1,4 @@
-"""How a delimited text is written: its lines above the head, its separator, how it writes numbers, odd cells.
+"""Dialect of a delimited text: title lines, separator, number format, surplus cells.
 
 Of , ; tab and | the one is taken by which most rows have as many cells as the head line; none fits: the head line's.
 """
@@ -40,44 +40,11 @@ _NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")
 _FRACTION = re.compile(r"0\d+")
 
 #: Marks for a cell that is not there, in small letters; those of spreadsheets in English and German.
-MISSING = frozenset(
-    {
-        *(
-            "",
-            "na",
-            "n/a",
-            "nan",
-            "-nan",
-            "null",
-            "none",
-            "<na>",
-            "nil",
-            "?",
-            "-",
-            "--",
-            "\u2013",
-            "\u2014",
-            ".",
-            "missing",
-        ),
-        *(
-            "n.a.",
-            "n. a.",
-            "k.a.",
-            "k. a.",
-            "n.v.",
-            "#n/a",
-            "#na",
-            "#n/v",
-            "#nv",
-            "#div/0!",
-            "#value!",
-            "#wert!",
-            "#ref!",
-        ),
-        *("#bezug!", "#num!", "#zahl!", "#name?"),
-    }
-)
+MISSING = frozenset({
+    "", "#bezug!", "#div/0!", "#n/a", "#n/v", "#na", "#name?", "#num!", "#nv", "#ref!", "#value!", "#wert!",
+    "#zahl!", "-", "--", "-nan", ".", "<na>", "?", "k. a.", "k.a.", "missing", "n. a.", "n.a.", "n.v.", "n/a",
+    "na", "nan", "nil", "none", "null", "\u2013", "\u2014",
+})  # fmt: skip
 
 
 class Dialect(NamedTuple):
@@ -137,8 +104,8 @@ def dialect_of(text: str, *, whole: bool) -> Dialect:
 def _below_title(rows: list[_Row]) -> list[_Row]:
     """The rows from the head line on: above it are comments, and titles of at most half as many cells.
 
-    A comment of all cells above a number is a head line; what follows a title and has a number is none, nor is it in
-    sentences, of which only some have a comma.
+    A comment with a cell a column, above a row with a number, is the head line. A row with a number is none below a
+    title; prose is no title either: only some of its lines have a comma.
     """
     width = Counter(len(row.cells) for row in rows).most_common(1)[0][0] if rows else 0
     titles = False
@@ -158,7 +125,7 @@ def _has_number(row: _Row) -> bool:
 
 
 def _marks(cells: Sequence[str], separator: str) -> tuple[bool, str]:
-    """Whether numbers have a decimal comma, and what groups their thousands.
+    """Decimal comma (True or False) and thousands separator of the numbers.
 
     1,234 alone may be either: it is grouped in cells that commas separate, and beside 1.5; 1.234 is, beside 1,5.
     """
@@ -208,7 +175,7 @@ def split(line: str, dialect: Dialect) -> list[str]:
 
 
 def is_missing(cell: object) -> bool:
-    """Whether a cell says that nothing is there."""
+    """True for a missing value: an empty cell, NaN, NA and the like."""
     return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
 
 

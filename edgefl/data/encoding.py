@@ -43,7 +43,7 @@ def _encoding_of(path: Path) -> str:
 
 
 def is_windows(path: Path) -> bool:
-    """Whether a file is a text in Windows-1252."""
+    """True for a text file in Windows-1252."""
     try:
         return encoding_of(path) == WINDOWS
     except DataError:  # no text: its reader says so

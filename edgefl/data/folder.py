@@ -136,7 +136,10 @@ def read_manifest(
     names = tuple(label_names) or named_labels(root)
     rows: list[_Row] = []
     first: dict[str, int] = {}
-    for line, text in _lines(path, folder):
+    for line, text in manifest_lines(path):
+        if not text:
+            folder.problem(line, too_long())
+            continue
         if line == 1 and _named_folder(text):
             continue
         if (row := _row(folder, line, text)) is not None:
@@ -178,7 +181,7 @@ def folder_of(manifest: Path) -> Path:
 
 
 def names_folder(path: Path) -> bool:
-    """Whether a file's first line names a data folder, as a manifest's outside that folder."""
+    """True for a manifest outside its data folder: its first line names that folder."""
     with path.open("rb") as file:
         return bool(_named_folder(file.readline(MAX_LINE_BYTES)))
 
@@ -191,7 +194,13 @@ def _named_folder(line: bytes) -> str:
         return ""
 
 
-def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:
+def too_long() -> str:
+    """Fault of a line over MAX_LINE_BYTES."""
+    return f"the line has more than {MAX_LINE_BYTES} bytes; store large values as files"
+
+
+def manifest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line that is not blank; b"" for one over MAX_LINE_BYTES. Raises DataError."""
     with path.open("rb") as file:
         line = 0
         while text := file.readline(MAX_LINE_BYTES + 1):
@@ -201,9 +210,9 @@ def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:
                     f"{path}: more than {MAX_SAMPLES} lines", remedy="Split the data set over several devices."
                 )
             if len(text) > MAX_LINE_BYTES:
-                folder.problem(line, f"the line has more than {MAX_LINE_BYTES} bytes; store large values as files")
                 while text and not text.endswith(b"\n"):
                     text = file.readline(MAX_LINE_BYTES)
+                yield line, b""
             elif text.strip():
                 yield line, text
 

@@ -15,7 +15,7 @@ from edgefl.errors import DataError
 
 #: Share of the samples that are held out for tests, where none are given or marked.
 TEST_SHARE = 0.2
-#: Fewest groups of which whole ones are held out, and most of the samples that these may be; else some of each group.
+#: Least number of groups, and largest share of the samples, for a test set of whole groups.
 _LEAST_GROUPS, _MOST_HELD = 3, 0.4
 #: Share of the samples in a test set of whole groups beyond which a warning says so.
 _LARGE = 0.3
@@ -43,6 +43,11 @@ def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tupl
             remedy="Name a test set in data.test, or add samples.",
         )
     return data.subset(~test), data.subset(test), origin
+
+
+def split_warnings(train: Dataset, test: Dataset, origin: str) -> tuple[str, ...]:
+    """Warnings of a split: classes on one side alone, large groups held out. ``origin``: as ``hold_out`` gives it."""
+    return (*untested(train, test), *(held_groups(train, test) if origin == "groups" else ()))
 
 
 def held_groups(train: Dataset, test: Dataset) -> tuple[str, ...]:

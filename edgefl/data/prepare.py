@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.config.settings import DataConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoders
-from edgefl.data.hold_out import held_groups, hold_out, untested
+from edgefl.data.hold_out import hold_out, split_warnings
 from edgefl.data.levels import level_names
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import as_test, load, load_pair
@@ -88,7 +88,7 @@ def prepare_shares(
         test_origin=origin,
         signature=data.signature(),
         label_names=data.label_names,
-        warnings=(*untested(data, tested), *(held_groups(data, tested) if origin == "groups" else ()), *silent),
+        warnings=(*split_warnings(data, tested, origin), *silent),
         skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
 

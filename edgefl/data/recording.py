@@ -72,7 +72,7 @@ class Windows(NamedTuple):
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell is a number; NaN and infinities are, 1_000 is none."""
+    """True for a number, NaN and infinities; False for 1_000, which Python alone reads."""
     try:
         float(text)
     except ValueError:

@@ -82,7 +82,7 @@ def load_pair(
 
 
 def has_manifest(source: Source) -> TypeGuard[str | Path]:
-    """Whether the source is a data folder or a manifest file (.jsonl)."""
+    """True for a data folder and for a manifest file (.jsonl)."""
     if isinstance(source, Mapping):
         return False
     return Path(source).is_dir() or Path(source).suffix == MANIFEST_SUFFIX

@@ -9,7 +9,6 @@ the class token (wide and deep, Cheng et al., arXiv 1606.07792), as simple class
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.encoder import TokenState
@@ -42,6 +41,6 @@ class ConvEmbed(nn.Module):
     def forward(self, x: Tensor) -> TokenState:
         pixels = 2 * x.permute(0, 3, 1, 2) - 1
         patches = self.stem(pixels).flatten(2).transpose(1, 2)
-        wide = self.wide(F.avg_pool2d(pixels, self.mean_of).flatten(1)).unsqueeze(1)
+        wide = self.wide(nn.functional.avg_pool2d(pixels, self.mean_of).flatten(1)).unsqueeze(1)
         tokens = torch.cat((self.cls_token + wide, patches), dim=1)
         return TokenState(self.dropout(tokens + self.position_embeddings))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.data.folder import MANIFEST, MAX_LINE_BYTES, MAX_SAMPLES, OWN_KEYS
+from edgefl.data.folder import MANIFEST, OWN_KEYS, manifest_lines, too_long
 from edgefl.data.labels import class_name
 from edgefl.data.readers import SampleError, guess
 from edgefl.data.regular_files import ANY_SIZE, regular_file_inside
@@ -26,24 +26,15 @@ def from_manifest(folder: Path, roles: Roles = NO_ROLES, *, skip_bad: bool = Fal
     """
     regular_file_inside(folder, MANIFEST, ANY_SIZE)
     samples = Understood(folder, said=[f"{folder / MANIFEST} is used as it is"])
-    with (folder / MANIFEST).open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if number > MAX_SAMPLES:
-                raise DataError(
-                    f"{folder / MANIFEST}: over {MAX_SAMPLES} lines", remedy="Split it over several devices."
-                )
-            if not line.strip():
-                continue
-            try:
-                _add(samples, number, line)
-            except DataError as error:
-                where = f"{MANIFEST}:{number}"
-                if not skip_bad:
-                    way = "Mend that line (docs/data.md), or leave such lines out by --skip-bad."
-                    raise DataError(f"{folder}/{where}: {error.message}", remedy=way) from None
-                samples.unused[where] = error.message
+    for number, line in manifest_lines(folder / MANIFEST):
+        try:
+            _add(samples, number, line)
+        except DataError as error:
+            where = f"{MANIFEST}:{number}"
+            if not skip_bad:
+                way = "Mend that line (docs/data.md), or leave such lines out by --skip-bad."
+                raise DataError(f"{folder}/{where}: {error.message}", remedy=way) from None
+            samples.unused[where] = error.message
     if not samples.samples:
         raise DataError(f"{folder / MANIFEST}: holds no samples", remedy="Write a JSON object a line (docs/data.md).")
     for modality in [m for m, kind in samples.kinds.items() if kind == "table"]:
@@ -53,8 +44,8 @@ def from_manifest(folder: Path, roles: Roles = NO_ROLES, *, skip_bad: bool = Fal
 
 def _add(samples: Understood, number: int, line: bytes) -> None:
     """The sample of one line. Raises DataError."""
-    if len(line) > MAX_LINE_BYTES:
-        raise SampleError(f"has more than {MAX_LINE_BYTES} bytes")
+    if not line:
+        raise SampleError(too_long())
     try:
         record = msgspec.json.decode(line, type=dict[str, object])
     except (ValueError, RecursionError) as error:

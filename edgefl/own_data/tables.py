@@ -164,11 +164,7 @@ def _find_roles(table: Table, is_file: Callable[[str], bool], roles: Roles) -> N
         if column not in (*axes, table.label, table.group):
             _give_role(table, column, values[column], is_file, roles)
     spell_alike(table)
-    whole = {
-        s: c[0].lower() if len(c) == 1 and re.search(r"[a-z]{2}[xyz]$", c[0], re.IGNORECASE) else s
-        for s, c in table.sensors.items()
-    }
-    names = distinct({sensor: _sensor_name(whole[sensor]) for sensor in table.sensors})
+    names = distinct({sensor: _sensor_name(_whole_word(sensor, columns)) for sensor, columns in table.sensors.items()})
     table.sensors = {names[sensor]: columns for sensor, columns in table.sensors.items()}
     _choose_what(table, values, roles)
 
@@ -284,6 +280,12 @@ def _are_mostly_numbers(values: Sequence[str]) -> bool:
     """Whether four of five cells are numbers of a quantity, the others such as "[98]" or "unknown"."""
     numbers = [value for value in values if is_number(value)]
     return len(numbers) >= 0.8 * len(values) and is_quantity(numbers)
+
+
+def _whole_word(sensor: str, columns: Sequence[str]) -> str:
+    """A sensor's name with the last letter of its only column: TMAX is no axis x of TMA."""
+    alone = len(columns) == 1 and re.search(r"[a-z]{2}[xyz]$", columns[0], re.IGNORECASE)
+    return columns[0].lower() if alone else sensor
 
 
 def _sensor_name(text: str) -> str:
