@@ -3,7 +3,8 @@
 A token a column: x w + b of a number, a row of a table of vectors by a category's code, and a learned vector of its own
 for a cell that is not there. A class token, no positions, the sensor's pre-norm blocks. Beside it a linear map of the
 same cells goes into the class token (wide and deep, Cheng et al., arXiv 1606.07792). A number is standardised by
-constants of the specification and clipped smoothly, x / sqrt(1 + (x / 5)^2) (Holzmueller et al., arXiv 2407.04491).
+constants of the specification and compressed, 3 asinh(x / 3): logarithmic far out, so that an order of 30 deviations
+still counts more than one of ten.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from edgefl.models.encoder import Kind, TokenState, first_token
 from edgefl.models.sensor import SensorBlock
 from edgefl.models.spec import EncoderSpec
 
-#: Deviations from the mean that no value exceeds; at two of them a value is 7 % smaller.
-CLIP = 5.0
+#: Deviations from the mean up to which a value stays about as it is; at two of them it is 6 % smaller.
+_LINEAR = 3.0
 #: Bounds what is squared: the largest float32 would become infinite.
 _LARGEST = 1e4
 
@@ -64,7 +65,7 @@ class TableEmbed(nn.Module):
         if self.numbers:
             there = flags[:, self.numbers]  # [B, numbers]
             scaled = ((values[:, self.numbers] - self.mean) / self.std).clamp(-_LARGEST, _LARGEST)
-            z = torch.where(there, scaled / torch.sqrt(1 + (scaled / CLIP) ** 2), 0.0)
+            z = torch.where(there, _LINEAR * torch.asinh(scaled / _LINEAR), 0.0)
             given = z.unsqueeze(2) * self.weight.weight + self.bias.weight
             tokens.append(torch.where(there.unsqueeze(2), given, self.missing.weight))
             lead = lead + self.wide(torch.cat((z, (~there).to(z.dtype)), dim=1))
