@@ -13,6 +13,7 @@ from typing import Any
 #: role -> function -> what the core passes. What fills a role without functions is built by the core itself.
 CALLS: dict[str, dict[str, str]] = {
     "schedule": {"stages": "model rounds"},
+    "pace": {"judge": "rounds", "fewest": ""},
     "sharing": {},
     "fusion": {},
     "cluster": {"group": "signatures generator"},
@@ -65,6 +66,7 @@ _BESIDE = {
     "local": ("rows", "local_rows"),
     "completed_data": ("completed_counts",),
     "period": ("ask", "lend"),
+    "judge": ("fewest",),
 }
 
 

@@ -113,6 +113,27 @@ class Schedule(Method):
     freezes: bool = False
 
 
+class Verdict(NamedTuple):
+    """Judgement of a stage so far. ``best``: after how many of its rounds the model was best; ``over``: it ends."""
+
+    best: int
+    over: bool
+
+
+@dataclass(frozen=True)
+class Pace(Method):
+    """When a stage ends, at the latest after its planned rounds.
+
+    ``judge``: (rounds of the stage so far, each an ``edgefl.aggregation.pace.StageRound``; options) -> the ``Verdict``.
+    None: every planned round takes place. A stage that ends early leaves the model of its best round. ``fewest``:
+    (options) -> rounds after which it ends at the soonest. ``returns``: as a selection's.
+    """
+
+    judge: Callable[..., Verdict] | None = None
+    fewest: Callable[..., int] | None = None
+    returns: bool = False
+
+
 @dataclass(frozen=True)
 class Sharing(Method):
     """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``).
@@ -380,6 +401,7 @@ class Role(NamedTuple):
 
 ROLES: dict[str, Role] = {
     "schedule": Role("which parts exist and are trained in each stage", Schedule),
+    "pace": Role("when a stage ends", Pace),
     "sharing": Role("what the modalities' encoders share", Sharing),
     "fusion": Role("how the modalities become one representation", Fusion),
     "cluster": Role("how devices are grouped", Cluster),

@@ -92,6 +92,7 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
 
 def _begin(steps: Steps, event: m.Begin) -> None:
     plan, stands, was = steps.state.plan, event.position, event.resumed
+    steps.set(memory=event.memory)
     following = round_after(steps.state, stands.stage, stands.round)
     if was is not None and (was.stage, was.number) in {following, (stands.stage, stands.round)}:
         steps.state = replace(was, plan=plan)
@@ -115,7 +116,7 @@ def _begin(steps: Steps, event: m.Begin) -> None:
 
 def round_after(state: State, stage: int, number: int) -> tuple[int, int] | None:
     """(stage, round) after this one; stages without rounds are passed over. None: that was the last."""
-    if stage and number < state.rounds[stage - 1]:
+    if stage and number < state.rounds[stage - 1] and not state.memory.ended(stage):
         return stage, number + 1
     later = (index for index, rounds in enumerate(state.rounds, start=1) if index > stage and rounds > 0)
     first = next(later, None)
@@ -238,7 +239,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
         undo=undo_of(state),
         memory=event.memory,
     )
-    if _is_evaluated(state, state.stage, state.number):
+    if _is_evaluated(steps.state, state.stage, state.number):
         steps.set(phase=Phase.EVALUATING, evaluating=opened.attempt)
         steps.do(m.Evaluate(opened.attempt))
     else:
@@ -252,7 +253,7 @@ def _is_evaluated(state: State, stage: int, number: int) -> bool:
     """
     every, length = state.plan.evaluate_every, period_length(state.plan, state.plan.stages[stage - 1])
     due = number // every > (number - 1) // length * length // every if isinstance(every, int) else every == "round"
-    due = due or number == state.rounds[stage - 1]
+    due = due or number == state.rounds[stage - 1] or state.memory.ended(stage)
     return bool(state.plan.test) and due and makes_model(state.plan, stage, number)
 
 
@@ -286,12 +287,19 @@ def _advance(steps: Steps) -> None:
         steps.set(undo=None)
     steps.do(still_needed(steps.state))
     if following is None or following[0] != state.stage:
-        steps.emit("stage_finished")
+        steps.emit("stage_finished", data=_ended_early(state))
     if following is None:
         _finish(steps)
     else:
         steps.set(stage=following[0], number=following[1], attempt=0, tries=0)
         next_round(steps)
+
+
+def _ended_early(state: State) -> dict[str, object]:
+    """Data of the event of a stage that its pace ended: rounds ``planned``, and the ``best``, whose model is kept."""
+    if not state.memory.ended(state.stage):
+        return {}
+    return {"planned": state.rounds[state.stage - 1], "best": state.memory.stage.best}
 
 
 def _finish(steps: Steps) -> None:

@@ -349,10 +349,14 @@ class Evaluate(msgspec.Struct, frozen=True):
 
 
 class CollectGarbage(msgspec.Struct, frozen=True):
-    """Delete objects nothing points to. Still needed: ``updates``, and the states that ``attempts`` started from."""
+    """Delete objects nothing points to.
+
+    Still needed: ``updates``, the states that ``attempts`` started from, and ``states``.
+    """
 
     updates: tuple[Update, ...] = ()
     attempts: frozenset[Attempt] = frozenset()
+    states: tuple[Manifest, ...] = ()
 
 
 class DrainAll(msgspec.Struct, frozen=True):

@@ -53,7 +53,10 @@ def still_needed(state: State) -> CollectGarbage:
     every = [*state.stragglers.values(), *state.buffered.values()]
     updates = tuple(one.update for one in every if one.update is not None)
     began = {one.attempt for one in every if one.attempt is not None}
-    return CollectGarbage(updates, frozenset(began | ({state.undo.attempt} if state.undo is not None else set())))
+    memories = [state.memory] if state.undo is None else [state.memory, state.undo.memory]
+    states = tuple(memory.stage.state for memory in memories if memory.stage.state)
+    attempts = began if state.undo is None else began | {state.undo.attempt}
+    return CollectGarbage(updates, frozenset(attempts), states)
 
 
 def _drop_outdated(steps: Steps) -> None:

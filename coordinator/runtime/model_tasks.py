@@ -24,6 +24,7 @@ from edgefl.aggregation.mean import factor
 from edgefl.aggregation.server_state import shared
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.plan.periods import period_length
+from edgefl.plan.stages import is_closing
 from edgefl.process.tasks import Tasks
 from edgefl.process.worker import WorkerFailedError, understood
 from edgefl.protocol.messages import Update
@@ -93,7 +94,7 @@ class ModelTasks:
         bases = {id(base): base for base in map(self.base, one.attempts)}
         states = [self.manifest, *self._finals.values(), *bases.values()]
         self._states = {key: state for key, state in self._states.items() if any(state is kept for kept in states)}
-        manifests = [*states, *(update.manifest for update in one.updates)]
+        manifests = [*states, *one.states, *(update.manifest for update in one.updates)]
         self.store.mark_garbage({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
         self._collecting.spawn(asyncio.to_thread(self.store.sweep))
 
@@ -156,7 +157,8 @@ class ModelTasks:
             request = Request(self.plan, str(self.store.root), one.attempt.stage, models=models)
             similarity = await self._ask("similarity", dict[str, float], request)
         transfer, most = transfer_of(self.plan, one.attempt), self.plan.policy.largest_share
-        terms = RoundTerms(similarity, self.plan.seed, transfer, most, one.signatures)
+        judged = 0 if is_closing(stage) else stage.index
+        terms = RoundTerms(similarity, self.plan.seed, transfer, most, one.signatures, judged)
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )

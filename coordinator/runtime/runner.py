@@ -12,6 +12,8 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from coordinator.core import moves as do
 from coordinator.core.assignments import in_progress
 from coordinator.core.machine import round_after, step
@@ -190,7 +192,8 @@ class Runner:
         if last is not None and (why := take_back_if_ruined(ledger, store, last)):
             self._record.write(warning(why, position.stage, position.round))
             position = ledger.position(run)
-        states = ledger.states(run)
+        states, memory = ledger.states(run), load_memory(store, position.manifest)
+        self.state = msgspec.structs.replace(self.state, memory=memory)
         self._models.begin(position.manifest, states)
         self._record.write(self._run_started(position, states[0, 0], known=known))
         for text in () if known else warnings_of(self.plan):
@@ -198,7 +201,7 @@ class Runner:
         if was is not None:
             self._record.saved = was
         age_s = time.time() - _made_at(position)
-        return Begin(self.clock(), position, load_memory(store, position.manifest), state, age_s)
+        return Begin(self.clock(), position, memory, state, age_s)
 
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())

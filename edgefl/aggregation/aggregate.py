@@ -28,6 +28,7 @@ from edgefl.aggregation.mean import (
     moved,
     stored_layout,
 )
+from edgefl.aggregation.pace import StageTrack, noted
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.server_state import (
     RESIDUAL,
@@ -50,7 +51,7 @@ from edgefl.registry import Recipe, choose
 from edgefl.storage.objects import ObjectStore
 
 #: The slots that act on updates, in this order. Selection comes before a round.
-_ROLES = ("cluster", "repair", "weight", "combine", "optimise", "prototypes")
+_ROLES = ("pace", "cluster", "repair", "weight", "combine", "optimise", "prototypes")
 #: Largest "prototypes" part: 310 classes of 3 tables at width 768 are 2.9 MB.
 _PROTOTYPES_LIMIT_BYTES = 64 * 2**20
 
@@ -64,7 +65,8 @@ class RoundTerms(NamedTuple):
 
     ``similarity``: the devices' weights by the models' outputs, where the slot weight has such; those without one are
     left out (part "model"). ``transfer``: how the new state will travel, and so what devices will hold of it.
-    ``largest_share``: the most that a device may weigh in a part. ``signatures``: of devices' hellos.
+    ``largest_share``: the most that a device may weigh in a part. ``signatures``: of devices' hellos. ``stage``: that
+    of the round; 0: none that a pace could end.
     """
 
     similarity: Mapping[str, float] = {}
@@ -72,6 +74,7 @@ class RoundTerms(NamedTuple):
     transfer: Transfer = Transfer()
     largest_share: float = 1.0
     signatures: Mapping[str, bytes] = {}
+    stage: int = 0
 
 
 def aggregate_round(
@@ -90,7 +93,8 @@ def aggregate_round(
     ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, range, malformed or
     unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
     although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
-    changes are damped by the factor; ``clusters``, ``repaired`` and ``momentum`` where a slot made them;
+    changes are damped by the factor; ``stage`` {rounds,
+    best, over} of a pace that judges; ``clusters``, ``repaired`` and ``momentum`` where a slot made them;
     ``choice_of_k`` where devices counted for it (``edgefl.plan.choice_of_k.recorded``).
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
@@ -163,7 +167,28 @@ class _Round:
         if total is not None and compared_k(self.slots["prototypes"]):
             self.record["choice_of_k"] = recorded(total, list(counts))
             memory = msgspec.structs.replace(memory, k=total.best)
+        memory = msgspec.structs.replace(memory, stage=self._track(memory.stage))
+        if memory.ended(self.terms.stage):
+            best, track = self._best(memory.stage)
+            state, memory = state | best, msgspec.structs.replace(memory, stage=track)
         return state | {history.KEY: self.store.put(msgspec.json.encode(memory))}, self.record
+
+    def _track(self, track: StageTrack) -> StageTrack:
+        """The stage with this round; the record has what its pace says of it."""
+        if not self.terms.stage:
+            return StageTrack()
+        track = noted(track, self.slots["pace"], self.terms.stage, history.losses(self.updates), self.previous)
+        if track.index:
+            self.record["stage"] = {"rounds": len(track.rounds), "best": track.best, "over": track.over}
+        return track
+
+    def _best(self, track: StageTrack) -> tuple[Manifest, StageTrack]:
+        """The state of the ended stage's best round, and the track; the last's where differences from it are sent."""
+        packed = any(how != "f32" for _, how in self.terms.transfer.down)
+        best = {} if packed else {key: ref for key, ref in track.state.items() if key != history.KEY}
+        number = len(track.rounds) if packed else track.best
+        self.record["stage"]["best"] = number
+        return best, msgspec.structs.replace(track, best=number, state={})
 
     def aggregate(self, part: str) -> None:
         """The next values of ``part`` for each audience, into state and record."""

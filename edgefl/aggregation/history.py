@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from edgefl.aggregation.mean import Tensors
+from edgefl.aggregation.pace import StageTrack
 from edgefl.aggregation.server_state import SERVER, of_device
 from edgefl.errors import ModelError
 from edgefl.models.spec import is_matcher, modality_of
@@ -96,7 +97,7 @@ class Memory(msgspec.Struct, frozen=True):
     """Aggregation's memory after ``rounds`` rounds. ``gains``: cluster -> alpha* of the last round, where it is known.
 
     ``networks``: once the last round has trained them, "match/<m>" -> the keys of the state that hold its ensemble,
-    with their weights.
+    with their weights. ``stage``: the stage under way, where its pace judges it.
     """
 
     rounds: int = 0
@@ -105,6 +106,11 @@ class Memory(msgspec.Struct, frozen=True):
     networks: dict[str, dict[str, float]] = {}
     period: dict[str, PeriodMember] = {}  # of the period under way: empty after its last round
     k: int | msgspec.UnsetType = msgspec.UNSET  # ProtoMix's, as last chosen on hold-outs
+    stage: StageTrack = StageTrack()
+
+    def ended(self, stage: int) -> bool:
+        """Whether this stage has ended before its last planned round."""
+        return self.stage.over and self.stage.index == stage
 
 
 def note_round(
@@ -145,7 +151,7 @@ def note_round(
     if clusters:  # also of devices that have not trained yet
         devices |= {d: Track() for d in sorted(clusters) if d not in devices}
         devices = {d: msgspec.structs.replace(t, cluster=clusters.get(d, NO_CLUSTER)) for d, t in devices.items()}
-    return Memory(rounds=now, gains=gains, devices=devices, networks=memory.networks, k=memory.k)
+    return msgspec.structs.replace(memory, rounds=now, gains=gains, devices=devices, period={})
 
 
 def _coalitions(
@@ -188,6 +194,8 @@ def _check(metrics: Mapping[str, float], received: Mapping[str, float], weights:
 KEY = f"{SERVER}memory"
 #: Metrics of an update: of the model as received and as trained, on the device's own held-out samples.
 RECEIVED, TRAINED = "received_score", "trained_score"
+#: Metric of an update: loss of the model as received, on the device's own held-out samples.
+RECEIVED_LOSS = "received_loss"
 
 
 #: A round's record as plain values (``edgefl.aggregation.aggregate`` names its fields).
@@ -248,6 +256,12 @@ def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, i
             received |= {device: member.received} if member.received is not None else {}
     noted = note_round(memory, metrics, received, {u.device: u.weight for u in updates}, clusters)
     return note_layers(noted, updates)
+
+
+def losses(updates: Sequence[UpdateInfo]) -> dict[str, float]:
+    """device -> loss of the model it received, on its hold-out; without one, 1 - its score."""
+    found = {u.device: u.metrics.get(RECEIVED_LOSS, 1.0 - u.metrics.get(RECEIVED, math.nan)) for u in updates}
+    return {device: loss for device, loss in sorted(found.items()) if math.isfinite(loss)}
 
 
 def counted(updates: Sequence[UpdateInfo]) -> dict[str, Counts]:

@@ -343,3 +343,4 @@ class RunPrice(msgspec.Struct, frozen=True):
     schedule: str = ""
     warnings: tuple[str, ...] = ()
     period: int = 1  # rounds from one whole exchange to the next
+    fewest_rounds: int = 0  # after which a stage may end; 0: after all of them

@@ -42,7 +42,7 @@ from edgefl.registry import Recipe, choose, chosen, method
 JOINT_WIDTH = 256
 #: The size of batch for which scaled rates are meant.
 RATES_FOR = 256
-SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
+SERVER_ROLES = ("pace", "cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
 
 def compile_run(
@@ -193,6 +193,10 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
     if model.head.kind != "none" and model.head.norm == "batch":
         text = f"is batch, and its statistics are not of the weights that a layer is replaced in: {why}; set layer"
         found.append(Problem("model.head.norm", text))
+    pace = choose("pace", recipe.slots)
+    if pace.method.judge is not None:
+        text = f"{pace.name} judges the model of every round, and {why}, in which there is none; set planned"
+        found.append(Problem("slots.pace", text))
     for term in chosen("objective", recipe.slots["objective"]):
         if term.method.received:
             text = f"{term.name} compares with the parts received, and {why}, in which a device goes on from its own"

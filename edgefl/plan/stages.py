@@ -132,7 +132,7 @@ OWN_HOLDOUT = 0.2
 
 def by_holdouts(slots: Recipe) -> list[str]:
     """The slots (role: choice) that go by what devices measure on their hold-outs: returns, or the best k."""
-    choices = {role: choose(role, slots) for role in ("select", "optimise")}
+    choices = {role: choose(role, slots) for role in ("pace", "select", "optimise")}
     found = [f"{role}: {choice.name}" for role, choice in choices.items() if choice.method.returns]
     prototypes = choose("prototypes", slots)
     return [*found, f"prototypes: {prototypes.name}"] if compared_k(prototypes) else found

@@ -27,7 +27,7 @@ from edgefl.plan.stages import encoder_stage, stage_before, with_closing
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
-from edgefl.registry import Choice, method, methods
+from edgefl.registry import Choice, choose, method, methods
 from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import meta_input
 
@@ -86,6 +86,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
+    pace = choose("pace", plan.server)
     schedules: list[StagePrice] = []
     for schedule, stages in schedules_of(plan.model, options.rounds, options.slot).items():
         for size in options.batch_sizes:
@@ -110,6 +111,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         schedule=options.schedule,
         warnings=warnings_of(plan),
         period=period_of(plan.slots.repair).rounds,
+        fewest_rounds=pace.bind(pace.method.fewest)() if pace.method.fewest else 0,
     )
 
 

@@ -384,6 +384,16 @@ def _evaluated(state: LiveState, event: EventRow) -> str:
     return f"stage {event.stage} round {event.round} test {scores}"
 
 
+def _stage_finished(state: LiveState, event: EventRow) -> str:
+    """ "stage 1 finished after 12 of 40 rounds, with the model of round 8: …"."""
+    planned, best = int(event.data.get("planned") or event.round), int(event.data.get("best", event.round))
+    state.rounds_total -= planned - event.round
+    if planned == event.round == best:
+        return f"stage {event.stage} finished"
+    kept = f"the model of round {best}" if best else "the model that it began with"
+    return f"stage {event.stage} finished after {event.round} of {planned} rounds, with {kept}"
+
+
 def _standardized(_: LiveState, event: EventRow) -> str:
     """ "sensors are standardised: acc by left, right (mean 9.8, 0.1; std 1.2, 0.4)"."""
     found = [
@@ -458,7 +468,7 @@ KINDS: dict[str, EventKind] = {
     "round_closed": EventKind(_round_closed, kept=True),
     "evaluated": EventKind(_evaluated, kept=True),
     "k_chosen": EventKind(_k_chosen, kept=True),
-    "stage_finished": EventKind(lambda _, event: f"stage {event.stage} finished"),
+    "stage_finished": EventKind(_stage_finished),
     "warning": EventKind(lambda _, event: f"warning: {event.data.get('text', '')}", kept=True, style="yellow"),
     "run_finished": EventKind(_ended),
     "run_stopped": EventKind(_ended, kept=True, style="yellow"),

@@ -18,6 +18,8 @@ from coordinator.core import state as v
 from coordinator.core.machine import TRANSITIONS, ignore, step
 from coordinator.core.state import changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
+from edgefl.aggregation.history import Memory
+from edgefl.aggregation.pace import StageTrack
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, EvaluationRow, ObjectRef, Refusal
@@ -177,7 +179,7 @@ class Play:
         assert was is not None
         where = (last.stage, last.round) if last else (0, 0)
         stands = e.Position(*where, max(following, default=0), {}, unevaluated, MADE_MS)
-        begin = e.Begin(self.now, stands, resumed=resumed(was, self.now))
+        begin = e.Begin(self.now, stands, self.state.memory, resumed(was, self.now))
         self.state, self.saved = anew, was
         return self.send(begin)
 
@@ -220,10 +222,10 @@ class Play:
         stage, hyper = self.plan.stages[plan.stage - 1], self.plan.hypers[plan.stage - 1]
         return self.send(e.Planned(self.now, plan.ticket, tuple(place(stage, hyper, c) for c in plan.candidates)))
 
-    def finish_aggregate(self) -> list[do.Instruction]:
+    def finish_aggregate(self, memory: Memory = Memory()) -> list[do.Instruction]:  # noqa: B008 - it is frozen
         assert self.aggregate is not None
         attempt, self.aggregate = self.aggregate.attempt, None
-        return self.send(e.Aggregated(self.now, attempt, {"task": REF}))
+        return self.send(e.Aggregated(self.now, attempt, {"task": REF}, memory=memory))
 
     def finish_evaluate(self) -> list[do.Instruction]:
         assert self.evaluate is not None
@@ -1039,3 +1041,28 @@ def test_a_report_of_the_runner_is_illegal_in_every_phase_but_its_own(phase: v.P
         if phase is not own:
             with pytest.raises(e.IllegalMoveError, match=type(report).__name__):
                 step(v.State(a_plan(), phase=phase), report)
+
+
+def closed_round(play: Play, memory: Memory) -> list[do.Instruction]:
+    for name in ("a", "b"):
+        play.accept(name)
+        play.announce(name)
+        play.receive(name)
+    return play.finish_aggregate(memory)
+
+
+def test_a_stage_that_its_pace_ends_is_evaluated_and_followed_by_the_next() -> None:
+    """Three rounds are planned for stage 1. A process that resumes the run knows that the stage is over."""
+    stages = tuple(msgspec.structs.replace(stage, rounds=3) for stage in a_plan().stages)
+    play = Play(stages=stages, evaluate_every="stage").started("a", "b")
+    track = StageTrack(index=1, best=0, state={"task": REF})
+    out = closed_round(play, Memory(rounds=1, stage=track))
+    assert of(do.CollectGarbage, out)[-1].states == ({"task": REF},), "the state of the best round is kept"
+    out = closed_round(play, Memory(rounds=2, stage=msgspec.structs.replace(track, over=True, state={})))
+    assert of(do.Evaluate, out)
+    out = play.finish_evaluate()
+    (event,) = [one for one in out if isinstance(one, EventRow) and one.kind == "stage_finished"]
+    assert event.data == {"planned": 3, "best": 0}
+    assert (play.state.stage, play.state.number) == (2, 1)
+    play.restart()
+    assert (play.state.stage, play.state.number) == (2, 1)

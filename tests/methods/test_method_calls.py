@@ -25,6 +25,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "missing": {"make": lambda modality, given: None, "completed_counts": lambda samples, encoders: samples},
     "prototypes": {"rows": lambda model: {}, "local_rows": lambda job, candidate, own: {}},
     "repair": {"ask": lambda members: {}, "lend": lambda updates, needs, store, clusters: ({}, {})},
+    "pace": {"fewest": lambda: 1},
     "weight": {"weigh": lambda samples, modalities: samples},
     "optimise": {"step": lambda state, previous, combined: (combined, None)},
 }

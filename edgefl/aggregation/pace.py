@@ -1,0 +1,41 @@
+"""Rounds of a stage as its pace judges them, and the model that a stage ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from edgefl.records import Manifest
+from edgefl.registry import Choice
+
+
+class StageRound(msgspec.Struct, frozen=True):
+    """One round of a stage. ``losses``: device -> loss on its hold-out of the model that the round began with."""
+
+    losses: dict[str, float] = {}
+
+
+class StageTrack(msgspec.Struct, frozen=True):
+    """Track of stage ``index``; 0: none.
+
+    ``state``: the model after the ``best`` of its rounds; ``over``: it has ended.
+    """
+
+    index: int = 0
+    rounds: tuple[StageRound, ...] = ()
+    best: int = 0
+    state: Manifest = {}
+    over: bool = False
+
+
+def noted(track: StageTrack, pace: Choice, stage: int, losses: Mapping[str, float], previous: Manifest) -> StageTrack:
+    """The track after one more round of ``stage``, which began with the model ``previous``."""
+    if pace.method.judge is None:
+        return StageTrack()
+    if track.index != stage:
+        track = StageTrack(index=stage, state=previous)
+    before, rounds = len(track.rounds), (*track.rounds, StageRound(dict(losses)))
+    verdict = pace.bind(pace.method.judge)(rounds)
+    state = previous if verdict.best == before else track.state
+    return StageTrack(stage, rounds, verdict.best, state, verdict.over)
