@@ -39,6 +39,8 @@ _MOST_EPOCHS, _LEAST_ROUNDS, _MOST_ROUNDS = 8, 4, 10
 #: Of a table's first stage, its later ones get half: with three times as many in all, 100 R2 of the progression of
 #: diabetes is 33 in place of 42, and other tables are as good.
 _TABLE_STEPS = 120
+#: Where devices hold out enough rows of a table, its stages end by these, at the latest after so many passes.
+_HOLDOUT, _JUDGES, _MOST_PASSES = 0.1, 30, 40
 #: Rows whose mean and variance a batch norm can be trained on: with 3 it stays at chance where layer norm is right.
 _LEAST_FOR_BATCH_NORM = 8
 
@@ -92,6 +94,9 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     tables = all(each.kind == "table" for each in facts.values())
     wanted = (_TABLE_STEPS if tables else _STAGE_STEPS) / (steps * epochs)
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(wanted)))
+    judged = tables and not wishes.pretrained and share * _HOLDOUT >= _JUDGES
+    if judged:
+        rounds = _MOST_PASSES
     later = rounds // 2 if tables else rounds
     stages = _stages(facts, wishes.pretrained)
     return {
@@ -99,12 +104,13 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
         "seed": 1,
         "recipe": wishes.recipe or recipe_for(outline, len(facts)),
         "data": _data(paths, facts, given, natural=outline.groups > len(profiles), skip_bad=wishes.skip_bad),
-        **_schedule(facts, wishes.pretrained),
+        **_slots(facts, wishes.pretrained, judged=judged),
         "model": {"stages": stages, "encoders": given, "head": head, "fusion_width": 64},
         "training": {
             "rounds": _rounds(rounds, later, stages, facts, wishes.pretrained),
             "epochs": epochs,
             "batch_size": batch,
+            **({"holdout": _HOLDOUT} if judged else {}),
             "lr": {"encoder": 1.0e-3, "head": 1.0e-3},
         },
         "round": {"join_s": 120, "quorum": 0.5, "deadline_s": 600},
@@ -113,10 +119,13 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     }
 
 
-def _schedule(facts: Mapping[str, Facts], pretrained: Mapping[str, str]) -> dict[str, object]:
-    """The slots of a run file: over checkpoints, what follows them and the encoders that have none are trained."""
+def _slots(facts: Mapping[str, Facts], pretrained: Mapping[str, str], *, judged: bool) -> dict[str, object]:
+    """The slots of a run file: over checkpoints, what follows them and the encoders that have none are trained.
+
+    ``judged``: stages end by the devices' hold-outs.
+    """
     if not pretrained:
-        return {}
+        return {"slots": {"pace": "holdout"}} if judged else {}
     whole = set(pretrained) == set(facts)
     return {"slots": {"schedule": "heads" if whole else {"heads": {"frozen": "pretrained"}}}}
 
