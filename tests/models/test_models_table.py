@@ -33,15 +33,15 @@ def encoder(columns: tuple[TableColumn, ...] = COLUMNS, **changes: object) -> En
     return encoder_of_size("table", "tiny", shape, **{"columns": [msgspec.to_builtins(c) for c in columns], **changes})
 
 
-def test_a_number_is_clipped_smoothly_and_times_its_vector():
-    """(30 - 10) / 2 = 10 deviations are 10 / sqrt(1 + 4) = 4.47; (12 - 10) / 2 = 1 is 1 / sqrt(1.04) = 0.981."""
+def test_a_number_is_compressed_far_out_and_times_its_vector():
+    """(30 - 10) / 2 = 10 deviations are 3 asinh(10 / 3) = 5.757; (12 - 10) / 2 = 1 is 0.982; nothing is infinite."""
     embed = TableEmbed(encoder(COLUMNS[:1], mean=(10.0,), std=(2.0,)))
     with torch.no_grad():
         embed.weight.weight.fill_(1.0)
         embed.bias.weight.fill_(0.5)
         embed.missing.weight.fill_(-7.0)
     tokens = embed(torch.tensor([[[30.0, 1.0]], [[12.0, 1.0]], [[1e30, 1.0]], [[0.0, 0.0]]])).tokens
-    expected = [4.4721 + 0.5, 0.9806 + 0.5, 5.0 + 0.5, -7.0]
+    expected = [5.7567 + 0.5, 0.9824 + 0.5, 26.4147 + 0.5, -7.0]
     np.testing.assert_allclose(tokens[:, 1, 0].detach().numpy(), expected, atol=1e-3)
 
 
