@@ -13,7 +13,7 @@ from typing import Any
 #: role -> function -> what the core passes. What fills a role without functions is built by the core itself.
 CALLS: dict[str, dict[str, str]] = {
     "schedule": {"stages": "model rounds"},
-    "pace": {"judge": "rounds", "fewest": ""},
+    "pace": {"judge": "rounds", "fewest": "", "observe": "state previous now"},
     "sharing": {},
     "fusion": {},
     "cluster": {"group": "signatures generator"},

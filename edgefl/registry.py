@@ -127,9 +127,12 @@ class Pace(Method):
     ``judge``: (rounds of the stage so far, each an ``edgefl.aggregation.pace.StageRound``; options) -> the ``Verdict``.
     None: every planned round takes place. A stage that ends early leaves the model of its best round. ``fewest``:
     (options) -> rounds after which it ends at the soonest. ``returns``: as a selection's.
+    ``observe``: (state or None, tensors of a trained part before the round, after it, options) -> (its facts {name:
+    number}, the next state); the state begins with each stage.
     """
 
     judge: Callable[..., Verdict] | None = None
+    observe: Callable[..., tuple[dict[str, float], Tensors]] | None = None
     fewest: Callable[..., int] | None = None
     returns: bool = False
 

@@ -28,7 +28,7 @@ from edgefl.aggregation.mean import (
     moved,
     stored_layout,
 )
-from edgefl.aggregation.pace import StageTrack, noted
+from edgefl.aggregation.pace import StageRound, StageTrack, noted
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.server_state import (
     RESIDUAL,
@@ -152,6 +152,7 @@ class _Round:
             mend = repair.bind(repair.method.mend)
             known = {device: track.weight for device, track in self.memory.devices.items()}
             self.mended, self.personal, self.record["repaired"] = mend(updates, previous, store, groups, known)
+        self.facts: dict[str, dict[str, float]] = {}  # part -> what the pace observed
         self.whole: dict[str, str] = {}  # key -> why it travels whole although it was to be packed
 
     def finish(self) -> tuple[Manifest, Record]:
@@ -177,7 +178,8 @@ class _Round:
         """The stage with this round; the record has what its pace says of it."""
         if not self.terms.stage:
             return StageTrack()
-        track = noted(track, self.slots["pace"], self.terms.stage, history.losses(self.updates), self.previous)
+        this = StageRound(history.losses(self.updates), self.facts)
+        track = noted(track, self.slots["pace"], self.terms.stage, this, self.previous)
         if track.index:
             self.record["stage"] = {"rounds": len(track.rounds), "best": track.best, "over": track.over}
         return track
@@ -186,7 +188,7 @@ class _Round:
         """The state of the ended stage's best round, and the track; the last's where differences from it are sent."""
         packed = any(how != "f32" for _, how in self.terms.transfer.down)
         best = {} if packed else {key: ref for key, ref in track.state.items() if key != history.KEY}
-        number = len(track.rounds) if packed else track.best
+        number = track.best if best else len(track.rounds)
         self.record["stage"]["best"] = number
         return best, msgspec.structs.replace(track, best=number, state={})
 
@@ -285,7 +287,19 @@ class _Round:
             return Outcome(refused=refused, kept="its new values cannot be calculated with")
         if state is not None:
             self.state[kept] = self.store.put(encode_part(state))
+        if part.key == part.name and self.terms.stage:
+            self._observe(part.name, previous, tensors)
         return Outcome(tensors, told, refused)
+
+    def _observe(self, part: str, previous: Tensors, now: Tensors) -> None:
+        """The facts of a part's change in this round, for the recipe's pace."""
+        pace, key = self.slots["pace"], f"{SERVER}pace/{part}"
+        if pace.method.observe is None:
+            return
+        known = key in self.previous and self.memory.stage.index == self.terms.stage
+        state = decode_part(self.store.read(self.previous[key].id)) if known else None
+        self.facts[part], state = pace.bind(pace.method.observe)(state, previous, now)
+        self.state[key] = self.store.put(encode_part(state))
 
     def _close(self, part: AudiencePart, outcome: Outcome, *, feedback: bool = False) -> None:
         """Into the state, where there are new values: the part as devices will hold it, then what is kept of it."""

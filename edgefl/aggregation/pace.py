@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from edgefl.records import Manifest
@@ -11,9 +9,14 @@ from edgefl.registry import Choice
 
 
 class StageRound(msgspec.Struct, frozen=True):
-    """One round of a stage. ``losses``: device -> loss on its hold-out of the model that the round began with."""
+    """One round of a stage.
+
+    ``losses``: device -> loss on its hold-out of the model that the round began with; ``facts``: part -> what the pace
+    observed of its change in the round.
+    """
 
     losses: dict[str, float] = {}
+    facts: dict[str, dict[str, float]] = {}
 
 
 class StageTrack(msgspec.Struct, frozen=True):
@@ -29,13 +32,13 @@ class StageTrack(msgspec.Struct, frozen=True):
     over: bool = False
 
 
-def noted(track: StageTrack, pace: Choice, stage: int, losses: Mapping[str, float], previous: Manifest) -> StageTrack:
+def noted(track: StageTrack, pace: Choice, stage: int, this: StageRound, previous: Manifest) -> StageTrack:
     """The track after one more round of ``stage``, which began with the model ``previous``."""
     if pace.method.judge is None:
         return StageTrack()
     if track.index != stage:
         track = StageTrack(index=stage, state=previous)
-    before, rounds = len(track.rounds), (*track.rounds, StageRound(dict(losses)))
+    before, rounds = len(track.rounds), (*track.rounds, this)
     verdict = pace.bind(pace.method.judge)(rounds)
     state = previous if verdict.best == before else track.state
-    return StageTrack(stage, rounds, verdict.best, state, verdict.over)
+    return StageTrack(stage, rounds, verdict.best, {} if verdict.best > before else state, verdict.over)

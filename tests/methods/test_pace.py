@@ -61,10 +61,12 @@ def test_the_track_keeps_the_state_of_the_best_round() -> None:
     states = [{"task": ObjectRef(f"{n}" * 64, n)} for n in range(5)]
     track = StageTrack(index=1, best=7, over=True)
     for n, loss in enumerate([1.0, 0.5, 0.6, 0.7]):
-        track = noted(track, HOLDOUT, 2, {"a": loss}, states[n])
+        track = noted(track, HOLDOUT, 2, StageRound({"a": loss}), states[n])
     assert (track.index, track.best, track.over, track.state) == (2, 1, True, states[1])
     planned = choose("pace", {"pace": {"planned": {}}})
-    assert noted(track, planned, 2, {"a": 1.0}, states[0]) == StageTrack(), "nothing is kept for a pace that waits"
+    assert noted(track, planned, 2, StageRound({"a": 1.0}), states[0]) == StageTrack(), (
+        "nothing is kept for a pace that waits"
+    )
 
 
 #: Rates by which the model becomes worse from the first rounds on.

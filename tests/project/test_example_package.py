@@ -56,6 +56,19 @@ def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, s
     assert not any(round_["record"]["refused"] for round_ in report["rounds"])
 
 
+@pytest.mark.timeout(300)
+def test_its_pace_ends_stages_of_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
+    pace = "slots.pace={smartfreeze: {window: 2, slope: 0.5, patience: 1}}"
+    chosen = ["slots.schedule=layerwise", "slots.select=all", "slots.objective=cross_entropy", pace]
+    settings = [word for one in [*chosen, "training.rounds=[6, 6]"] for word in ("--set", one)]
+    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
+    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads(done.stdout)["rounds"]
+    assert [(row["stage"], row["round"]) for row in rounds] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [row["record"]["stage"]["over"] for row in rounds] == [False, True] * 2
+
+
 def test_its_options_are_checked_like_our_own(beside: dict[str, str]):
     done = ran(beside, "plan", str(EXAMPLE / "run.yaml"), "--set", "slots.objective={focal: {gama: 1}}")
     assert done.returncode == 10
