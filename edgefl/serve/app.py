@@ -19,7 +19,7 @@ from edgefl.errors import DISTRIBUTION, EdgeFLError
 from edgefl.process.listening import Place, goes_by, holds_token
 from edgefl.serve.catalogue import Model
 from edgefl.serve.engine import Asked, Engine
-from edgefl.serve.forms import OBJECT_BYTES, as_files, read_form, read_record
+from edgefl.serve.forms import OBJECT_BYTES, as_files, read_form, read_record, ways
 from edgefl.serve.limits import BODY_S, STALL_S, Lease, Refused
 from edgefl.serve.metrics import UNKNOWN
 
@@ -115,13 +115,14 @@ class Site:
     async def predict(self, request: Request) -> Response:
         """A raw sample."""
         mask = request.query_params.get("mask")
+        encoders = self.engine.catalogue.main.encoders
         with self.engine.room.lease() as lease:
             body = await self._body(request, lease)
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON:
                 lease.take(OBJECT_BYTES * lease.held)
-                return Response(await self.engine.predict(read_record(body), mask), media_type=JSON)
+                return Response(await self.engine.predict(read_record(body, encoders), mask), media_type=JSON)
             lease.take(2 * lease.held)  # the form's parts are a copy
-            form = await read_form(request.headers, body)
+            form = await read_form(request.headers, body, ways(encoders))
             with as_files(form) as files:
                 return Response(await self.engine.predict(files, mask), media_type=JSON)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -12,24 +13,48 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from edgefl.data.encoders import Encoders
 from edgefl.data.raw_sample import SAMPLES, Value
 from edgefl.data.readers import MAX_TEXT_BYTES
-from edgefl.records import is_modality
+from edgefl.records import TableColumn, is_modality
 from edgefl.serve.limits import MAX_JSON_BYTES, MAX_PARTS, Refused
 from edgefl.serve.tensors import bad
 
 Form = dict[str, tuple[str, bytes]]
-_RECORD = 'Send an object, such as {"features": {"mass": 3750, "island": "Dream"}}.'
 #: Times its text that JSON takes as objects, about (``MAX_JSON_BYTES``).
 OBJECT_BYTES = 16
 _HOW = "Send one part a modality, such as curl -F image=@cat.png -F text='a cat'."
+#: Columns of a table's row that an error shows.
+_SHOWN = 3
 
 
-async def read_form(headers: Headers, body: bytes) -> Form:
+def ways(encoders: Encoders) -> str:
+    """How to send a sample of these encoders: a row of cells as JSON, anything else as a form."""
+    told = []
+    parts = [f"{m}='a text'" if e.kind == "text" else f"{m}=@FILE" for m, e in encoders.items() if e.kind != "table"]
+    if len(parts) < len(encoders):
+        record = {
+            m: {column.name: _example(column) for column in encoder.columns[:_SHOWN]} if encoder.columns else [1.5]
+            for m, encoder in encoders.items()
+            if encoder.kind == "table"
+        }
+        text = json.dumps(record, ensure_ascii=False).replace("'", "'\\''")
+        told.append(f"as JSON: curl -H 'Content-Type: application/json' -d '{text}'")
+    if parts:
+        told.append(f"as a form, one part a modality: curl -F {' -F '.join(parts)}")
+    return f"Send a sample {', or '.join(told)}."
+
+
+def _example(column: TableColumn) -> str | float:
+    dates = f"a date as {column.unit or '%Y-%m-%d'}"
+    return dates if column.kind == "date" else column.values[0] if column.values else 1.5
+
+
+async def read_form(headers: Headers, body: bytes, how: str = _HOW) -> Form:
     """Modality -> (end of its file's name, "" for a text; its bytes). Raises Refused."""
     kind = headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
-        raise Refused(415, "POST /predict takes multipart/form-data, or application/json", _HOW)
+        raise Refused(415, "POST /predict takes application/json or multipart/form-data", how)
     # A client would choose among all codecs of Python: half characters of utf-7, and punycode's minutes for a megabyte.
     if parse_options_header(kind)[1].get(b"charset", b"utf-8").lower() not in {b"utf-8", b"utf8"}:
         raise Refused(415, "the form's charset is not utf-8", _HOW)
@@ -56,7 +81,7 @@ async def read_form(headers: Headers, body: bytes) -> Form:
     finally:
         await form.close()
     if not found:
-        raise bad("the form has no part", _HOW)
+        raise bad("the form has no part", how)
     return found
 
 
@@ -74,20 +99,21 @@ def _check(name: str) -> None:
         raise bad(f"{name!r:.60} cannot name a modality", _HOW)
 
 
-def read_record(body: bytes) -> dict[str, Value]:
+def read_record(body: bytes, encoders: Encoders) -> dict[str, Value]:
     """Modality -> a table's row by columns, a sensor's rows, or a text, of a JSON object. Raises Refused."""
+    how = ways(encoders)
     if len(body) > MAX_JSON_BYTES:
         raise Refused(413, f"a record of {len(body)} bytes; at most {MAX_JSON_BYTES} are read")
     try:
         record = msgspec.json.decode(body, type=dict[str, str | dict[str, object] | list[object]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad(f"the record cannot be read: {error}", _RECORD) from None
+        raise bad(f"the record cannot be read: {error}", how) from None
     for name, value in record.items():
         _check(name)
         if isinstance(value, str) and len(value) > MAX_TEXT_BYTES:
-            raise bad(f"the text '{name}' has {len(value)} characters; at most {MAX_TEXT_BYTES} are read", _RECORD)
-    if not record:
-        raise bad("the record has no modality", _RECORD)
+            raise bad(f"the text '{name}' has {len(value)} characters; at most {MAX_TEXT_BYTES} are read", how)
+    if not record or record.keys() - encoders.keys():
+        raise bad(f"the record has {', '.join(record)[:60] or 'no modality'}; it is of {', '.join(encoders)}", how)
     return {**record}
 
 

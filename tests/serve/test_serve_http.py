@@ -179,7 +179,7 @@ def test_a_recording_is_answered_by_its_windows(tmp_path: Path):
 def test_a_file_without_a_form_says_how(server: Server):
     refused = httpx.post(f"{server.url}/predict", content=b"x", headers={"content-type": "image/png"})
     assert refused.status_code == 415
-    assert "curl -F image=@cat.png" in refused.json()["error"]
+    assert "curl -F acc=@FILE -F image=@FILE -F text='a text'" in refused.json()["error"]
     refused = httpx.post(f"{server.url}/predict", files={"acc": ("../../etc/passwd", b"x")})
     assert refused.status_code == 400
     assert ".csv" in refused.json()["error"]
@@ -263,7 +263,8 @@ def test_a_record_as_json_is_a_raw_sample(server: Server):
     assert body["predictions"][0]["probabilities"] == same["predictions"][0]["probabilities"]
     for wrong, said in [
         ([1], "cannot be read"),
-        ({}, "no modality"),
+        ({}, "the record has no modality; it is of acc, image, text"),
+        ({"mass": "3"}, "the record has mass; it is of acc, image, text. Send a sample as a form"),
         ({"acc": 3}, "cannot be read"),
         ({"a/b": "x"}, "cannot name"),
         ({"image": "/etc/passwd"}, "a text is no vision sample"),

@@ -10,7 +10,9 @@ import tracemalloc
 import pytest
 from starlette.datastructures import Headers
 
-from edgefl.serve.forms import read_form
+from edgefl.models.spec import EncoderSpec
+from edgefl.records import TableColumn
+from edgefl.serve.forms import read_form, read_record, ways
 from edgefl.serve.limits import Refused
 from edgefl.serve.tensors import decode_request
 
@@ -81,3 +83,23 @@ def test_parameters_that_are_none_are_refused(given: str):
     body = f'{{"inputs":[{{"name":"a","shape":[1],"datatype":"FP32","data":[1]}}],"parameters":{given}}}'
     with pytest.raises(Refused, match="is no inference request: its parameters"):
         decode_request(body.encode(), None)
+
+
+def test_how_to_send_a_sample_names_the_bundles_own_columns():
+    columns = (
+        TableColumn("Sales"),
+        TableColumn("Region", "category", ("Côte d'Or", "East")),
+        TableColumn("on", "date"),
+    )
+    table = EncoderSpec("table", (3, 2), columns=columns)
+    told = ways({"features": table, "photo": EncoderSpec("vision", (8, 8, 3))})
+    assert told == (
+        "Send a sample as JSON: curl -H 'Content-Type: application/json' -d "
+        """'{"features": {"Sales": 1.5, "Region": "Côte d'\\''Or", "on": "a date as %Y-%m-%d"}}', """
+        "or as a form, one part a modality: curl -F photo=@FILE."
+    )
+    with pytest.raises(Refused, match="takes application/json or") as raised:
+        asyncio.run(read_form(Headers({"content-type": "application/x-www-form-urlencoded"}), b"{}", told))
+    assert raised.value.remedy == told
+    with pytest.raises(Refused, match="the record has Sales; it is of features"):
+        read_record(b'{"Sales": "3"}', {"features": table})
