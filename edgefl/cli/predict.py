@@ -96,6 +96,8 @@ def command(
     for name in npz_names(Path(file[0])) if file[0].lower().endswith(".npz") else []:
         if is_modality(name) and name not in encoders(bundles):
             sys.stderr.write(f"not used: {name}, which no bundle here takes\n")
+    for note in data.notes:
+        sys.stderr.write(f"note: {safe_text(note)}\n")
     for problem in data.skipped:
         sys.stderr.write(f"left out: {safe_text(str(problem))}\n")
     if len(left):
@@ -289,6 +291,7 @@ def _json(
         "by_given": {given(a): summary([a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
+        "notes": data.notes,
         "recordings": recording_entries(data, answers, labels),
         "predictions": [
             entry(one, at, data.ids[row], labels, truth_of(data, row)) for row, one, at in _places(answers, limit)

@@ -62,7 +62,8 @@ class Dataset:
     ``resizable``: modalities that were read from files which can be read again to another shape; ``whole``: [N] bool,
     samples that had every modality before zeros took the place of absent ones, None: none did; ``targets``: [N]
     float64, NaN for none, of a numeric target, whose ``labels`` are the nearest levels; None: labels are classes;
-    ``sets``: [N, C] bool, the classes of each sample where it may have several (``edgefl.data.label_sets``).
+    ``sets``: [N, C] bool, the classes of each sample where it may have several (``edgefl.data.label_sets``);
+    ``notes``: sentences on what a model's columns are in a file, or that it lacks them.
     """
 
     modalities: Mapping[str, Rows]
@@ -78,6 +79,7 @@ class Dataset:
     whole: Flags | None = None
     targets: Targets | None = None
     sets: Sets | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)

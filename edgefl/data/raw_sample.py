@@ -8,11 +8,13 @@ Where the model takes windows, a recording gives one sample a window.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from edgefl.data.arrays import Array
+from edgefl.data.column_names import column_names, others
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder, Encoders
 from edgefl.data.readers import SampleError, read_samples, read_text, target
@@ -52,9 +54,12 @@ def raw_samples(files: Mapping[str, Value], encoders: Encoders) -> Dataset:
         raise DataError(what, remedy=f"Choose from: {', '.join(encoders)}.")
     values: dict[str, Array] = {}
     windows: dict[str, Windows] = {}
+    notes: list[str] = []
     for m, value in files.items():
+        cells, told = _by_column(m, value, encoders[m])
+        notes += told
         try:
-            found = _read(value, encoders[m])
+            found = _read(cells, encoders[m])
         except SampleError as error:
             raise _refused(value, [f"{m}: {error.message}"]) from None
         if encoders[m].step:
@@ -62,7 +67,18 @@ def raw_samples(files: Mapping[str, Value], encoders: Encoders) -> Dataset:
         else:
             values[m] = found.values[0]
     name = "+".join(value.name if isinstance(value, Path) else m for m, value in files.items())
-    return _stacked(name, values, windows)
+    return replace(_stacked(name, values, windows), notes=tuple(notes))
+
+
+def _by_column(m: str, value: Value, encoder: Encoder) -> tuple[Value, list[str]]:
+    """A table's row by the model's own names of columns, and sentences on what it lacks or has beside them."""
+    if not isinstance(value, Mapping) or not encoder.columns:
+        return value, []
+    wanted = {column.name: None for column in encoder.columns}
+    names = column_names(value, list(wanted))
+    row = {names.renamed.get(name, name): cell for name, cell in value.items()}
+    notes = names.notes("its cell is missing, as null is")
+    return row, [f"{m}: {note}" for note in (*notes, *others([name for name in row if name not in wanted]))]
 
 
 def _stacked(name: str, values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Dataset:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from edgefl.data.column_names import ColumnNames, column_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.folder import MAX_NAME, names_folder, read_manifest
-from edgefl.data.label_sets import classes_in
+from edgefl.data.label_sets import SEPARATOR, classes_in
 from edgefl.data.labels import class_name
 from edgefl.data.levels import levels_in
 from edgefl.data.recording import is_number
@@ -38,11 +40,13 @@ def read_trained(
 ) -> Dataset:
     """The samples of a table: columns by name in any order, others not read, and the label where its column is there.
 
-    A label that the model does not know is none, and is said in ``Dataset.skipped``. Raises DataError.
+    A label that the model does not know is none, and is said in ``Dataset.skipped``; columns that are not there, or
+    lack values, are in ``Dataset.notes``. Raises DataError.
     """
     regular_file(path, MAX_TABLE_BYTES)
     rows, units = read_rows(path)
     rows = widened(path, rows, list(rows[0])) or rows if rows else rows
+    names, truth = _named_alike(rows, encoders, label_column)
     table = Table(path, rows, list(dict.fromkeys(name for row in rows[:100] for name in row)), units=units)
     if merges := columns_in(label_column, table.columns):
         table.columns = merged(table.rows, table.columns, merges)
@@ -63,7 +67,34 @@ def read_trained(
             )
         except DataError as error:
             raise DataError(error.message.replace(str(manifest), str(path)), remedy=error.remedy) from None
-    return replace(data, skipped=[*data.skipped, *unknown])
+    inputs = names.notes("its cells are missing")
+    notes = (*inputs, *truth.notes("no score"), *_without_values(data, encoders, names))
+    return replace(data, skipped=[*data.skipped, *unknown], notes=notes)
+
+
+def _named_alike(rows: list[dict[str, str]], encoders: Encoders, label_column: str) -> tuple[ColumnNames, ColumnNames]:
+    """The model's columns, and those of the label, among the names of the rows, which get the model's names."""
+    there = list(dict.fromkeys(name for row in rows[:100] for name in row))
+    wanted = [column.name for encoder in encoders.values() for column in encoder.columns]
+    labels = [label_column] if label_column in there else label_column.split(SEPARATOR) if label_column else []
+    names = column_names([name for name in there if name not in labels], wanted)
+    truth = column_names([name for name in there if name not in (*wanted, *names.renamed)], labels)
+    if renamed := {**names.renamed, **truth.renamed}:
+        rows[:] = [{renamed.get(name, name): cell for name, cell in row.items()} for row in rows]
+    return names, truth
+
+
+def _without_values(data: Dataset, encoders: Encoders, names: ColumnNames) -> list[str]:
+    """A sentence on rows that lack a value in columns that are there; [] where none does."""
+    counts: dict[str, int] = {}
+    for m, encoder in encoders.items():
+        if encoder.kind == "table" and m in data.modalities:
+            empty = (np.asarray(data.modalities[m])[:, :, 1] == 0).sum(axis=0).tolist()
+            counts |= {column.name: n for column, n in zip(encoder.columns, empty, strict=True)}
+        elif encoder.kind == "text" and m in data.present:
+            counts |= {column.name: int((~data.present[m]).sum()) for column in encoder.columns}
+    told = [f"{name!r} {n}" for name, n in counts.items() if n and name not in names.lacking]
+    return [f"rows without a value that the model knows: {', '.join(told)} of {len(data)}"] if told else []
 
 
 def _check_columns(table: Table, encoders: Encoders) -> None:

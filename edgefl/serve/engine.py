@@ -128,6 +128,7 @@ class Engine:
                 "untrained": model.untrained,
                 "recordings": recording_entries(data, answers, model.names),
                 "predictions": [entries[row] for row in sorted(entries)],
+                "notes": data.notes,
             }
         )
 

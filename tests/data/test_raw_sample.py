@@ -80,6 +80,10 @@ def test_records_of_a_table_and_of_a_sensor_as_values(tmp_path: Path, monkeypatc
     record: dict[str, Value] = {"features": {"sex": "m", "more": 3}, "acc": [[1, 2, 3], [4, 5, 6]], "text": "red"}
     data = raw_samples(record, {**ENCODERS, "features": table})
     assert data.modalities["features"][0].tolist() == [[0, 0], [1, 1]]
+    assert data.notes == (
+        "features: no column 'mass': its cell is missing, as null is",
+        "features: not used: 'more'",
+    )
     assert data.modalities["acc"][0].tolist() == [[1, 2, 3], [4, 5, 6]]
     monkeypatch.chdir(tmp_path)
     for name, value, said in [
@@ -93,3 +97,10 @@ def test_records_of_a_table_and_of_a_sensor_as_values(tmp_path: Path, monkeypatc
     ]:
         with pytest.raises(DataError, match=said):
             raw_samples({name: value}, {**ENCODERS, "features": table})
+
+
+def test_a_record_with_null_for_a_cell_lacks_nothing_and_capitals_do_not_count():
+    table = EncoderSpec("table", (2, 2), columns=(TableColumn("Mass"), TableColumn("age")))
+    data = raw_samples({"features": {"mass": 3, "age": None}}, {"features": table})
+    assert data.modalities["features"][0].tolist() == [[3, 1], [0, 0]]
+    assert data.notes == ("features: columns by another spelling: 'mass' as 'Mass'",)

@@ -54,6 +54,24 @@ def test_a_row_without_any_of_the_columns_is_a_bad_sample(tmp_path: Path):
     assert "mass, island, year" in caught.value.remedy
 
 
+def test_columns_that_lack_or_are_spelt_otherwise_are_told(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("Mass,Island,yeer,specie\n3,Dream,2007,A\n4,dream,2008,G\n5,,2009,G\n")
+    data = read_trained(tmp_path / "a.csv", {"features": TABLE}, ("A", "G"), "species")
+    assert data.modalities["features"][:, 0].tolist() == [[3, 1], [4, 1], [5, 1]]
+    assert data.labels is None
+    assert data.notes == (
+        "columns by another spelling: 'Mass' as 'mass', 'Island' as 'island'",
+        "no column 'year' (there is 'yeer'): its cells are missing",
+        "no column 'species' (there is 'specie'): no score",
+        "rows without a value that the model knows: 'island' 2 of 3",
+    )
+    (tmp_path / "b.csv").write_text("mass,island,year,Species\n3,Dream,2007,A\n")
+    data = read_trained(tmp_path / "b.csv", {"features": TABLE}, ("A", "G"), "species")
+    assert data.labels is not None
+    assert data.labels.tolist() == [0]
+    assert data.notes == ("columns by another spelling: 'Species' as 'species'",)
+
+
 def bundles_of(source: Path, folder: Path) -> tuple[Dataset, Path]:
     """What `edgefl init` makes of a table, and bundles of an untrained model for it."""
     found = understand(source)
@@ -94,6 +112,7 @@ def test_the_table_that_trained_is_answered_row_by_row(tmp_path: Path, capsys: p
     assert found["samples"] == found["answered"] == 40
     assert [row["truth"] for row in found["predictions"]] == ["A", "G"] * 20
     assert 0 <= found["accuracy"] <= 1
+    assert found["notes"] == []
     again = read_trained(source, {"features": TABLE}, ("A", "G"), "species")
     np.testing.assert_array_equal(again.modalities["features"], trained.modalities["features"])
 
