@@ -27,6 +27,7 @@ from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.table_rows import head_of
+from edgefl.own_data.trained_folders import is_new_folder, read_folder
 from edgefl.own_data.trained_tables import read_trained, takes_tables
 from edgefl.records import is_modality
 from edgefl.report import units
@@ -47,8 +48,8 @@ def command(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="An .npz file, a folder with manifest.jsonl, a table like that which the model was trained on, or one "
-            "sample: one file a modality, .npy .csv .txt, picture, sound, or MODALITY=FILE where one may be several.",
+            help="A folder of files or a table like those that trained, an .npz file, a folder with manifest.jsonl, or "
+            "one sample: a file a modality, .npy .csv .txt, picture, sound, or MODALITY=FILE where one may be several.",
         ),
     ],
     modality: Annotated[
@@ -118,7 +119,8 @@ def read_input(
 ) -> Dataset:
     """The samples in the files, as the encoders ``known`` take them; several are one sample. Raises DataError.
 
-    A table like that which a model was trained on is read by the columns that the model knows.
+    A table like that which a model was trained on is read by the columns that the model knows, a folder without a
+    manifest by its files' names.
     """
     unknown = [m for m in only if m not in known]
     if unknown:
@@ -126,6 +128,8 @@ def read_input(
     wanted = {m: encoder for m, encoder in known.items() if not only or m in only}
     if len(files) == 1 and takes_tables(Path(files[0]), wanted) and not _is_recording(Path(files[0]), wanted):
         return read_trained(Path(files[0]), wanted, labels, label_column, bad_samples)
+    if len(files) == 1 and is_new_folder(Path(files[0])):
+        return read_folder(Path(files[0]), wanted, labels, bad_samples)
     if len(files) > 1 or _is_sample(files[0]):
         return raw_samples(_by_modality(files, wanted), wanted)
     return load(Path(files[0]), bad_samples=bad_samples, modalities=wanted, label_names=labels)

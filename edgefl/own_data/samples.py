@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from edgefl.data.arrays import MAX_FILE_BYTES
@@ -57,6 +57,19 @@ def understand(source: Path, template: str = "", roles: Roles = NO_ROLES, *, mad
         add_table(found, table, roles)
     _say_encodings(found, [source])
     return _finished(found, source, roles)
+
+
+def files_alone(root: Path, suffixes: Collection[str]) -> Understood:
+    """The samples of a folder's files with these suffixes; nothing is written, and tables of several are not cut."""
+    found = Understood(root)
+    files, tables = _files(root, found)
+    paths = files + tables
+    fitting = [path for path in paths if Path(path).suffix.lower() in suffixes]
+    found.unused |= {path: "is of a kind that no bundle takes" for path in paths if path not in set(fitting)}
+    if fitting:
+        _add_files(found, fitting, "")
+        _unique(found.samples)
+    return found
 
 
 def halves(source: Path) -> tuple[Path, Path | None]:

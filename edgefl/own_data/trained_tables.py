@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl.data.column_names import ColumnNames, column_names
 from edgefl.data.dataset import Dataset
-from edgefl.data.folder import MAX_NAME, names_folder, read_manifest
+from edgefl.data.folder import MANIFEST, MAX_NAME, names_folder, read_manifest
 from edgefl.data.label_sets import SEPARATOR, classes_in
 from edgefl.data.labels import class_name
 from edgefl.data.levels import levels_in
@@ -52,24 +52,36 @@ def read_trained(
         table.columns = merged(table.rows, table.columns, merges)
     table.label = label_column if label_column in table.columns else ""
     _check_columns(table, encoders)
-    levels, several = levels_in(labels) is not None, classes_in(labels)
     with tempfile.TemporaryDirectory(prefix="edgefl-table-") as folder:
         recorded = {m: e for m, e in encoders.items() if e.kind == "sensor" and e.columns}
         root = Path(folder) if recorded else path.parent
         samples = _recordings(table, recorded, root) if recorded else _rows(table, encoders)
-        unknown = _without_unknown(samples, several or labels, levels=levels, several=several is not None)
-        told = [sample.line(numeric=levels, several=several is not None) for sample in samples if sample.values]
-        lines = [msgspec.json.encode(line) + b"\n" for line in told]
-        (manifest := Path(folder) / "manifest.jsonl").write_bytes(b"".join(lines))
+        data = read_known(samples, root, path, encoders, labels, bad_samples)
+    inputs = names.notes("its cells are missing")
+    notes = (*inputs, *truth.notes("no score"), *_without_values(data, encoders, names))
+    return replace(data, notes=notes)
+
+
+def read_known(
+    samples: Sequence[Sample], root: Path, source: Path, encoders: Encoders, labels: Sequence[str], bad_samples: str
+) -> Dataset:
+    """Samples found in ``source``, with paths below ``root``, and the labels that a model knows.
+
+    Labels that it does not know are taken away, and said in ``Dataset.skipped``. Raises DataError.
+    """
+    levels, several = levels_in(labels) is not None, classes_in(labels)
+    unknown = _without_unknown(samples, several or labels, levels=levels, several=several is not None)
+    told = [sample.line(numeric=levels, several=several is not None) for sample in samples if sample.values]
+    with tempfile.TemporaryDirectory(prefix="edgefl-known-") as folder:
+        manifest = Path(folder) / MANIFEST
+        manifest.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in told))
         try:
             data = read_manifest(
                 root, bad_samples=bad_samples, encoders=encoders, label_names=labels, manifest=manifest
             )
         except DataError as error:
-            raise DataError(error.message.replace(str(manifest), str(path)), remedy=error.remedy) from None
-    inputs = names.notes("its cells are missing")
-    notes = (*inputs, *truth.notes("no score"), *_without_values(data, encoders, names))
-    return replace(data, skipped=[*data.skipped, *unknown], notes=notes)
+            raise DataError(error.message.replace(str(manifest), str(source)), remedy=error.remedy) from None
+    return replace(data, skipped=[*data.skipped, *unknown])
 
 
 def _named_alike(rows: list[dict[str, str]], encoders: Encoders, label_column: str) -> tuple[ColumnNames, ColumnNames]:
