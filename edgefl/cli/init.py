@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from edgefl.own_data.table_samples import MADE
 from edgefl.own_data.wishes import wished
 
 SHOWN = 5  # unused files that are named
+WIDTH = 80
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -221,11 +223,18 @@ def _ask_layout(layout: str) -> str:
 def _say(source: Path, data: Source) -> None:
     typer.echo(f"{source}:")
     for sentence in data.said:
-        typer.echo(f"  {safe_text(sentence)}")
+        typer.echo(_wrapped(sentence, "  "))
     for name, why in list(data.unused.items())[:SHOWN]:
-        typer.echo(f"  not used: {safe_text(name)} ({safe_text(why)})")
+        typer.echo(_wrapped(f"not used: {name} ({why})", "  "))
     if (more := len(data.unused) - SHOWN) > 0:
         typer.echo(f"  not used: {more} more")
+
+
+def _wrapped(sentence: str, before: str) -> str:
+    """A sentence in lines of a terminal."""
+    text, inner = safe_text(sentence), f"{before}  "
+    return textwrap.fill(text, WIDTH, initial_indent=before, subsequent_indent=inner, break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip
 
 
 def _write_fitting(run_file: Path, name: str, data: Source, wishes: Wishes) -> tuple[str, bool, str, tuple[str, ...]]:
@@ -263,5 +272,5 @@ def _relative(path: Path, base: Path) -> str:
 
 
 def _head(said: Sequence[str]) -> str:
-    lines = "".join(f"#   {safe_text(sentence)}\n" for sentence in said)
+    lines = "".join(_wrapped(sentence, "#   ") + "\n" for sentence in said)
     return f"# Written by `edgefl init`. What it understood:\n{lines}# Every field: docs/configuration.md\n"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from edgefl.data.recording import is_number
 from edgefl.errors import DataError
+from edgefl.own_data.code_columns import is_code
 from edgefl.own_data.several_labels import NAMED, separator_of
 from edgefl.own_data.wishes import Task
 
@@ -34,6 +35,7 @@ class Guess(NamedTuple):
     """The column of the label ("": none). ``said``: the user said so, or its name does; ``others``: also possible.
 
     ``numeric``: it is a quantity, and what is learned is its value; ``separator``: it holds several labels a row.
+    ``why`` it was chosen.
     """
 
     column: str = ""
@@ -42,6 +44,7 @@ class Guess(NamedTuple):
     numeric: bool = False
     several: bool = False
     separator: str = ""
+    why: str = ""
 
 
 def best_label(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool, task: Task = "") -> Guess:
@@ -62,7 +65,8 @@ def _by_task(guess: Guess, values: Sequence[str], task: Task) -> Guess:
     asked = task == "multilabel" or NAMED.fullmatch(guess.column) is not None
     separator = separator_of(values, asked=asked)
     several = task == "multilabel" or bool(separator)
-    return guess._replace(several=several, separator=separator, numeric=guess.numeric and not several)
+    why = "cells of several labels" if separator else guess.why
+    return guess._replace(several=several, separator=separator, numeric=guess.numeric and not several, why=why)
 
 
 def _best(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -> Guess:
@@ -77,9 +81,23 @@ def _best(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -
     if not fitting:
         return Guess()
     best, *others = fitting
-    if numbers and last not in fitting and is_quantity(columns[last]):
-        others.append(last)
-    return Guess(best, LABEL.fullmatch(best) is not None, tuple(others), is_quantity(columns[best]))
+    if numbers:
+        quantities = [c for c, values in columns.items() if is_quantity(values) and not is_code(c, values)]
+        others += [c for c in quantities if c not in fitting]
+    numeric = is_quantity(columns[best])
+    why = _why(best, columns[best], last=best == last, numeric=numeric)
+    return Guess(best, LABEL.fullmatch(best) is not None, tuple(others), numeric, why=why)
+
+
+def _why(column: str, values: Sequence[str], *, last: bool, numeric: bool) -> str:
+    """What made a column the likeliest label, in words."""
+    named = LABEL.fullmatch(column) or _words(column) & (_WORDS | _QUANTITIES)
+    kinds = "" if numeric else f"{len(set(values))} values"
+    return ", ".join(filter(None, ("a usual name" if named else "", "the last column" if last else "", kinds)))
+
+
+def _words(column: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()))
 
 
 def is_quantity(values: Sequence[str]) -> bool:
@@ -100,7 +118,7 @@ def _score(column: str, values: Sequence[str], *, last: bool, numbers: bool, ful
     numeric = all(map(is_number, values))
     if column.lower() in _WORDS and 0 < kinds <= (2 if numeric else MOST_CLASSES):
         return 8.5 if last else 6.0  # of passengers class is less of a label than survived, the last
-    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()))
+    words = _words(column)
     if last and numbers and words & _QUANTITIES and is_quantity(values):
         return 3.0
     if kinds < 2 or len(values) < 3 * kinds:

@@ -26,7 +26,7 @@ MADE = "edgefl-recordings"
 #: The modality of a table's numbers, categories and dates.
 FEATURES = "features"
 #: Columns that are named beside a guess of the label.
-_OTHERS = 4
+_OTHERS = 40
 
 
 def inside_folder(root: Path, text: str) -> bool:
@@ -93,7 +93,7 @@ def add_list(found: Understood, table: Table, by_file: Mapping[str, Sample]) -> 
     found.columns |= {modality: (TableColumn(column, "text"),) for column, modality in texts.items()}
     told = {"label": table.label, "group": table.group, "text": ", ".join(table.texts)}
     columns = " and ".join(f"{role}s from the column {column}" for role, column in told.items() if column)
-    found.said.append(f"{name} lists files" + (f", {columns}" if columns else ""))
+    found.said += [f"{name} lists files" + (f", {columns}" if columns else ""), *table.said]
     note_unused(found, name, table)
 
 
@@ -137,6 +137,7 @@ def add_table(found: Understood, table: Table, roles: Roles = NO_ROLES) -> None:
     found.said.append(
         f"each row of {name} is a sample of {_in_words(cells)}" + (f" and {', '.join(texts)}" if texts else "")
     )
+    found.said += table.said
     _note_label(found, table)
 
 
@@ -167,7 +168,7 @@ def _note_label(found: Understood, table: Table) -> None:
     if not guess.column:
         return
     found.label_column, found.numeric, found.several = guess.column, guess.numeric, guess.several
-    more = ", …" if len(guess.others) > _OTHERS else ""
+    more = f" and {len(guess.others) - _OTHERS} more" if len(guess.others) > _OTHERS else ""
     others = f"; others possible: {', '.join(guess.others[:_OTHERS])}{more}" if guess.others else ""
     what = "label, a number to be predicted" if guess.numeric else "label"
     if guess.several:
@@ -175,7 +176,7 @@ def _note_label(found: Understood, table: Table) -> None:
     if guess.said and not (others or guess.numeric or guess.separator):
         found.said.append(f"{what}: {guess.column}")
     else:
-        sure = "" if guess.said else "a guess"
+        sure = "" if guess.said else f"a guess: {guess.why}"
         way = "as one label by --task classes; " if guess.separator else ""
         inner = "; ".join(filter(None, (sure, others.removeprefix("; "), f"{way}choose with --label")))
         found.said.append(f"{what}: {guess.column} ({inner})")

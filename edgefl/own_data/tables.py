@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +20,13 @@ from edgefl.data.labels import class_name
 from edgefl.data.recording import TIME, is_number
 from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError
+from edgefl.own_data.code_columns import is_code
 from edgefl.own_data.label_columns import Guess, best_label, is_quantity
 from edgefl.own_data.several_labels import columns_in, joined, merged, parts
 from edgefl.own_data.table_rows import AS_ARRAYS, LOOKED_AT, MAX_COLUMNS, MAX_TABLE_BYTES, head_of, read_rows
 from edgefl.own_data.text_columns import are_names, is_text
 from edgefl.own_data.tidy_tables import wide
-from edgefl.own_data.wishes import NO_ROLES, Roles
+from edgefl.own_data.wishes import NO_ROLES, Roles, to_use
 from edgefl.records import MAX_CATEGORIES, MAX_CELL_NAME, TableColumn, is_modality
 
 #: Suffixes of files that may be tables.
@@ -79,6 +79,7 @@ class Table:
     cells: list[TableColumn] = field(default_factory=list)  # of features: numbers, categories and dates
     unused: dict[str, str] = field(default_factory=dict)  # column -> why
     units: dict[str, str] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)  # about columns that are not what they seem
 
     def key(self, row: Row) -> tuple[str, str, str]:
         """Group, recording and label of a row: where one of them changes another recording begins."""
@@ -194,7 +195,7 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]], roles: Roles
         table.cells.sort(key=lambda cell: order[cell.name])
         for column in [c for c in table.texts if table.cells and roles.kinds.get(c) != "text" and are_names(values[c])]:
             table.texts.remove(column)
-            table.unused[column] = f"most words are in one row or two; {_as_text(column)}"
+            table.unused[column] = f"most words are in one row or two; {to_use(column, 'text')}"
     else:  # a recording or a list has no use for them
         table.unused |= {cell.name: f"a {_FORMS[table.what]} has no use for it" for cell in table.cells}
         table.cells = []
@@ -253,27 +254,27 @@ def _give_role(table: Table, column: str, values: Sequence[str], is_file: Callab
 
 def add_cell(table: Table, column: str, values: Sequence[str], kind: str = "") -> None:
     """A column of features: numbers, dates, or a category; one of too many values is of no use."""
+    code = not kind and is_code(column, values)
     numbers = all(map(is_number, values)) or (not kind and _are_mostly_numbers(values))
     if len(column) > MAX_CELL_NAME:
         table.unused[column] = f"its name has more than {MAX_CELL_NAME} characters"
-    elif numbers and kind in {"", "number"}:
+    elif numbers and not code and kind in {"", "number"}:
         table.cells.append(TableColumn(column, unit=table.units.get(column, "")[:MAX_CELL_NAME]))
     elif not numbers and kind in {"", "date"} and (form := date_form(values)) is not None:
         table.cells.append(TableColumn(column, "date", unit=form))
     elif len(set(values)) > MAX_CATEGORIES or (not kind and 9 < len(set(values)) > len(values) / 2):
-        count = f"{len(set(values))} values in {len(values)} rows"
-        table.unused[column] = f"{count} are too many; {_as_text(column)}"
+        rows = f"{len(values)} of the first {LOOKED_AT}" if len(values) < LOOKED_AT else f"the first {LOOKED_AT}"
+        count = f"{len(set(values))} values in {rows if len(table.rows) > LOOKED_AT else len(values)} rows"
+        kin = f" of a code; {to_use(column, 'number')}" if code else f"; {to_use(column, 'text')}"
+        table.unused[column] = f"{count} are too many{kin}"
     else:
         every = sorted({value for row in table.rows if (value := row.get(column, ""))})
         if len(every) > MAX_CATEGORIES or max(map(len, every)) > MAX_CELL_NAME:
             table.unused[column] = f"over {MAX_CATEGORIES} categories, or one of over {MAX_CELL_NAME} characters"
         else:
             table.cells.append(TableColumn(column, "category", tuple(every)))
-
-
-def _as_text(column: str) -> str:
-    """The option that uses a column which is left out."""
-    return f"to use it: --kind {shlex.quote(f'{column}=text')}"
+            if code:
+                table.said.append(f"{column} is a category, as its name is that of a code; {to_use(column, 'number')}")
 
 
 def _are_mostly_numbers(values: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -48,3 +49,8 @@ def wished(label: Iterable[str], group: str, drop: Iterable[str], kinds: Iterabl
             )
         chosen[name] = kind
     return Roles(SEPARATOR.join(dict.fromkeys(label)), group, frozenset(drop), chosen, task)
+
+
+def to_use(column: str, kind: str) -> str:
+    """The option that uses a column in another way."""
+    return f"to use it{'' if kind == 'text' else f' as a {kind}'}: --kind {shlex.quote(f'{column}={kind}')}"

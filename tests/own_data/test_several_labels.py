@@ -88,7 +88,8 @@ def test_cells_of_several_labels_are_guessed(
     cells(tmp_path / "rooms.csv", separator)
     assert edgefl(tmp_path, "init", "rooms.csv", monkeypatch=monkeypatch) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"labels, several a row between '{separator.strip()}': tags (a guess; as one label by --task classes" in said
+    assert f"labels, several a row between '{separator.strip()}': tags (a guess: cells of several labels; " in said
+    assert "; as one label by --task classes" in said
     assert "3 labels: " in said
     assert "a sample has 1." in said
     assert lines(tmp_path / "rooms-edgefl") == [names for _, names in rooms()]

@@ -62,7 +62,7 @@ def test_a_spreadsheet_saved_in_germany(tmp_path: Path):
 
 
 def test_units_index_trailing_separators_and_marks_for_nothing(tmp_path: Path):
-    rows = "".join(f"{i},{'NA' if i == 3 else i * 2},{'?' if i == 4 else 'ab'[i % 2]},\n" for i in range(20))
+    rows = "".join(f"{i},{'NA' if i == 3 else i * 2},{'?' if i == 4 else 'ab'[i % 2]},\n" for i in range(25))
     found = read_table(written(tmp_path / "u.csv", ",mass,kind,\n,g,,\n" + rows))
     assert found.units == {"mass": "g"}
     assert (found.label, found.cells) == ("kind", [TableColumn("mass", unit="g")])
@@ -119,7 +119,12 @@ def test_init_says_the_guess_and_what_else_it_could_be(
     cars(tmp_path / "cars.jsonl")
     assert init(tmp_path, "cars.jsonl", monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
-    assert "label: Origin (a guess; others possible: Year, Cylinders, Power; choose with --label)" in said
+    assert max(map(len, said.split("wrote ")[0].splitlines())) <= 80
+    others = "Year, Cylinders, Weight, Power"
+    assert (
+        f"label: Origin (a guess: a usual name, 3 values; others possible: {others}; choose with --label)"
+        in " ".join(said.split())
+    )
     found: dict[str, Any] = yaml.safe_load((tmp_path / "cars.yaml").read_text())
     assert found["data"]["label"] == "Origin"
     assert found["model"]["encoders"]["features"]["columns"] == {
@@ -169,7 +174,7 @@ def films(path: Path, count: int = 360) -> Path:
 def test_films_keep_what_can_be_learned_and_say_the_rest(tmp_path: Path) -> None:
     """A column of names took 100 R2 from 37 to -8; that of genres was left out without a word of the way in."""
     found = read_table(films(tmp_path / "films.jsonl"))
-    assert (found.label, found.guess.numeric, found.guess.others) == ("Rating", True, ("Themes", "Board"))
+    assert (found.label, found.guess.numeric, found.guess.others) == ("Rating", True, ("Themes", "Board", "Minutes"))
     assert (found.texts, [cell.name for cell in found.cells]) == (["Themes"], ["Board", "Minutes"])
     assert list(found.unused) == ["Title"]
     assert "--kind Title=text" in found.unused["Title"]
@@ -211,7 +216,7 @@ def test_passengers_sorted_by_class_and_sex_are_no_recordings(tmp_path: Path) ->
     ]
     rows.insert(150, "Odd One,*,30,male,0")
     found = read_table(written(tmp_path / "t.csv", "name,class,age,sex,survived\n" + "\n".join(rows)))
-    assert (found.what, found.label, found.guess.others) == ("features", "survived", ("class", "sex"))
+    assert (found.what, found.label, found.guess.others) == ("features", "survived", ("class", "sex", "age"))
     assert [cell.name for cell in found.cells] == ["class", "age", "sex"]
 
 
@@ -264,3 +269,29 @@ def test_a_segment_of_customers_is_a_category(tmp_path: Path) -> None:
     rows = "".join(f"{'xyz'[i % 3]},{i * 1.5},{'ab'[i % 2]}\n" for i in range(60))
     found = read_table(written(tmp_path / "t.csv", "Segment,Sales,kind\n" + rows))
     assert found.cells == [TableColumn("Segment", "category", ("x", "y", "z")), TableColumn("Sales")]
+
+
+def orders(path: Path, codes: int, rows: int) -> Path:
+    lines = [f"{'pq'[i % 2]},{10000 + i * 7 % codes},{i},{i * 0.5},{i % 500}" for i in range(rows)]
+    return written(path, "kind,Postal Code,CustomerID,Profit,note\n" + "\n".join(lines))
+
+
+def test_postal_codes_and_ids_are_no_numbers(tmp_path: Path) -> None:
+    few = read_table(orders(tmp_path / "few.csv", 25, 100))
+    codes = tuple(str(10000 + i) for i in range(25))
+    assert few.cells == [
+        TableColumn("Postal Code", "category", codes), TableColumn("Profit"), TableColumn("note"),
+    ]  # fmt: skip
+    assert few.guess.others == ("Profit", "note")
+    said = "Postal Code is a category, as its name is that of a code; to use it as a number: "
+    assert f"{said}--kind 'Postal Code=number'" in understand(tmp_path / "few.csv").said
+    assert few.unused == {
+        "CustomerID": "100 values in 100 rows are too many of a code; to use it as a number: --kind CustomerID=number"
+    }
+    asked = read_table(tmp_path / "few.csv", roles=wished([], "", [], ["Postal Code=number"]))
+    assert TableColumn("Postal Code") in asked.cells
+
+
+def test_what_is_counted_in_the_first_rows_says_so(tmp_path: Path) -> None:
+    found = read_table(orders(tmp_path / "many.csv", 999, 2500))
+    assert found.unused["Postal Code"].startswith("999 values in the first 2000 rows are too many")
