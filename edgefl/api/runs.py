@@ -142,7 +142,7 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
     except DataError:
         return report
     except ModuleNotFoundError as error:
-        if error.name != "sklearn":
+        if error.name not in {"sklearn", "scipy"}:  # the latter comes with the former, and is imported first
             raise
         return report
     if scores is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -121,3 +123,14 @@ def test_a_runs_reference_is_made_once_and_kept(tmp_path) -> None:
     assert referenced(run, tmp_path) == made
     assert (tmp_path / REFERENCE).is_file()
     assert referenced(RunReport(status="done"), tmp_path / "elsewhere").reference.scores == {}
+
+
+def test_a_run_without_scikit_learn_and_what_it_brings_has_no_reference(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shares").mkdir()
+    for name in ("left", "test"):
+        dataset(1).save_npz(tmp_path / "shares" / f"{name}.npz")
+    run = RunReport(status="done", devices=(DeviceRow(device="left"),))
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert referenced(run, tmp_path) == run
