@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from edgefl.api.runs import BUNDLES, find_run, write_file
+from edgefl.api.runs import BUNDLES, RUNS, find_run, write_file
 from edgefl.console import write_data
 from edgefl.errors import ExportError, RunError
 
@@ -54,9 +55,13 @@ def bundle_folder(text: str, runs: Path) -> Path:
     if path.exists() or len(path.parts) > 1:
         return path
     try:
-        return find_run(text, runs) / BUNDLES
+        run = find_run(text, runs)
     except RunError as error:
         raise ExportError(f"there is no bundle {text}: {error.message}", remedy=error.remedy) from None
+    if not (run / BUNDLES).exists():
+        there = "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
+        raise ExportError(f"the run {run.name} has no bundles", remedy=f"Write them: edgefl export {run.name}{there}")
+    return run / BUNDLES
 
 
 def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:

@@ -211,7 +211,8 @@ def test_a_run_stands_for_its_bundles(tmp_path: Path, npz: Path, capsys: pytest.
     assert "no run 'demi'" in said
     assert "Runs there: demo-1" in said
     shutil.rmtree(runs / "demo-1" / "bundles")
-    assert "edgefl export" in refused(capsys, ExportError, "predict", "latest", *words)
+    said = refused(capsys, ExportError, "predict", "latest", *words)
+    assert f"the run demo-1 has no bundles\nwhat to do: Write them: edgefl export demo-1 --runs {runs}" in said
 
 
 def test_a_score_on_samples_that_a_run_trained_on_is_told_from_its_test(
