@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.data.levels import plain_levels
 from edgefl.errors import DataError
 
 Sets = npt.NDArray[np.bool_]
@@ -37,8 +38,8 @@ def classes_in(names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def plain_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Label names as people call them."""
-    return classes_in(names) or tuple(names)
+    """Label names as people call them: classes, or the numbers of a target's levels."""
+    return classes_in(names) or plain_levels(names) or tuple(names)
 
 
 def in_words(row: Sequence[bool] | npt.NDArray[np.bool_], classes: Sequence[str]) -> str:

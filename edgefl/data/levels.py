@@ -42,6 +42,11 @@ def levels_in(names: Sequence[str]) -> Targets | None:
     return levels if all(map(math.isfinite, levels)) and (np.diff(levels) > 0).all() else None
 
 
+def plain_levels(names: Sequence[str]) -> tuple[str, ...] | None:
+    """The levels that label names stand for as texts of numbers; None: they are classes."""
+    return None if levels_in(names) is None else tuple(name[len(_MARK) :] for name in names)
+
+
 def nearest_level(targets: Targets, levels: Targets) -> npt.NDArray[np.int64]:
     """Number of the level nearest to each target [N]; -1 where it is NaN."""
     nearest = np.searchsorted((levels[1:] + levels[:-1]) / 2, np.nan_to_num(targets))

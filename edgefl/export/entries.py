@@ -52,9 +52,9 @@ def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequenc
 
 def matched(answers: Answers, modality: str, at: int, labels: Sequence[str]) -> list[dict[str, object]]:
     """The prototypes that stood in for a modality which the sample lacks, best first: labels with weights."""
-    match = answers.prediction.matched[modality]
+    match, names = answers.prediction.matched[modality], plain_names(labels)
     return [
-        {"label": labels[c] if c < len(labels) else str(c), "weight": w}
+        {"label": names[c] if c < len(labels) else str(c), "weight": w}
         for c, w in zip(match.rows[at].tolist(), match.weights[at].tolist(), strict=True)
         if c >= 0
     ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from edgefl.data.label_sets import classes_in, plain_names
+from edgefl.data.levels import levels_in
 from edgefl.data.tokens import padding_id
 from edgefl.export.bundle_format import BATCH, STAND_INS, ZERO, Manifest, Port
 from edgefl.models.spec import EncoderSpec
@@ -90,6 +91,8 @@ def _outputs(manifest: Manifest) -> Iterator[str]:
         yield f"\nLabels, in order: {', '.join(plain_names(manifest.labels)[:LABELS_SHOWN])}{more}."
         if classes_in(manifest.labels):
             yield "Each is answered by itself, whatever the others are: a sample may have several."
+        if levels_in(manifest.labels) is not None:
+            yield "They are levels of a number: the answer is the sum of each times its probability."
         yield "The model's metadata has them as JSON under `labels`."
 
 

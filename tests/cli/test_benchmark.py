@@ -84,7 +84,9 @@ def test_the_table_fits_80_columns_and_needs_no_data(
     assert [line.split()[:3] for line in out.splitlines() if line.startswith("f32")] == [["f32", "gyro", "2"]]
 
 
-def test_a_numeric_target_is_judged_by_r2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_numeric_target_is_judged_by_r2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     kept = json.loads((exported().directory / "acc" / "manifest.json").read_text())
     bundle = tmp_path / "numbers"
     shutil.copytree(exported().directory / "acc", bundle)
@@ -96,6 +98,12 @@ def test_a_numeric_target_is_judged_by_r2(tmp_path: Path, monkeypatch: pytest.Mo
     assert row["accuracy"] == ""
     assert float(row["r2"]) < 1
     assert float(row["mae"]) > 0
+    capsys.readouterr()
+    assert edgefl("predict", bundle, npz_of_numbers(tmp_path), "--format", "json") == 0
+    first = json.loads(capsys.readouterr().out)["predictions"][0]
+    levels = first["probabilities"]
+    assert list(levels) == ["0", "1", "2.5", "4"]
+    assert first["value"] == pytest.approx(sum(float(level) * p for level, p in levels.items()))
 
 
 def npz_of_numbers(folder: Path) -> Path:

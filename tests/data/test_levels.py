@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.label_sets import plain_names
 from edgefl.data.levels import (
     MOST_LEVELS,
     as_labels,
@@ -34,6 +35,8 @@ def test_levels_are_quantiles_and_their_names_give_them_back() -> None:
     assert level_names(np.array([5.0, 5.0])) == ("~5",)  # of one device, perhaps
     assert levels_in(("~2", "~1")) is None
     assert levels_in(("~1", "~nan")) is None
+    assert plain_names(("~-2.5", "~1")) == ("-2.5", "1")
+    assert plain_names(("~a", "~1")) == ("~a", "~1")
 
 
 def test_a_target_is_the_mean_of_two_neighbouring_levels_by_hand() -> None:
