@@ -1,4 +1,4 @@
-"""Columns of a model found among the names that a table or a record has, and a word on those that are not there."""
+"""A model's columns among the names in a table or a record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ColumnNames(NamedTuple):
     lacking: Mapping[str, str]
 
     def notes(self, consequence: str) -> list[str]:
-        """What was read under another name, and what is not there."""
+        """Sentences on columns under another name, and on absent ones with their ``consequence``."""
         told = []
         if self.renamed:
             spelt = [f"{name!r:.60} as {to!r}" for name, to in self.renamed.items()]
@@ -39,13 +39,14 @@ class ColumnNames(NamedTuple):
 
 
 def others(names: Sequence[str]) -> list[str]:
-    """A sentence on columns that the model does not know; [] where there are none."""
+    """A sentence on columns unknown to the model; [] where there are none."""
     return [f"not used: {_listed([f'{name!r:.60}' for name in names])}"] if names else []
 
 
 def column_names(names: Collection[str], wanted: Sequence[str]) -> ColumnNames:
-    """The columns ``wanted`` among ``names``: as they are, else the only one that differs in capitals, blanks, _, - or
-    a point alone.
+    """The columns ``wanted`` among ``names``.
+
+    A column is found by its name, else by the only one that differs in nothing but capitals, blanks, _, - and points.
     """
     absent = [name for name in dict.fromkeys(wanted) if name not in names]
     known = set(wanted)

@@ -1,4 +1,4 @@
-"""Columns of numbers that are names: postal codes, codes of products, ids."""
+"""Numeric identifiers: postal codes, codes of products, ids."""
 
 from __future__ import annotations
 

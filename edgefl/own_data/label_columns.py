@@ -90,7 +90,7 @@ def _best(columns: Mapping[str, Sequence[str]], wanted: str, *, numbers: bool) -
 
 
 def _why(column: str, values: Sequence[str], *, last: bool, numeric: bool) -> str:
-    """What made a column the likeliest label, in words."""
+    """Reason for the likeliest label, in words."""
     named = LABEL.fullmatch(column) or _words(column) & (_WORDS | _QUANTITIES)
     kinds = "" if numeric else f"{len(set(values))} values"
     return ", ".join(filter(None, ("a usual name" if named else "", "the last column" if last else "", kinds)))

@@ -1,4 +1,4 @@
-"""A folder of new files as a model takes it that was trained on such files: those of one name are a sample."""
+"""A folder of new files as a model's samples, one for each stem."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def read_trained(
 def read_known(
     samples: Sequence[Sample], root: Path, source: Path, encoders: Encoders, labels: Sequence[str], bad_samples: str
 ) -> Dataset:
-    """Samples found in ``source``, with paths below ``root``, and the labels that a model knows.
+    """Samples of ``source``, with paths below ``root``, as a model takes them.
 
     Labels that it does not know are taken away, and said in ``Dataset.skipped``. Raises DataError.
     """
@@ -97,7 +97,7 @@ def _named_alike(rows: list[dict[str, str]], encoders: Encoders, label_column: s
 
 
 def _without_values(data: Dataset, encoders: Encoders, names: ColumnNames) -> list[str]:
-    """A sentence on rows that lack a value in columns that are there; [] where none does."""
+    """A sentence on rows without a value in columns at hand; [] where there are none."""
     counts: dict[str, int] = {}
     for m, encoder in encoders.items():
         if encoder.kind == "table" and m in data.modalities:
