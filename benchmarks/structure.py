@@ -29,6 +29,8 @@ from benchmarks.common.trees import ROOT, work_tree
 from benchmarks.common.walk import walked
 
 MANY_PARAMETERS = 6
+#: Where the roles' kinds stand, in this tree and in earlier ones.
+_REGISTRY = ("edgefl/registry.py", "edgefl/roles.py")
 #: Tokens that carry no code.
 _LAYOUT = frozenset({
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
@@ -41,6 +43,7 @@ class Tree(NamedTuple):
     root: Path
     sources: Mapping[str, str]
     roles: Mapping[str, frozenset[str]]
+    hooks: Mapping[str, int]
     imports: Mapping[str, frozenset[str]]
 
 
@@ -62,7 +65,9 @@ def read_tree(root: Path) -> Tree:
     )
     facts = json.loads(asked.stdout)
     roles = {role: frozenset(names) for role, names in facts["roles"].items()}
-    return Tree(root, sources, roles, {module: frozenset(others) for module, others in facts["imports"].items()})
+    return Tree(
+        root, sources, roles, facts["hooks"], {module: frozenset(others) for module, others in facts["imports"].items()}
+    )
 
 
 def lines(tree: Tree) -> int:
@@ -171,6 +176,58 @@ def files_of_methods(tree: Tree) -> dict[str, int]:
     return {name: max(1, files[name]) for name in sorted(frozenset().union(*tree.roles.values()) - ORDINARY)}
 
 
+def single_hooks(tree: Tree) -> list[str]:
+    """Hooks and traits of the roles that one method sets, or none."""
+    return sorted(name for name, users in tree.hooks.items() if users < 2)
+
+
+def untyped_hooks(tree: Tree) -> int:
+    """Functions of methods whose parameters are not typed where they are declared."""
+    return sum(source.count("Callable[..., ") for file, source in tree.sources.items() if file in _REGISTRY)
+
+
+def option_values(tree: Tree) -> list[str]:
+    """The files outside ``edgefl/methods``, one entry for each comparison with the value of a method's option."""
+    return [file for file, source in tree.sources.items() if METHODS not in file for _ in compared_options(source)]
+
+
+def compared_options(source: str) -> list[int]:
+    """Lines that compare ``….options["name"]`` or ``….options.get("name")``, or a name that holds one, with text."""
+    found = []
+    for scope in ast.walk(ast.parse(source)):
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        held = {
+            target.id
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign) and _reads_option(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(scope):
+            if not isinstance(node, ast.Compare) or not any(map(_holds_text, node.comparators)):
+                continue
+            if _reads_option(node.left) or (isinstance(node.left, ast.Name) and node.left.id in held):
+                found.append(node.lineno)
+    return sorted(set(found))
+
+
+def _reads_option(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        return _is_options(node.func.value) and bool(node.args) and isinstance(node.args[0], ast.Constant)
+    return isinstance(node, ast.Subscript) and _is_options(node.value) and isinstance(node.slice, ast.Constant)
+
+
+def _is_options(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "options") or (
+        isinstance(node, ast.Name) and node.id == "options"
+    )
+
+
+def _holds_text(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in ast.walk(node))
+
+
 def _spread(counts: Mapping[str, int]) -> str:
     most = max(counts, key=lambda name: counts[name])
     return f"{statistics.median(counts.values()):g} (most: {most}, {counts[most]})"
@@ -234,6 +291,18 @@ MEASURES = (
     Measure(
         "files that spell a method's name", "1", lambda tree: _spread(files_of_methods(tree)),
         "median over the methods whose name is no ordinary word: the fewest files that adding one touches",
+    ),
+    Measure(
+        "hooks with one user", "≤ 8", lambda tree: f"{len(single_hooks(tree))} of {len(tree.hooks)}",
+        "functions and traits of the roles' kinds that one shipped method sets, or none",
+    ),
+    Measure(
+        "untyped hooks", "0", lambda tree: str(untyped_hooks(tree)),
+        "`Callable[...` where the roles' kinds are declared",
+    ),
+    Measure(
+        "option values compared in the core", "0", lambda tree: _in_files(option_values(tree)),
+        "comparisons outside edgefl/methods of what `options` holds, directly or by a local name, with text",
     ),
 )  # fmt: skip
 

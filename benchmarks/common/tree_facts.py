@@ -5,6 +5,7 @@ PYTHONPATH=TREE python benchmarks/common/tree_facts.py     # both, as JSON
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -23,6 +24,20 @@ def registered() -> dict[str, frozenset[str]]:
     return {role: frozenset(choices) for role, (_, choices) in slots.items()}
 
 
+def hooks() -> dict[str, int]:
+    """ "role.hook" -> methods that set it, of what each role's kind adds to a method; none before the registry."""
+    if importlib.util.find_spec("edgefl.registry") is None:
+        return {}
+    registry = importlib.import_module("edgefl.registry")
+    shared = {one.name for one in dataclasses.fields(registry.Method)}
+    return {
+        f"{role}.{one.name}": sum(getattr(each, one.name) != one.default for each in registry.methods(role).values())
+        for role, (_, kind, *_) in registry.ROLES.items()
+        for one in dataclasses.fields(kind)
+        if one.name not in shared
+    }
+
+
 def imports() -> dict[str, frozenset[str]]:
     """Module -> product modules that it imports anywhere, in functions and for type checks too."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
@@ -31,4 +46,5 @@ def imports() -> dict[str, frozenset[str]]:
 
 if __name__ == "__main__":
     roles = {role: sorted(names) for role, names in registered().items()}
-    print(json.dumps({"roles": roles, "imports": {module: sorted(others) for module, others in imports().items()}}))
+    found = {module: sorted(others) for module, others in imports().items()}
+    print(json.dumps({"roles": roles, "hooks": hooks(), "imports": found}))
