@@ -43,7 +43,7 @@ CALLS: dict[str, dict[str, str]] = {
         "lend": "updates needs store clusters",
     },
     "weight": {"weigh": "samples modalities", "similarity": "outputs", "personal": "loaders"},
-    "combine": {"accumulate": "layout"},
+    "combine": {"screen": "changes", "accumulate": "layout", "merge": "loaders layout"},
     "optimise": {"step": "state previous combined", "adjust": "history clusters weights"},
 }
 _SIGNATURE = {"sign": "dataset classes seed", "layout": "class_counts", "check": "tensors"}
@@ -56,7 +56,7 @@ _NEEDED = {
     "missing": ("make",),
     "objective": ("loss",),
     "weight": ("weigh", "similarity"),
-    "combine": ("accumulate",),
+    "combine": ("accumulate", "merge"),
     "optimise": ("step",),
 }
 #: A field -> those that it is not called or not priced without.

@@ -374,9 +374,20 @@ class Weight(Method):
 
 @dataclass(frozen=True)
 class Combine(Method):
-    """How updates become one. ``accumulate``: (layout of the part, options) -> an accumulator with add and result."""
+    """How updates become one.
 
+    ``accumulate``: (layout of the part, options) -> an accumulator with add and result. ``merge``: ({device: loader of
+    the part}, layout, options) -> (its tensors, {device: share of its values that do not count}). ``screen``, before
+    either: ({part: ``aggregation.pieces.Changes``}, options) -> ({device: factor of its change; 0: the update is left
+    out}, the record).
+    ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's.
+    """
+
+    screen: Callable[..., tuple[dict[str, float], dict[str, object]]] | None = None
     accumulate: Callable[..., WeightedMean] | None = None
+    merge: Callable[..., tuple[Tensors, dict[str, float]]] | None = None
+    equal: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 Each part is the mean over the devices that trained it, with those that could have and kept it, so devices with other
 depths, modalities or shares can be in one round; where the recipe says so, there is one mean for each audience. One
-device's part is in memory at a time. Devices are taken in sorted order: the result does not depend, not even in its
-last bit, on who arrived first. Whatever is left out is in the record with its reason.
+device's part is in memory at a time, and where values are compared between devices, pieces of all. Devices are taken in
+sorted order: the result does not depend, not even in its last bit, on who arrived first. Whatever is left out is in the
+record with its reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,9 +28,11 @@ from edgefl.aggregation.mean import (
     check_finite,
     faded,
     moved,
+    refusal,
     stored_layout,
 )
 from edgefl.aggregation.pace import StageRound, StageTrack, noted
+from edgefl.aggregation.pieces import Changes, changes_of
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.server_state import (
     RESIDUAL,
@@ -41,7 +45,7 @@ from edgefl.aggregation.server_state import (
 )
 from edgefl.aggregation.weights import RoundContext, absent_from, assign, shares_of, sign
 from edgefl.errors import ProtocolError
-from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
+from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher, is_scheduled
 from edgefl.plan.choice_of_k import recorded, summed
 from edgefl.plan.job import Transfer
 from edgefl.plan.stages import compared_k, exchange_of
@@ -93,8 +97,9 @@ def aggregate_round(
     ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, range, malformed or
     unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
     although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
-    changes are damped by the factor; ``stage`` {rounds,
-    best, over} of a pace that judges; ``clusters``, ``repaired`` and ``momentum`` where a slot made them;
+    changes are damped by the factor; ``stage`` {rounds, best, over} of a pace that judges; ``screened`` {factors:
+    {name: factor of its change, 0: left out}, and what the method adds}; ``clusters``, ``repaired`` and ``momentum``
+    where a slot made them;
     ``choice_of_k`` where devices counted for it (``edgefl.plan.choice_of_k.recorded``).
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
@@ -137,6 +142,11 @@ class _Round:
             self.record["clusters"] = groups
         self.memory = history.note(memory, updates, groups)
         self.step = history.server_step(slots["optimise"], self.memory, updates, groups, self.record)
+        self.mended: Mapping[tuple[str, str], Tensors] = {}
+        self.personal: Mapping[str, Tensors] = {}
+        self.factors: Mapping[str, float] = {}
+        self.factors = self._screen()
+        self.updates = updates = [u for u in updates if self.factors.get(u.name) != 0]
         self.context = RoundContext(
             modalities={u.name: u.modalities for u in updates},
             clusters={u.device: groups[u.device] for u in updates if u.device in groups},
@@ -145,8 +155,6 @@ class _Round:
             small=str(slots["prototypes"].options.get("combine", "average")),
             most=terms.largest_share,
         )
-        self.mended: Mapping[tuple[str, str], Tensors] = {}
-        self.personal: Mapping[str, Tensors] = {}
         repair = slots["repair"]
         if repair.method.mend is not None:
             mend = repair.bind(repair.method.mend)
@@ -207,11 +215,36 @@ class _Round:
         else:
             self._means(part, updates)
 
-    def _means(self, part: str, updates: Sequence[UpdateInfo]) -> None:
+    def _screen(self) -> Mapping[str, float]:
+        """Name -> factor of its change, of updates that count less, or for nothing, beside the others of the round."""
+        combine = self.slots["combine"]
+        if combine.method.screen is None:
+            return {}
+        holders: dict[str, list[UpdateInfo]] = {}
+        for update in self.updates:
+            for part in filter(is_scheduled, update.manifest.keys() & self.previous.keys()):
+                holders.setdefault(part, []).append(update)
+        changes = {part: self._changes(part, own) for part, own in sorted(holders.items())}
+        factors: dict[str, float]
+        factors, told = combine.bind(combine.method.screen)(changes)
+        self.record["screened"] = {"factors": factors, **told}
+        left = {part for u in self.updates if factors.get(u.name) != 0 for part in u.manifest}
+        self.record["kept"] |= dict.fromkeys(sorted(holders.keys() - left), "every device that trained it was left out")
+        return factors
+
+    def _changes(self, part: str, updates: Sequence[UpdateInfo]) -> Changes:
+        base = self.previous[part]
+        loaders, layout = self._loaders(part, updates)
+        return changes_of(loaders, _from_store(self.store, base, _limit(base)), layout)
+
+    def _loaders(self, part: str, updates: Sequence[UpdateInfo]) -> tuple[dict[str, Load], Layout]:
         base = self.previous[part]
         layout = stored_layout(self.store, base)
-        limit = 2 * base.size + 2**20  # another encoding differs by two at most, headers by less than 1 MiB
-        loaders = {u.name: self._loader(u, part, limit, layout) for u in updates}
+        return {u.name: self._loader(u, part, _limit(base), layout) for u in updates}, layout
+
+    def _means(self, part: str, updates: Sequence[UpdateInfo]) -> None:
+        base = self.previous[part]
+        loaders, layout = self._loaders(part, updates)
         counts = {u.name: u.samples.get(part, 0) for u in updates}
         ignored = tuple(device for device, count in counts.items() if count <= 0)
         keeps = self.slots["combine"].options.get("absent") == "keep"
@@ -226,6 +259,8 @@ class _Round:
         if not shares:
             self._note(part, Outcome(kept="no device trained it on any sample", ignored=ignored))
         for audience, weights in shares.items():
+            if self.slots["combine"].method.equal:
+                weights = dict.fromkeys(weights, 1 / len(weights))
             key = audience + part
             one = AudiencePart(key, part, self.previous.get(key, base))
             outcome = self._mean(one, weights, loaders, layout)._replace(ignored=ignored)
@@ -237,10 +272,12 @@ class _Round:
         load = _from_store(self.store, update.manifest[part], limit)
         better = self.mended.get((update.name, part))
         mended = load if better is None else lambda: {**load(), **better}
-        if not update.staleness:
+        weight = update.factor * self.factors.get(update.name, 1.0)
+        if not update.staleness and (weight == 1 or not is_scheduled(part)):
             return mended
-        start, now = (_from_store(self.store, refs[part], limit) for refs in (update.base, self.previous))
-        return moved(mended, start, now, update.factor, layout)
+        now = _from_store(self.store, self.previous[part], limit)
+        start = _from_store(self.store, update.base[part], limit) if update.staleness else now
+        return moved(mended, start, now, weight, layout)
 
     def _prototypes(self, updates: Sequence[UpdateInfo]) -> Outcome:
         loaders: dict[str, Load] = {}
@@ -255,17 +292,14 @@ class _Round:
     def _mean(
         self, part: AudiencePart, weights: Mapping[str, float], loaders: Mapping[str, Load], layout: Layout
     ) -> Outcome:
-        """The weighted mean of one part for one audience, and the server's step from the state before."""
+        """The combined updates of one part for one audience, and the server's step by them from the state before."""
         combine = self.slots["combine"]
-        mean = combine.bind(combine.method.accumulate)(layout)
+        mean = combine.bind(combine.method.accumulate)(layout) if combine.method.accumulate else None
         refused: dict[str, tuple[str, str]] = {}
         for device in [device for device in weights if device in loaders]:
-            try:
-                mean.add(weights[device], loaders[device]())
-            except MisfitError as error:
-                refused[device] = (error.reason, error.message)
-            except ProtocolError as error:
-                refused[device] = ("malformed", error.message)
+            take = partial(mean.add, weights[device]) if mean else partial(check, layout=layout)
+            if why := refusal(loaders[device], take):
+                refused[device] = why
         taken = {device: weight for device, weight in weights.items() if device in loaders and device not in refused}
         if not taken:
             return Outcome(refused=refused, kept="every device that trained it was refused")
@@ -273,23 +307,32 @@ class _Round:
         total = sum(taken.values()) + kept_share
         told: dict[str, Any] = {"devices": {device: weight / total for device, weight in taken.items()}}
         previous = decode_part(self.store.view(part.base.id), copy=False)
-        if kept_share > 0:  # after the others, so that integer buffers are a device's
-            mean.add(kept_share, previous)
+        if kept_share > 0:
             told["kept"] = kept_share / total
+        if mean is None:
+            combined, told["trimmed"] = combine.bind(combine.method.merge)({d: loaders[d] for d in taken}, layout)
+        else:
+            if kept_share > 0:  # after the others, so that integer buffers are a device's
+                mean.add(kept_share, previous)
+            combined = mean.result()
+        return self._stepped(part, Outcome(combined, told, refused), previous)
+
+    def _stepped(self, part: AudiencePart, mean: Outcome, previous: Tensors) -> Outcome:
+        """The server's step from the state before by combined updates, its own state kept."""
         kept = f"{SERVER}optimise/{part.key}"
         known = decode_part(self.store.read(self.previous[kept].id)) if kept in self.previous else None
         step: Step = _trained_once if is_matcher(part.name) else self.step
-        tensors, state = step(known, dict(previous), mean.result())
+        tensors, state = step(known, dict(previous), mean.tensors or {})
         try:
             check_finite(tensors)
         except MisfitError as error:
-            refused |= dict.fromkeys(taken, (error.reason, f"of the new part {error.message}"))
-            return Outcome(refused=refused, kept="its new values cannot be calculated with")
+            refused = dict.fromkeys(mean.weights["devices"], (error.reason, f"of the new part {error.message}"))
+            return Outcome(refused={**mean.refused, **refused}, kept="its new values cannot be calculated with")
         if state is not None:
             self.state[kept] = self.store.put(encode_part(state))
         if part.key == part.name and self.terms.stage:
             self._observe(part.name, previous, tensors)
-        return Outcome(tensors, told, refused)
+        return mean._replace(tensors=tensors)
 
     def _observe(self, part: str, previous: Tensors, now: Tensors) -> None:
         """The facts of a part's change in this round, for the recipe's pace."""
@@ -327,6 +370,11 @@ class _Round:
     def _refuse(self, part: str, refused: Mapping[str, tuple[str, str]]) -> None:
         for device, (reason, detail) in sorted(refused.items()):
             self.record["refused"].append({"device": device, "part": part, "reason": reason, "detail": detail})
+
+
+def _limit(base: ObjectRef) -> int:
+    """Most bytes of a device's part: another encoding differs by two at most, headers by less than 1 MiB."""
+    return 2 * base.size + 2**20
 
 
 def _trained_once(state: Tensors | None, previous: Tensors, combined: Tensors) -> tuple[Tensors, None]:

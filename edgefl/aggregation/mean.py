@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.errors import ModelError
+from edgefl.errors import ModelError, ProtocolError
 from edgefl.protocol.tensors import read_layout
 from edgefl.prototypes.table import COUNT
 from edgefl.records import ObjectRef
@@ -160,6 +160,17 @@ def _calculable(tensor: Tensor) -> bool:
 
 def _floating(tensor: Tensor) -> bool:
     return tensor.dtype.kind == "f"
+
+
+def refusal(load: Load, take: Callable[[Tensors], None]) -> tuple[str, str] | None:
+    """(reason, detail) of a device's part that cannot be taken; None: it was."""
+    try:
+        take(load())
+    except MisfitError as error:
+        return error.reason, error.message
+    except ProtocolError as error:
+        return "malformed", error.message
+    return None
 
 
 def factor(staleness: int, alpha: float) -> float:

@@ -292,7 +292,7 @@ def _rates(rates: RatesConfig, place: int) -> dict[str, float]:
 
 def moving_slot(server: Recipe) -> str:
     """The slot (role: choice) by which new weights are not the mean of the devices' models; "": none."""
-    for role in ("weight", "optimise", "repair"):
+    for role in ("weight", "optimise", "repair", "combine"):
         one = choose(role, server)
         if one.method.moves:
             return f"{role}: {one.name}"

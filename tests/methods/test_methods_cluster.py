@@ -12,11 +12,12 @@ from scipy.special import softmax
 from sklearn.metrics.pairwise import cosine_similarity
 
 from edgefl.aggregation.mean import MisfitError, layout_of
+from edgefl.aggregation.pieces import inner_products, pieces, weight_sizes
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.methods import cluster
 from edgefl.methods.cluster import UNIT, WIDTH, _coordinates, features_of, lsh, sketch
-from edgefl.methods.weight.relationship import _pieces, inner_products, relationship
+from edgefl.methods.weight.relationship import relationship
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.registry import signature
 
@@ -73,10 +74,10 @@ def test_weights_are_those_of_scikit_learn_and_scipy_and_buffers_do_not_count():
 @given(st.integers(1, 60), st.lists(st.integers(0, 9), min_size=1, max_size=4))
 def test_pieces_hold_every_element_once_within_the_budget(limit, sizes):
     layout = layout_of({f"t{i}": np.zeros((size, 2), np.float32) for i, size in enumerate(sizes)})
-    sets = list(_pieces(layout, limit))
-    seen = [(name, i) for pieces in sets for name, first, end in pieces for i in range(first, end)]
+    sets = list(pieces(weight_sizes(layout), limit))
+    seen = [(name, i) for held in sets for name, first, end in held for i in range(first, end)]
     assert seen == [(f"t{i}", k) for i, size in enumerate(sizes) for k in range(2 * size)]
-    widths = [sum(end - first for _, first, end in pieces) for pieces in sets]
+    widths = [sum(end - first for _, first, end in held) for held in sets]
     assert all(width == limit for width in widths[:-1])
     assert all(0 < width <= limit for width in widths)
 

@@ -1,4 +1,4 @@
-"""How updates become one, a weighted mean, and the server's step from the previous state of a part by it to the next.
+"""The server's step from the previous state of a part by the combined updates to the next.
 
 FedAvgM (Hsu et al. 2019, arXiv 1909.06335):  v = beta v + D;  next = previous + lr v,  where D = combined - previous.
 FedOpt (Reddi et al. 2021, arXiv 2003.00295):  m = beta m + (1 - beta) D;  next = previous + lr m / (sqrt(u) + epsilon),
@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.aggregation.mean import BUFFERS, Tensor, Tensors, WeightedMean
+from edgefl.aggregation.mean import BUFFERS, Tensor, Tensors
 from edgefl.errors import ModelError
-from edgefl.registry import Combine, Optimise, Option, register
+from edgefl.registry import Optimise, Option, register
 
 Array = npt.NDArray[np.float32]
 Step = tuple[dict[str, Tensor], dict[str, Tensor] | None]
@@ -151,12 +151,6 @@ def _f32(values: npt.ArrayLike) -> Array:
     return np.asarray(values, dtype=np.float32)
 
 
-_ABSENT = Option(
-    "keep",
-    "devices of the round whose stage or budget left out an encoder stage of a modality that they have: they count as "
-    "keeping it as it was, or are left out",
-    ("keep", "leave_out"),
-)
 _RATE = Option(0.05, "the server's learning rate", least=0)
 _BETA = Option(0.9, "share of the momentum kept from round to round", least=0, most=0.999)
 ADAGRAD = {
@@ -166,7 +160,6 @@ ADAGRAD = {
 }
 _ADAM = ADAGRAD | {"beta2": Option(0.99, "share of the second moment kept", least=0, most=1)}
 register(
-    Combine("mean", "streaming weighted mean per part", {"absent": _ABSENT}, default=True, accumulate=WeightedMean),
     Optimise("plain", "it replaces it", default=True, step=plain, moves=False),
     Optimise(
         "momentum",

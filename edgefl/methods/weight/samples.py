@@ -20,7 +20,7 @@ def by_samples(samples: Mapping[str, int], modalities: Mapping[str, int] | None 
 def _alone(recipe: Recipe) -> list[Problem]:
     return [
         Problem(role, f"weight: own exchanges nothing; set {role}: {default(role)}")
-        for role in ("cluster", "prototypes", "repair", "optimise")
+        for role in ("cluster", "prototypes", "repair", "combine", "optimise")
         if default(role) not in recipe[role]
     ]
 

@@ -1,0 +1,16 @@
+"""The weighted mean of the updates (FedAvg, arXiv 1602.05629):  theta = sum_k w_k theta_k."""
+
+from __future__ import annotations
+
+from edgefl.aggregation.mean import WeightedMean
+from edgefl.registry import Combine, Option, register
+
+ABSENT = {
+    "absent": Option(
+        "keep",
+        "devices of the round whose stage or budget left out an encoder stage of a modality that they have: they count "
+        "as keeping it as it was, or are left out",
+        ("keep", "leave_out"),
+    )
+}
+register(Combine("mean", "streaming weighted mean per part", ABSENT, default=True, accumulate=WeightedMean))
