@@ -67,6 +67,7 @@ def inner_products(loaders: Mapping[str, Load], budget_bytes: int = BUDGET_BYTES
     for held in pieces(weight_sizes(layout), max(1, budget_bytes // (8 * len(names)))):
         rows = rows_of(fitting, held, np.float64)
         products += rows @ rows.T
+        del rows  # before the next ones are made
     return names, products
 
 
