@@ -4,6 +4,7 @@ Four activities by two sensors (basic_motions, real recordings, window 50, step 
 devices; model and rounds of benchmarks/crash/poisoned.py with layer norm in every row, evaluated after each round. One
 of five devices attacks, or two of ten, in every round, as a device agent whose trainer lies. *Flip*: it sends its
 change times -1; *x -10*, *x -50*: flipped and as many times as long; *labels*: it trains on labels c - 1 - y.
+*Unequal*: no attack, but classes that are shared out unequally (Dirichlet, alpha 0.3).
 *Alone*: round.largest_change, clip_change and largest_share are off, so that nothing but the slot combine bounds an
 update; *shipped*: as they are by default.
 
@@ -38,6 +39,8 @@ PAGE = "robust.md"
 FLEETS = [(5, 1), (10, 2)]
 #: attack -> the factor of its change; None: it trains on wrong labels.
 ATTACKS: dict[str, float | None] = {"none": 1.0, "flip": -1.0, "x -10": -10.0, "x -50": -50.0, "labels": None}
+UNEQUAL = "unequal"
+COLUMNS = [*ATTACKS, UNEQUAL]
 #: way -> (slot combine, whether the round's own bounds are on).
 WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "mean": ({"mean": {}}, False),
@@ -95,8 +98,10 @@ def measured(devices: int, attackers: int, way: str, attack: str, seed: int) -> 
     values = run_values(devices, seed)
     values |= {"slots": {"combine": combine}, "round": {} if shipped else OPEN}
     values["model"]["head"]["norm"] = "layer"
-    evil = [f"d{i}" for i in range(attackers)] if attack != "none" else []
-    factor = ATTACKS[attack]
+    if attack == UNEQUAL:
+        values["data"]["partition"] = {"dirichlet": {"alpha": 0.3}}
+    evil = [f"d{i}" for i in range(attackers)] if attack in ATTACKS and attack != "none" else []
+    factor = ATTACKS.get(attack, 1.0)
     with tempfile.TemporaryDirectory() as folder, mislabelled(evil) if factor is None else attacked(evil, factor):
         _, report = inprocess.run_values(Path(folder), values)
     found = outcome_of(report)
@@ -131,11 +136,11 @@ def page(rows: Sequence[Row]) -> str:
         "below the same row without an attack. *Blamed*: honest devices rejected or in quarantine, of all seeds.",
     ]
     for devices, attackers in FLEETS:
-        text += ["", f"## {attackers} of {devices} devices", "", f"| combine | {' | '.join(ATTACKS)} |"]
-        text += ["|---" * (len(ATTACKS) + 1) + "|"]
+        text += ["", f"## {attackers} of {devices} devices", "", f"| combine | {' | '.join(COLUMNS)} |"]
+        text += ["|---" * (len(COLUMNS) + 1) + "|"]
         for way in WAYS:
             clean = statistics.mean([row.last for row in by.get((devices, way, "none"), [])] or [0.0])
-            cells = [_cell(by.get((devices, way, attack), []), clean) for attack in ATTACKS]
+            cells = [_cell(by.get((devices, way, attack), []), clean) for attack in COLUMNS]
             text.append(f"| {way} | {' | '.join(cells)} |")
     return "\n".join(
         [*text, "", "`python -m benchmarks.accuracy.robust --jsonl FILE --seeds 3 --write docs/results`", ""]
@@ -146,7 +151,11 @@ def _verdict(by: Mapping[tuple[int, str, str], Sequence[Row]]) -> list[str]:
     """The one sentence that matters: by how much the mean and the median fall at most."""
 
     def fall(way: str) -> float:
-        means = {key: statistics.mean(row.last for row in rows) for key, rows in by.items() if key[1] == way}
+        means = {
+            key: statistics.mean(row.last for row in rows)
+            for key, rows in by.items()
+            if key[1] == way and key[2] in ATTACKS
+        }
         return max((means[n, way, "none"] - value for (n, _, _), value in means.items()), default=0.0)
 
     alone = f"Without any other bound the mean loses up to {fall('mean'):.0f} points to an attack, the median"
@@ -166,7 +175,7 @@ def main() -> None:
     rows = rows_in(options.jsonl, Row)
     done = {row.key for row in rows}
     for seed in range(1, options.seeds + 1):
-        for (devices, attackers), way, attack in itertools.product(FLEETS, WAYS, ATTACKS):
+        for (devices, attackers), way, attack in itertools.product(FLEETS, WAYS, COLUMNS):
             if (devices, way, attack, seed) not in done:
                 rows.append(measured(devices, attackers, way, attack, seed))
                 add_row(options.jsonl, rows[-1])

@@ -16,6 +16,7 @@ from edgefl.records import FIGURES, Figure
 from edgefl.report import (
     bills,
     budget_plots,
+    combination,
     decisions,
     fleet_plots,
     model_plots,
@@ -28,7 +29,7 @@ from edgefl.report import (
     time_table,
     units,
 )
-from edgefl.report.grid import print_grids, with_rows
+from edgefl.report.grid import Grid, print_grids, with_rows
 from edgefl.report.pages import page
 from edgefl.run_records import RunReport
 
@@ -138,11 +139,23 @@ def print_report(report: RunReport, console: Console) -> None:
         time_table.seconds_of_devices(report),
         decisions.refusals(report),
         *with_rows(decisions.not_offered(report), decisions.requests(report)),
-        *with_rows(rounds.late_updates(report), repairs.repairs(report), repairs.lent(report)),
+        *with_rows(
+            rounds.late_updates(report), combination.left_out(report), repairs.repairs(report), repairs.lent(report)
+        ),
         rounds.rounds(report),
         rounds.bundles(report),
     ]
     print_grids(grids, console)
+
+
+def _beside(report: RunReport) -> list[Grid]:
+    """Tables of what became of updates beside their mean."""
+    return [
+        rounds.late_updates(report),
+        combination.left_out(report),
+        repairs.repairs(report),
+        repairs.lent(report),
+    ]
 
 
 def to_html(report: RunReport, *, interactive: bool = True) -> str:
@@ -173,7 +186,9 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         refusals=decisions.refusals(report),
         absences=with_rows(decisions.not_offered(report), decisions.requests(report)),
         rounds=rounds.rounds(report).filled(),
-        late=with_rows(rounds.late_updates(report), repairs.repairs(report), repairs.lent(report)),
+        late=with_rows(
+            rounds.late_updates(report), combination.left_out(report), repairs.repairs(report), repairs.lent(report)
+        ),
         devices=rounds.devices(report).filled(),
         stages=rounds.stages(report),
         bundles=rounds.bundles(report),

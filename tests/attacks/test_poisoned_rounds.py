@@ -8,6 +8,8 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share
 
 from benchmarks.crash.poisoned import attacked, outcome_of
+from edgefl.report.combination import left_out
+from edgefl.report.writers import to_html
 from edgefl.run_records import RunReport
 
 OPEN = ["round.clip_change=0", "round.largest_change=0", "round.largest_share=1"]
@@ -68,3 +70,20 @@ def test_a_round_whose_model_breaks_is_taken_back_and_nobody_is_quarantined(tmp_
     again = (1, 1) if evaluate == "round" else (1, 2)
     done = [(row.stage, row.round, row.attempt) for row in report.rounds if row.status == "done"]
     assert done == [(*place, 2 if place == again else 1) for place in ((1, 1), (1, 2), (2, 1))]
+
+
+@pytest.mark.parametrize("how", ["median", "krum"])
+def test_a_flipped_change_of_usual_length_is_outvoted_and_no_device_is_blamed(tmp_path: Path, how: str) -> None:
+    """The bounds let it through, d0 trains on as the others; the report has what became of it, by device."""
+    report = run(tmp_path, 5, -1.0, ["d0"], [f"slots.combine={how}", "slots.weight=samples"])
+    found = outcome_of(report, of="ab")
+    assert not found.rejected | found.quarantined
+    grid = left_out(report)
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in grid.rows}
+    if how == "krum":
+        assert rows.keys() == {"d0"}
+        assert rows["d0"][0] == "3"
+    else:
+        shares = {device: float(cells[3]) for device, cells in rows.items()}
+        assert max(shares, key=lambda device: shares[device]) == "d0"
+    assert "Combination of the updates" in to_html(report, interactive=False)

@@ -4,7 +4,7 @@ score s(k) = sum over the n - f - 2 updates j nearest to k of |V_k - V_j|^2;  th
 
 V_k is the whole change of device k. Of devices that trained different parts, |V_k - V_j|^2 is the mean over the weights
 that both trained. f is ``share`` of the n updates, rounded up, and at most (n - 3) / 2, since the paper needs
-n > 2 f + 2: of fewer than five updates nobody is left out. m = 1 is Krum; by default m = n - f (Multi-Krum).
+n > 2 f + 2: of fewer than five updates none is left out. m = 1 is Krum; by default m = n - f (Multi-Krum).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def krum(
     n = len(names)
     f = max(0, min(math.ceil(share * n - 1e-9), (n - 3) // 2))
     if not f:
-        return {}, {"f": 0, "of": n}
+        return {}, {"note": f"Of {n} updates none is left out: five or more, and a share above 0, are needed."}
     distances = squared_distances(changes, names)
     np.fill_diagonal(distances, np.inf)  # j is another than k
     scores = np.sort(distances, axis=1)[:, : n - f - 2].sum(axis=1)
