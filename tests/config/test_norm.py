@@ -19,7 +19,7 @@ from edgefl.pricing.round_price import Pricer
 from edgefl.registry import method
 from edgefl.training.local_round import LocalState, train_round
 
-LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-layer", "mmic-reconstruction"}
+LAYER = {"fedadagrad", "fedadam", "fedmedian", "fedyogi", "mmic", "mmic-gmc", "mmic-layer", "mmic-reconstruction"}
 NORMS: tuple[Norm, ...] = ("batch", "layer", "none")
 
 
