@@ -150,6 +150,8 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "depths left out": ("end_to_end", ("slots.schedule=mixed", "slots.combine={mean: {absent: leave_out}}")),
+    "trimmed": ("end_to_end", ("slots.combine={trimmed_mean: {share: 0.3}}",)),
+    "norms clipped": ("end_to_end", ("slots.combine=norm_clipping",)),
     "sgd": (
         "end_to_end",
         (
