@@ -74,7 +74,7 @@ def _put(combined: Mapping[str, Tensor], held: Sequence[Piece], values: Tensor) 
 
 def alike(name: str) -> tuple[Rule, ...]:
     """The rule of a method by which all devices count alike."""
-    text = f"combine: {name} counts all devices alike, as its paper does; leave slots.weight out"
+    text = f"{name} counts all devices alike, as its paper does; leave slots.weight out"
     return (Rule("weight", "default", text),)
 
 
