@@ -128,12 +128,11 @@ def page(rows: Sequence[Row]) -> str:
     by: dict[tuple[int, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda one: one.key):
         by.setdefault((row.devices, row.way, row.attack), []).append(row)
-    seeds = len({row.seed for row in rows})
     about, _ = (__doc__ or "").split("\n\n    python", 1)
     text = ["# Robust combination", "", *_verdict(by), "", *about.split("\n\n")[1].splitlines(), ""]
     text += [
-        f"Final accuracy in percent, mean of {seeds} seeds (lowest to highest). Bold: more than {MARGIN:g} points",
-        "below the same row without an attack. *Blamed*: honest devices rejected or in quarantine, of all seeds.",
+        "Final accuracy in percent, mean of the seeds (lowest to highest; without these, one seed). Bold: more than",
+        f"{MARGIN:g} points below the same row without an attack. *Blamed*: honest devices rejected or in quarantine.",
     ]
     for devices, attackers in FLEETS:
         text += ["", f"## {attackers} of {devices} devices", "", f"| combine | {' | '.join(COLUMNS)} |"]

@@ -16,8 +16,8 @@ import numpy as np
 
 from edgefl.aggregation.mean import WeightedMean
 from edgefl.aggregation.pieces import Changes, Floats
-from edgefl.methods.combine.mean import ABSENT
 from edgefl.methods.combine.trimmed import alike
+from edgefl.methods.combine.weighted_mean import ABSENT
 from edgefl.registry import Combine, Option, register
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from edgefl.aggregation.mean import OF, WeightedMean
 from edgefl.aggregation.pieces import Changes
-from edgefl.methods.combine.mean import ABSENT
+from edgefl.methods.combine.weighted_mean import ABSENT
 from edgefl.registry import Combine, Option, register
 
 
@@ -25,9 +25,11 @@ def norm_clipping(changes: Mapping[str, Changes], *, norm: float = 0.0) -> tuple
         for device, square in zip(part.devices, part.products.diagonal().tolist(), strict=True):
             squares.setdefault(device, []).append(max(square, 0.0))
     norms = {device: math.sqrt(math.fsum(own)) for device, own in sorted(squares.items())}
-    most = norm or (statistics.median(norms.values()) if len(norms) >= OF else math.inf)
+    if not norm and len(norms) < OF:
+        return {}, {"norms": norms, "note": f"Of {len(norms)} updates no length is usual: none is clipped."}
+    most = norm or statistics.median(norms.values())
     factors = {device: most / length for device, length in norms.items() if length > most}
-    return factors, {"norms": norms, **({"bound": most} if math.isfinite(most) else {})}
+    return factors, {"norms": norms, "bound": most}
 
 
 register(
