@@ -16,7 +16,7 @@ CALLS: dict[str, dict[str, str]] = {
     "pace": {"judge": "rounds", "fewest": "", "observe": "state previous now"},
     "sharing": {},
     "fusion": {},
-    "cluster": {"group": "signatures generator"},
+    "cluster": {"group": "signatures generator", "own_models": ""},
     "select": {"draw": "devices generator history"},
     "missing": {
         "make": "modality at_hand",
@@ -26,7 +26,8 @@ CALLS: dict[str, dict[str, str]] = {
     },
     "prototypes": {
         "local": "job model auxiliary dataset generator",
-        "merge": "tables generator",
+        "merge": "loaders previous generator",
+        "start": "model generator",
         "rows": "model",
         "local_rows": "job candidate modalities",
         "candidates": "",
@@ -43,7 +44,7 @@ CALLS: dict[str, dict[str, str]] = {
         "lend": "updates needs store clusters",
     },
     "weight": {"weigh": "samples modalities", "similarity": "outputs", "personal": "loaders"},
-    "combine": {"screen": "changes", "accumulate": "layout", "merge": "loaders layout"},
+    "combine": {"screen": "changes", "accumulate": "layout", "merge": "loaders layout", "keeps": ""},
     "optimise": {"step": "state previous combined", "adjust": "history clusters weights"},
 }
 _SIGNATURE = {"sign": "dataset classes seed", "layout": "class_counts", "check": "tensors"}
@@ -91,7 +92,8 @@ def _functions(role: str, method: Any) -> Iterator[tuple[str, Any, list[str]]]:
     calls = {name: (getattr(method, name), given) for name, given in CALLS[role].items()}
     if signature := getattr(method, "signature", None):
         calls |= {f"signature.{name}": (getattr(signature, name), given) for name, given in _SIGNATURE.items()}
-    for name, (function, given) in {**calls, "conflicts": (method.conflicts, "recipe")}.items():
+    calls |= {"conflicts": (method.conflicts, "recipe"), "shape": (method.shape, "encoders")}
+    for name, (function, given) in calls.items():
         if function is not None:
             yield name, function, given.split()
 

@@ -25,7 +25,7 @@ from edgefl.method_calls import CALLS, misfit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edgefl.aggregation.mean import Tensors, WeightedMean
+    from edgefl.aggregation.mean import Outcome, Tensors, WeightedMean
     from edgefl.data.arrays import Array
     from edgefl.data.dataset import Dataset
     from edgefl.prototypes.table import ClassMeans
@@ -81,6 +81,7 @@ class Method:
     ``per_round``: it makes something of all devices of one round together: no updates of earlier rounds.
     ``partial``: it leaves devices out of a round: no asynchronous rounds.
     ``headless``: why it has no meaning for a model without projection heads.
+    ``shape``: (encoders by modality, options) -> the fields of the model's specification that it decides.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Method:
     per_round: bool = False
     partial: bool = False
     headless: str = ""
+    shape: Callable[..., Mapping[str, object]] | None = None
 
     def problems(self, role: str, recipe: Recipe) -> list[Problem]:
         """The rules that a recipe with this method in ``role`` breaks, each with the way out."""
@@ -178,12 +180,13 @@ class Cluster(Method):
 
     ``signature``: what each device sends once for it, with its first update, or, ``joining``, with its hello: then at
     most ``edgefl.protocol.messages.MAX_SIGNATURE_BYTES``. ``group``: ({device: tensors of its signature}, generator,
-    options) -> {device: cluster, from 0}.
+    options) -> {device: cluster, from 0}. ``own_models``: (options) -> whether each cluster has a model of its own.
     """
 
     signature: Signature | None = None
     joining: bool = False
     group: Callable[..., dict[str, int]] | None = None
+    own_models: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,8 @@ class Prototypes(Method):
 
     ``local``: (job, model, auxiliary, dataset, generator, options) -> {table: ``prototypes.table.ClassMeans``} of one
     device; None: there are no prototypes. ``classes``: their rows are classes.
-    ``merge``: ({device: {modality: its table}}, generator, options) -> (global tables, the record); None: tables are
-    averaged class by class.
+    ``merge``: ({device: loader of its tables}, loader of the global ones or None, generator, options) -> the outcome
+    (``edgefl.aggregation.prototype_merge``). ``start``: (model, generator, options) -> tables before the first ones.
     ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
     ``candidates``: (options) -> numbers of classes to mix at inference, ascending, of which the best on the devices'
@@ -234,7 +237,8 @@ class Prototypes(Method):
 
     local: Callable[..., Mapping[str, ClassMeans]] | None = None
     classes: bool = False
-    merge: Callable[..., tuple[dict[str, ClassMeans], dict[str, object]]] | None = None
+    merge: Callable[..., Outcome] | None = None
+    start: Callable[..., Mapping[str, ClassMeans]] | None = None
     rows: Callable[..., dict[str, tuple[int, int]]] | None = None
     local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
     candidates: Callable[..., tuple[int, ...]] | None = None
@@ -380,7 +384,8 @@ class Combine(Method):
     the part}, layout, options) -> (its tensors, {device: share of its values that do not count}). ``screen``, before
     either: ({part: ``aggregation.pieces.Changes``}, options) -> ({device: factor of its change; 0: the update is left
     out}, the record).
-    ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's.
+    ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's. ``keeps``: (options) ->
+    whether devices that left an encoder stage out count as keeping it.
     """
 
     screen: Callable[..., tuple[dict[str, float], dict[str, object]]] | None = None
@@ -388,6 +393,7 @@ class Combine(Method):
     merge: Callable[..., tuple[Tensors, dict[str, float]]] | None = None
     equal: bool = False
     moves: bool = False
+    keeps: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -501,6 +507,11 @@ class Choice(NamedTuple):
         """The function with those of the options as keyword arguments that it takes; all, if it takes any."""
         takes = _parameters(function)
         return partial(function, **{name: value for name, value in self.options.items() if not takes or name in takes})
+
+    def flag(self, trait: str) -> bool:
+        """What a function of the options alone says; False where the method has none."""
+        function = getattr(self.method, trait)
+        return bool(function and self.bind(function)())
 
 
 @cache

@@ -151,7 +151,7 @@ class _Round:
             modalities={u.name: u.modalities for u in updates},
             clusters={u.device: groups[u.device] for u in updates if u.device in groups},
             similarity=terms.similarity,
-            own_models=slots["cluster"].options.get("models") == "own",
+            own_models=slots["cluster"].flag("own_models"),
             small=str(slots["prototypes"].options.get("combine", "average")),
             most=terms.largest_share,
         )
@@ -247,7 +247,7 @@ class _Round:
         loaders, layout = self._loaders(part, updates)
         counts = {u.name: u.samples.get(part, 0) for u in updates}
         ignored = tuple(device for device, count in counts.items() if count <= 0)
-        keeps = self.slots["combine"].options.get("absent") == "keep"
+        keeps = self.slots["combine"].flag("keeps")
         absent = absent_from(part, {u.name: u.samples for u in self.updates}) if keeps else {}
 
         def fitting(device: str) -> Tensors:

@@ -8,7 +8,7 @@ fitting tables are merged one device at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -24,13 +24,15 @@ Shape = tuple[int, ...]
 def merge_prototypes(
     loaders: Mapping[str, Load], previous: Load | None, slot: Choice, rng: np.random.Generator
 ) -> Outcome:
-    """The next "prototypes" tensors from the devices' (device -> loader, in the order to take them).
+    """The next "prototypes" tensors from the devices' (device -> loader, in the order to take them), by the slot."""
+    if slot.method.merge is None:
+        return averaged(loaders, previous)
+    merge: Callable[..., Outcome] = slot.method.merge
+    return slot.bind(merge)(loaders, previous, rng)
 
-    ``slot``: class means are averaged, adaptive ones completed and clustered. Weights in the outcome: a device's share
-    of all samples in the tables, and per table; for adaptive ones how the global ones came about.
-    """
-    if slot.method.merge is not None:
-        return _adaptive(loaders, slot, rng)
+
+def averaged(loaders: Mapping[str, Load], previous: Load | None, weighting: Weighting = "modality") -> Outcome:
+    """Tables averaged class by class. Weights: a device's share of all samples in the tables, and of each table."""
     before = from_tensors(previous()) if previous is not None else {}
     shapes: dict[str, dict[str, Shape]] = {}
     refused: dict[str, tuple[str, str]] = {}
@@ -40,7 +42,6 @@ def merge_prototypes(
         except ProtocolError as error:
             refused[device] = ("malformed", error.message)
     expected = _expected(shapes, before)
-    weighting: Weighting = "class" if slot.options.get("weighting") == "class" else "modality"
     mergers: dict[str, Merger] = {}
     counts: dict[str, dict[str, float]] = {}  # table -> device -> samples
     for device, tables in shapes.items():
@@ -61,8 +62,11 @@ def merge_prototypes(
     return Outcome(to_tensors({**before, **merged}), weights, refused)
 
 
-def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generator) -> Outcome:
-    """Global pairs of the devices' pairs; those of the round before are forgotten, as in the paper."""
+def of_pairs(
+    loaders: Mapping[str, Load],
+    made: Callable[[Mapping[str, Mapping[str, ClassMeans]]], tuple[dict[str, ClassMeans], dict[str, object]]],
+) -> Outcome:
+    """Global pairs of the devices' pairs, as ``made`` of the fitting ones; in the weights its record too."""
     tables: dict[str, dict[str, ClassMeans]] = {}
     width = 0  # of all tables alike: the first fitting device's
     refused: dict[str, tuple[str, str]] = {}
@@ -80,7 +84,7 @@ def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generato
             tables[device], width = own, wanted
         else:
             refused[device] = ("shape", f"table '{odd}' is {sizes[odd]} wide, others are {wanted}")
-    found, record = slot.bind(slot.method.merge)(tables, rng)
+    found, record = made(tables)
     if not record["pairs"]:
         return Outcome(refused=refused, kept="no device sent usable prototypes")
     counts = {d: float(sum(table.counts.sum() for table in own.values())) for d, own in tables.items()}

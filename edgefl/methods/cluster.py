@@ -147,7 +147,12 @@ def _coordinates(devices: list[str], signatures: Signatures) -> npt.NDArray[np.f
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0)))[index])
 
 
-def own_models(recipe: Recipe) -> list[Problem]:
+def own_models(models: str) -> bool:
+    """Whether each cluster has a model of its own."""
+    return models == "own"
+
+
+def two_models(recipe: Recipe) -> list[Problem]:
     """Cluster models beside one model for each device."""
     if any(options.get("models") == "own" for options in recipe["cluster"].values()) and (
         offers(recipe, "weight", "personal")
@@ -193,7 +198,8 @@ register(
         "lsh",
         "by sketches of their features: random sign hashes, then K-means (MMiC)",
         GROUPS,
-        conflicts=own_models,
+        conflicts=two_models,
+        own_models=own_models,
         per_round=True,
         signature=Signature(
             "sketch",
@@ -207,7 +213,8 @@ register(
         "lsh_joining",
         "by such sketches of all devices before the first round, 4 kB each, sent on joining (MMiC)",
         GROUPS,
-        conflicts=own_models,
+        conflicts=two_models,
+        own_models=own_models,
         per_round=True,
         signature=Signature(
             "projected_sketch",

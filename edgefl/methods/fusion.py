@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgefl.errors import Problem
+from edgefl.models.spec import EncoderSpec, JointSpec
 from edgefl.registry import Fusion, Option, Recipe, Sharing, chosen, offers, register
 
 
@@ -16,13 +19,31 @@ def _one_projection(recipe: Recipe) -> list[Problem]:
     return [Problem("fusion", text.format(name)) for name in (*terms, *weights)]
 
 
+#: Width of the joint module's tokens in the paper.
+_JOINT_WIDTH = 256
+
+
+def _bounded(encoders: Mapping[str, EncoderSpec], *, bound: str) -> dict[str, object]:
+    return {"bounded": bound == "tanh"}
+
+
+def _joint(encoders: Mapping[str, EncoderSpec], *, width: float, heads: float, layers: float) -> dict[str, object]:
+    """Width 0: that of the widest encoder, at most the paper's, so that small encoders get a small joint module."""
+    if not width:
+        widest = max((encoder.width for encoder in encoders.values()), default=_JOINT_WIDTH)
+        width = max(1, min(_JOINT_WIDTH, widest) // int(heads)) * heads
+    return {"joint": JointSpec(width=int(width), heads=int(heads), layers=int(layers), shared=True)}
+
+
 _BOUND = Option(
     "none",
     "tanh: it ends in tanh(layer norm / 2), so that no entry is beyond 1 (PmcmFL's published code)",
     ("none", "tanh"),
 )
 register(
-    Fusion("concat", "concatenation and a two-layer network", {"bound": _BOUND}, default=True, wide=True),
+    Fusion(
+        "concat", "concatenation and a two-layer network", {"bound": _BOUND}, default=True, wide=True, shape=_bounded
+    ),
     Fusion("mean", "the mean of the projections at hand, no parameters", weights=False),
     Fusion(
         "joint",
@@ -33,6 +54,7 @@ register(
             "layers": Option(3, "self-attention layers", least=1),
         },
         tokens=True,
+        shape=_joint,
         conflicts=_one_projection,
     ),
     Sharing("separate", "each modality has an encoder of its own", default=True),

@@ -22,7 +22,6 @@ from edgefl.models.check import spec_problems
 from edgefl.models.spec import (
     EncoderSpec,
     HeadSpec,
-    JointSpec,
     ModelSpec,
     Norm,
     fused_width,
@@ -36,10 +35,9 @@ from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
 from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, unmeasured, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
-from edgefl.registry import Recipe, choose, chosen, method
+from edgefl.registry import Recipe, choose, chosen
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
-JOINT_WIDTH = 256
 #: The size of batch for which scaled rates are meant.
 RATES_FOR = 256
 SERVER_ROLES = ("pace", "cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
@@ -211,25 +209,14 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
     """Fields of the model that the recipe decides."""
-    fusion, options = next(iter(recipe.slots["fusion"].items()))
-    match = chosen("prototypes", recipe.slots["prototypes"])[0].options.get("match", "")
-    return {
+    fields: dict[str, Any] = {
         "encoder_sharing": next(iter(recipe.slots["sharing"])),
-        "fusion": fusion,
-        "joint": _joint(options, encoders) if method("fusion", fusion).tokens else JointSpec(),
-        "bounded": options.get("bound") == "tanh",
-        "reconstruction": any(term.method.reconstructs for term in chosen("objective", recipe.slots["objective"])),
-        "matching": match if match in {"classifier", "prior"} else "none",
+        "fusion": next(iter(recipe.slots["fusion"])),
     }
-
-
-def _joint(options: Mapping[str, float | str], encoders: Mapping[str, EncoderSpec]) -> JointSpec:
-    """Width 0: that of the widest encoder, at most the paper's, so that small encoders get a small joint module."""
-    chosen = {name: int(value) for name, value in options.items()}
-    if not chosen["width"]:
-        widest = max((encoder.width for encoder in encoders.values()), default=JOINT_WIDTH)
-        chosen["width"] = max(1, min(JOINT_WIDTH, widest) // chosen["heads"]) * chosen["heads"]
-    return JointSpec(**chosen, shared=True)
+    for choice in (one for role in recipe.slots for one in chosen(role, recipe.slots[role])):
+        if choice.method.shape is not None:
+            fields |= choice.bind(choice.method.shape)(encoders)
+    return fields
 
 
 def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:

@@ -20,7 +20,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.training_samples import clusters_apart
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Table, in_torch
 from edgefl.prototypes.pairs import LOCAL_CLUSTERS, Local, local_pairs
-from edgefl.prototypes.table import ClassMeans, from_tensors, of_several, to_tensors
+from edgefl.prototypes.table import from_tensors, of_several, to_tensors
 from edgefl.registry import chosen, method
 from edgefl.training.embeddings import device_of, own_modalities, projections_of
 from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
@@ -180,16 +180,11 @@ def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, T
 
 
 def initial_tables(job: Job, device: torch.device) -> dict[str, Table]:
-    """Standard normal prototypes of each modality by the run's seed, alike on every device; {} for a start of zeros.
-
-    None are fused: what compares with fused prototypes begins with those of the first round.
-    """
+    """Tables before the first prototypes, by the run's seed, alike on every device; {} where there are none."""
     slot = chosen("prototypes", job.slots.prototypes)[0]
-    if slot.options.get("start") != "gaussian" or slot.method.rows is None:
+    if slot.method.start is None:
         return {}
-    rng, shapes = np.random.default_rng(job.hyper.seed), slot.bind(slot.method.rows)(job.model)
-    drawn = {m: rng.standard_normal(shapes[m], np.float32) for m in job.model.encoders}
-    return in_torch({m: ClassMeans(rows, np.ones(len(rows), np.float32)) for m, rows in drawn.items()}, device)
+    return in_torch(slot.bind(slot.method.start)(job.model, np.random.default_rng(job.hyper.seed)), device)
 
 
 def private_head_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:

@@ -21,7 +21,10 @@ from edgefl.training.fill import AtHand
 OPTION = {"strength": Option(2.0, "a factor", least=0)}
 #: role -> what a method of it has besides the function that is tried.
 BESIDE: dict[str, dict[str, Any]] = {
-    "cluster": {"signature": Signature("s", lambda d, c, s: {}, lambda c: {}, lambda t: None)},
+    "cluster": {
+        "signature": Signature("s", lambda d, c, s: {}, lambda c: {}, lambda t: None),
+        "group": lambda signatures, generator: {},
+    },
     "missing": {"make": lambda modality, given: None, "completed_counts": lambda samples, encoders: samples},
     "prototypes": {"rows": lambda model: {}, "local_rows": lambda job, candidate, own: {}},
     "repair": {"ask": lambda members: {}, "lend": lambda updates, needs, store, clusters: ({}, {})},

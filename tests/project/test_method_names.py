@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.common.method_names import ORDINARY, in_source, product_files, spellings
 from benchmarks.common.tree_facts import registered
+from benchmarks.structure import compared_options
 
 ROOT = Path(__file__).resolve().parents[2]
 #: File -> the names it spells by right.
@@ -101,3 +102,25 @@ def test_no_method_is_named_outside_its_own_file_but_by_right() -> None:
     for place in spellings(ROOT, registered()):
         found[place.file].add(place.name)
     assert found == BY_RIGHT, "a method's name belongs into edgefl/methods; ask the registry by role instead"
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('def f(slot):\n    return slot.options.get("models") == "own"', [2]),
+        ('def f(slot):\n    return slot.options["start"] != "gaussian"', [2]),
+        ('def f(slot):\n    match = slot.options.get("match", "")\n    return match in {"prior", "classifier"}', [3]),
+        ('def f(slot):\n    return slot.options["k"] > 3', []),
+        ('def f(slot):\n    return slot.name == "own"', []),
+    ],
+)
+def test_a_comparison_with_an_option_s_value_is_found(source: str, lines: list[int]) -> None:
+    assert compared_options(source) == lines
+
+
+def test_the_core_compares_no_option_s_value() -> None:
+    """What an option's value decides is the method's own: a function of the options that the core calls."""
+    files = {path.relative_to(ROOT).as_posix(): path for path in product_files(ROOT)}
+    core = {file: path for file, path in files.items() if not file.startswith("edgefl/methods/")}
+    found = {file: compared_options(path.read_text(encoding="utf-8")) for file, path in core.items()}
+    assert {file: lines for file, lines in found.items() if lines} == {}

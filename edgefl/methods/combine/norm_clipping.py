@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from edgefl.aggregation.mean import OF, WeightedMean
 from edgefl.aggregation.pieces import Changes
-from edgefl.methods.combine.weighted_mean import ABSENT
+from edgefl.methods.combine.weighted_mean import ABSENT, keeps
 from edgefl.registry import Combine, Option, register
 
 
@@ -39,5 +39,6 @@ register(
         {"norm": Option(0.0, "the length; 0: the median of the round's", least=0), **ABSENT},
         screen=norm_clipping,
         accumulate=WeightedMean,
+        keeps=keeps,
     )
 )

@@ -13,4 +13,13 @@ ABSENT = {
         ("keep", "leave_out"),
     )
 }
-register(Combine("mean", "streaming weighted mean per part", ABSENT, default=True, accumulate=WeightedMean))
+
+
+def keeps(absent: str) -> bool:
+    """Whether devices that left a part out count as keeping it."""
+    return absent == "keep"
+
+
+register(
+    Combine("mean", "streaming weighted mean per part", ABSENT, default=True, accumulate=WeightedMean, keeps=keeps)
+)

@@ -56,5 +56,6 @@ register(
         loss=loss,
         modalities=2,
         reconstructs=True,
+        shape=lambda encoders: {"reconstruction": True},
     )
 )

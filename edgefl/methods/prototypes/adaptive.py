@@ -10,11 +10,14 @@ normalised first, so that class means (not normalised on the devices) and cluste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.aggregation.mean import Load, Outcome
+from edgefl.aggregation.prototype_merge import of_pairs
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Candidate, Job
 from edgefl.plan.training_samples import held_out, usable_samples
@@ -92,6 +95,18 @@ def complete(
         "skipped": "no multimodal device took part" if any(lacking.values()) and not several.any() else "",
         "pairs": pair_count(tables),
     }
+
+
+def merge(
+    loaders: Mapping[str, Load],
+    previous: Load | None,
+    rng: np.random.Generator,
+    *,
+    clusters: float = CLUSTERS,
+    neighbours: float = NEIGHBOURS,
+) -> Outcome:
+    """The global pairs of this round's devices; those of the round before are forgotten, as in the paper."""
+    return of_pairs(loaders, partial(complete, rng=rng, clusters=clusters, neighbours=neighbours))
 
 
 def partners(
@@ -181,7 +196,7 @@ register(
         },
         per_round=True,
         local=local,
-        merge=complete,
+        merge=merge,
         rows=rows,
         local_rows=local_rows,
     )

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgefl.aggregation.mean import Load, Outcome
+from edgefl.aggregation.prototype_merge import averaged
 from edgefl.errors import Problem
 from edgefl.lazy import torch
-from edgefl.models.spec import ModelSpec, fused_width
+from edgefl.models.spec import EncoderSpec, ModelSpec, fused_width
 from edgefl.plan.job import Candidate, Job
 from edgefl.prototypes.mask import TRAINED_METRICS
-from edgefl.prototypes.table import FUSED, ClassMeans
+from edgefl.prototypes.table import FUSED, ClassMeans, Weighting
 from edgefl.registry import MIN_COUNT, Option, Prototypes, Recipe, Rule, register
 
 if TYPE_CHECKING:
@@ -109,6 +111,27 @@ def _tables(model: ModelSpec, modalities: Sequence[str]) -> dict[str, tuple[int,
     return {m: (model.classes, width) for m, width in {**dict.fromkeys(modalities, model.head.out), **fused}.items()}
 
 
+def merge(
+    loaders: Mapping[str, Load], previous: Load | None, rng: np.random.Generator, *, weighting: Weighting
+) -> Outcome:
+    """The devices' tables, averaged class by class."""
+    return averaged(loaders, previous, weighting)
+
+
+def start(model: ModelSpec, rng: np.random.Generator, **options: object) -> Mapping[str, ClassMeans]:
+    """Standard normal prototypes of each modality, of none fused; {} for a start of zeros."""
+    if options["start"] != "gaussian":
+        return {}
+    shapes = rows(model)
+    drawn = {m: rng.standard_normal(shapes[m], np.float32) for m in model.encoders}
+    return {m: ClassMeans(each, np.ones(len(each), np.float32)) for m, each in drawn.items()}
+
+
+def shape(encoders: Mapping[str, EncoderSpec], *, match: str) -> dict[str, object]:
+    """Small networks of the model that find a sample's classes."""
+    return {"matching": match if match in {"classifier", "prior"} else "none"}
+
+
 def candidates(*, k: float) -> tuple[int, ...]:
     """The k that are compared: every small one, since few classes are alike, then ever further apart."""
     return () if int(k) else (1, 2, 3, 5, 10, 20, 50, 100)
@@ -179,6 +202,9 @@ register(
         rules=(Rule("objective", "labels", _NO_LABELS),),
         conflicts=_uncounted,
         local=local,
+        merge=merge,
+        start=start,
+        shape=shape,
         classes=True,
         rows=rows,
         local_rows=local_rows,

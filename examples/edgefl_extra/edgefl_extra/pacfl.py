@@ -16,7 +16,16 @@ import numpy.typing as npt
 from edgefl.data.arrays import Array, Indices
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, ModelError, ProtocolError
-from edgefl.methods.cluster import MODELS, WIDTH, Signatures, checked_features, described, features_of, own_models
+from edgefl.methods.cluster import (
+    MODELS,
+    WIDTH,
+    Signatures,
+    checked_features,
+    described,
+    features_of,
+    own_models,
+    two_models,
+)
 from edgefl.prototypes.kmeans import Labels, renumber
 from edgefl.registry import Cluster, Option, Rule, Signature, register
 
@@ -154,7 +163,8 @@ register(
         "by the smallest principal angle between bases of their classes, average linkage (PACFL)",
         {"threshold": Option(30.0, "largest angle within a group, in degrees", least=0, most=90), "models": MODELS},
         rules=(Rule("objective", "labels", _NO_CLASSES),),
-        conflicts=own_models,
+        conflicts=two_models,
+        own_models=own_models,
         per_round=True,
         signature=Signature("bases", sign, layout, check_bases),
         group=pacfl,
