@@ -1,8 +1,8 @@
 """Paces: when a stage ends.
 
-planned: after its rounds.
-holdout: when the devices' hold-outs have not become better for a number of rounds (early stopping; Prechelt 1998,
-         "Early stopping, but when?"), with the model of the round that was best.
+planned:        after its rounds.
+early_stopping: when the devices' hold-outs have not become better for a number of rounds (Prechelt 1998, "Early
+                stopping, but when?"), with the model of the round that was best.
 
 The level l(n) of the model after n rounds is fitted to the losses L_i(n) that devices i measured on their hold-outs,
 log L_i(n) ~ a_i + l(n), so that devices that come and go do not shift it: by medians (median polish, Tukey 1977), then
@@ -56,7 +56,7 @@ def levels_of(rounds: Sequence[StageRound]) -> dict[int, float]:
 register(
     Pace("planned", "after its planned rounds", default=True),
     Pace(
-        "holdout",
+        "early_stopping",
         "when the model has not become better on the devices' hold-outs, with its best round's model",
         {"patience": Option(5, "rounds without a better model before the stage ends", least=1)},
         per_round=True,

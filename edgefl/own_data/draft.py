@@ -125,7 +125,7 @@ def _slots(facts: Mapping[str, Facts], pretrained: Mapping[str, str], *, judged:
     ``judged``: stages end by the devices' hold-outs.
     """
     if not pretrained:
-        return {"slots": {"pace": "holdout"}} if judged else {}
+        return {"slots": {"pace": "early_stopping"}} if judged else {}
     whole = set(pretrained) == set(facts)
     return {"slots": {"schedule": "heads" if whole else {"heads": {"frozen": "pretrained"}}}}
 

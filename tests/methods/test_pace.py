@@ -16,7 +16,7 @@ from edgefl.methods.pace import by_holdouts, levels_of
 from edgefl.records import ObjectRef
 from edgefl.registry import choose
 
-HOLDOUT = choose("pace", {"pace": {"holdout": {"patience": 2}}})
+HOLDOUT = choose("pace", {"pace": {"early_stopping": {"patience": 2}}})
 
 
 def rounds(*losses: dict[str, float]) -> list[StageRound]:
@@ -70,7 +70,11 @@ def test_the_track_keeps_the_state_of_the_best_round() -> None:
 
 
 #: Rates by which the model becomes worse from the first rounds on.
-TOO_FAST = ["slots.pace={holdout: {patience: 2}}", "training.lr={encoder: 0.1, head: 0.1}", "training.rounds=[9, 7]"]
+TOO_FAST = [
+    "slots.pace={early_stopping: {patience: 2}}",
+    "training.lr={encoder: 0.1, head: 0.1}",
+    "training.rounds=[9, 7]",
+]
 
 
 def fleet(directory: Path, *settings: str, recipe: str = "lw-fedmml"):
@@ -112,8 +116,8 @@ def test_states_that_travel_as_differences_stay_those_of_the_last_round(ram_path
             ["recipe=mmic", "slots.repair={poverty: {exchange: layer, whole_every: 4}}"],
             "in which there is none; set planned",
         ),
-        (["rounds=async"], "pace: holdout needs the devices of one round together"),
-        (["training.holdout=0"], "pace: holdout goes by what devices measure"),
+        (["rounds=async"], "pace: early_stopping needs the devices of one round together"),
+        (["training.holdout=0"], "pace: early_stopping goes by what devices measure"),
     ],
 )
 def test_a_pace_that_has_nothing_to_go_by_is_refused(tmp_path: Path, settings: list[str], culprit: str) -> None:

@@ -50,5 +50,5 @@ def test_arrays_of_pictures_are_cut_as_their_side_allows(side: int, fields: dict
 def test_stages_of_a_table_end_by_hold_outs_where_devices_have_rows_for_them(samples: int, judged: bool) -> None:
     values = drafted(samples, {"features": Facts("table")})
     assert ("slots" in values) is ("holdout" in values["training"]) is judged
-    assert values.get("slots", {}).get("pace", "") == ("holdout" if judged else "")
+    assert values.get("slots", {}).get("pace", "") == ("early_stopping" if judged else "")
     assert (values["training"]["rounds"][0] == 40) is judged

@@ -126,7 +126,12 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "stages that hold-outs end": (
         "lw-fedmml",
-        ("slots.pace={holdout: {patience: 1}}", "training.holdout=0.3", "training.lr={encoder: 0.1, head: 0.1}", THREE),
+        (
+            "slots.pace={early_stopping: {patience: 1}}",
+            "training.holdout=0.3",
+            "training.lr={encoder: 0.1, head: 0.1}",
+            THREE,
+        ),
     ),
     "nearest by l2": ("lw-prototypes", ("slots.prototypes={class_mean: {match: l2, min_count: 5}}", THREE)),
     "shared attention": (

@@ -20,6 +20,8 @@ BY_RIGHT = {
     "edgefl/export/bundle_format.py": {"prototype", "reconstruction", "zero"},
     # Model types of the published checkpoints, as their config.json has them.
     "edgefl/encoder_families.py": {"clip"},
+    # What a drafted run file says.
+    "edgefl/own_data/draft.py": {"early_stopping"},
     # Defaults on the wire: a message that leaves the field out means these, whatever is the role's default.
     "edgefl/models/spec.py": {"concat", "separate"},
 }
