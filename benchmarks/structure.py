@@ -10,6 +10,7 @@ import ast
 import io
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -29,8 +30,8 @@ from benchmarks.common.trees import ROOT, work_tree
 from benchmarks.common.walk import walked
 
 MANY_PARAMETERS = 6
-#: Where the roles' kinds stand, in this tree and in earlier ones.
-_REGISTRY = ("edgefl/registry.py", "edgefl/roles.py")
+#: Where the roles' kinds are declared.
+_REGISTRY = "edgefl/registry.py"
 #: Tokens that carry no code.
 _LAYOUT = frozenset({
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
@@ -183,7 +184,8 @@ def single_hooks(tree: Tree) -> list[str]:
 
 def untyped_hooks(tree: Tree) -> int:
     """Functions of methods whose parameters are not typed where they are declared."""
-    return sum(source.count("Callable[..., ") for file, source in tree.sources.items() if file in _REGISTRY)
+    declared = re.compile(r"^    \w+: Callable\[\.\.\.", re.MULTILINE)
+    return sum(len(declared.findall(source)) for file, source in tree.sources.items() if file == _REGISTRY)
 
 
 def option_values(tree: Tree) -> list[str]:
@@ -298,7 +300,7 @@ MEASURES = (
     ),
     Measure(
         "untyped hooks", "0", lambda tree: str(untyped_hooks(tree)),
-        "`Callable[...` where the roles' kinds are declared",
+        "functions of the roles' kinds that the registry declares as `Callable[...`, whatever they are given",
     ),
     Measure(
         "option values compared in the core", "0", lambda tree: _in_files(option_values(tree)),

@@ -23,12 +23,46 @@ from edgefl.errors import ConfigError, Problem, ProtocolError
 from edgefl.method_calls import CALLS, misfit
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from edgefl.aggregation.mean import Outcome, Tensors, WeightedMean
     from edgefl.data.arrays import Array
     from edgefl.data.dataset import Dataset
-    from edgefl.prototypes.table import ClassMeans
+    from edgefl.hooks import (
+        ClusterGroup,
+        ClusterOwnModels,
+        CombineAccumulate,
+        CombineKeeps,
+        CombineMerge,
+        CombineScreen,
+        MethodShape,
+        ObjectiveLoss,
+        OptimiseAdjust,
+        OptimiseStep,
+        PaceFewest,
+        PaceJudge,
+        PaceObserve,
+        PrototypesCandidates,
+        PrototypesLocal,
+        PrototypesLocalRows,
+        PrototypesMerge,
+        PrototypesRows,
+        PrototypesStart,
+        RepairAsk,
+        RepairCopied,
+        RepairLend,
+        RepairMend,
+        RepairObserve,
+        RepairPeriod,
+        RepairUnlikely,
+        RepairUnreadable,
+        ScheduleStages,
+        SelectDraw,
+        StandInCompletedCounts,
+        StandInCompletedData,
+        StandInMake,
+        StandInOffered,
+        WeightPersonal,
+        WeightSimilarity,
+        WeightWeigh,
+    )
 
 R = TypeVar("R")
 
@@ -93,7 +127,7 @@ class Method:
     per_round: bool = False
     partial: bool = False
     headless: str = ""
-    shape: Callable[..., Mapping[str, object]] | None = None
+    shape: MethodShape | None = None
 
     def problems(self, role: str, recipe: Recipe) -> list[Problem]:
         """The rules that a recipe with this method in ``role`` breaks, each with the way out."""
@@ -109,7 +143,7 @@ class Schedule(Method):
     stages take parts that earlier ones trained from the global model, frozen.
     """
 
-    stages: Callable[..., tuple[object, ...]] | None = None
+    stages: ScheduleStages | None = None
     encoders: bool = True
     by_budget: bool = False
     freezes: bool = False
@@ -133,9 +167,9 @@ class Pace(Method):
     number}, the next state); the state begins with each stage.
     """
 
-    judge: Callable[..., Verdict] | None = None
-    observe: Callable[..., tuple[dict[str, float], Tensors]] | None = None
-    fewest: Callable[..., int] | None = None
+    judge: PaceJudge | None = None
+    observe: PaceObserve | None = None
+    fewest: PaceFewest | None = None
     returns: bool = False
 
 
@@ -185,8 +219,8 @@ class Cluster(Method):
 
     signature: Signature | None = None
     joining: bool = False
-    group: Callable[..., dict[str, int]] | None = None
-    own_models: Callable[..., bool] | None = None
+    group: ClusterGroup | None = None
+    own_models: ClusterOwnModels | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +230,7 @@ class Select(Method):
     ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).
     """
 
-    draw: Callable[..., list[str]] | None = None
+    draw: SelectDraw | None = None
     returns: bool = False
 
 
@@ -212,13 +246,13 @@ class StandIn(Method):
     -> the data completed before training; ``completed_counts``: the same of (samples of each modality, encoders).
     """
 
-    make: Callable[..., object]
-    offered: Callable[..., bool] | None = None
+    make: StandInMake
+    offered: StandInOffered | None = None
     tables: bool = False
     inferred: str = ""
     complete_only: bool = False
-    completed_data: Callable[..., object] | None = None
-    completed_counts: Callable[..., dict[str, int]] | None = None
+    completed_data: StandInCompletedData | None = None
+    completed_counts: StandInCompletedCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -235,13 +269,13 @@ class Prototypes(Method):
     hold-outs is taken; (): their number is fixed.
     """
 
-    local: Callable[..., Mapping[str, ClassMeans]] | None = None
+    local: PrototypesLocal | None = None
     classes: bool = False
-    merge: Callable[..., Outcome] | None = None
-    start: Callable[..., Mapping[str, ClassMeans]] | None = None
-    rows: Callable[..., dict[str, tuple[int, int]]] | None = None
-    local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
-    candidates: Callable[..., tuple[int, ...]] | None = None
+    merge: PrototypesMerge | None = None
+    start: PrototypesStart | None = None
+    rows: PrototypesRows | None = None
+    local_rows: PrototypesLocalRows | None = None
+    candidates: PrototypesCandidates | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +299,7 @@ class Objective(Method):
     for a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
     """
 
-    loss: Callable[..., Tensor] | None = None
+    loss: ObjectiveLoss | None = None
     labels: bool = False
     pairs: bool = False
     one_label: bool = False
@@ -346,17 +380,17 @@ class Repair(Method):
     the update before}, store, {device: cluster}, options) -> ({device: {layer: values}}, the record of ``mend``).
     """
 
-    mend: Callable[..., tuple[dict[tuple[str, str], Tensors], dict[str, Tensors], Mapping[str, object]]] | None = None
-    unlikely: Callable[..., str] | None = None
-    observe: Callable[..., Observer] | None = None
-    copied: Callable[..., Sequence[Tensor]] | None = None
-    unreadable: Callable[..., str] | None = None
+    mend: RepairMend | None = None
+    unlikely: RepairUnlikely | None = None
+    observe: RepairObserve | None = None
+    copied: RepairCopied | None = None
+    unreadable: RepairUnreadable | None = None
     personal: bool = False
     part: str = ""
     moves: bool = False
-    period: Callable[..., Period] | None = None
-    ask: Callable[..., dict[str, tuple[str, ...]]] | None = None
-    lend: Callable[..., tuple[dict[str, Tensors], Mapping[str, object]]] | None = None
+    period: RepairPeriod | None = None
+    ask: RepairAsk | None = None
+    lend: RepairLend | None = None
 
 
 @dataclass(frozen=True)
@@ -369,9 +403,9 @@ class Weight(Method):
     ``exchange``: which trained parts travel. ``moves``: global weights are not the mean of the devices' models.
     """
 
-    weigh: Callable[..., dict[str, float]] | None = None
-    similarity: Callable[..., dict[str, float]] | None = None
-    personal: Callable[..., dict[str, dict[str, float]]] | None = None
+    weigh: WeightWeigh | None = None
+    similarity: WeightSimilarity | None = None
+    personal: WeightPersonal | None = None
     exchange: Literal["all", "mappings", "nothing"] = "all"
     moves: bool = False
 
@@ -388,12 +422,12 @@ class Combine(Method):
     whether devices that left an encoder stage out count as keeping it.
     """
 
-    screen: Callable[..., tuple[dict[str, float], dict[str, object]]] | None = None
-    accumulate: Callable[..., WeightedMean] | None = None
-    merge: Callable[..., tuple[Tensors, dict[str, float]]] | None = None
+    screen: CombineScreen | None = None
+    accumulate: CombineAccumulate | None = None
+    merge: CombineMerge | None = None
     equal: bool = False
     moves: bool = False
-    keeps: Callable[..., bool] | None = None
+    keeps: CombineKeeps | None = None
 
 
 @dataclass(frozen=True)
@@ -405,8 +439,8 @@ class Optimise(Method):
     ``moves``: as a weight's. ``returns``: as a selection's.
     """
 
-    step: Callable[..., tuple[Tensors, Tensors | None]] | None = None
-    adjust: Callable[..., tuple[dict[str, float], dict[str, object]]] | None = None
+    step: OptimiseStep | None = None
+    adjust: OptimiseAdjust | None = None
     moves: bool = True
     returns: bool = False
 

@@ -20,6 +20,11 @@ from edgefl.registry import DEVICE_SHARE, Option, Select, register
 TOGETHER = 2
 
 
+def everyone(devices: Sequence[str], rng: np.random.Generator, memory: Memory) -> list[str]:
+    """All devices, sorted."""
+    return sorted(devices)
+
+
 def at_random(
     devices: Sequence[str], rng: np.random.Generator, memory: Memory | None = None, *, share: float
 ) -> list[str]:
@@ -166,7 +171,7 @@ BANZHAF = {
     "temperature": Option(2.0, "how strongly the index decides: probability ∝ exp(temperature · index)", least=0),
 }
 register(
-    Select("all", "every eligible device", default=True, draw=lambda devices, rng, memory: sorted(devices)),
+    Select("all", "every eligible device", default=True, draw=everyone),
     Select("random", "a random share of them", {"share": DEVICE_SHARE}, partial=True, draw=at_random),
     Select(
         "banzhaf",

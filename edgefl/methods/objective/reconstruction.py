@@ -15,6 +15,7 @@ from edgefl.registry import TERM_WEIGHT, Objective, register
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edgefl.models.spec import EncoderSpec
     from edgefl.training.forward import Forward
 
 
@@ -48,6 +49,11 @@ def loss(forward: Forward) -> Tensor:
     return reconstruction(predicted, full, has) if predicted else forward.nothing()
 
 
+def shape(encoders: Mapping[str, EncoderSpec]) -> dict[str, object]:
+    """Networks of the model that predict each modality's projection from the others'."""
+    return {"reconstruction": True}
+
+
 register(
     Objective(
         "reconstruction",
@@ -56,6 +62,6 @@ register(
         loss=loss,
         modalities=2,
         reconstructs=True,
-        shape=lambda encoders: {"reconstruction": True},
+        shape=shape,
     )
 )
