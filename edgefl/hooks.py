@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     #: A function of the options alone.
     OfOptions = Callable[..., R]
 
-    MethodShape = Callable[Concatenate[Mapping[str, EncoderSpec], ...], Mapping[str, object]]
     ScheduleStages = Callable[Concatenate[ModelSpec, Sequence[int], ...], tuple[Stage, ...]]
     PaceJudge = Callable[Concatenate[Sequence[StageRound], ...], Verdict]
     PaceObserve = Callable[Concatenate[Tensors | None, Tensors, Tensors, ...], tuple[dict[str, float], Tensors]]

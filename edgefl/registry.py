@@ -17,52 +17,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from edgefl.errors import ConfigError, Problem, ProtocolError
 from edgefl.method_calls import CALLS, misfit
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from edgefl.data.arrays import Array
     from edgefl.data.dataset import Dataset
-    from edgefl.hooks import (
-        ClusterGroup,
-        ClusterOwnModels,
-        CombineAccumulate,
-        CombineKeeps,
-        CombineMerge,
-        CombineScreen,
-        MethodShape,
-        ObjectiveLoss,
-        OptimiseAdjust,
-        OptimiseStep,
-        PaceFewest,
-        PaceJudge,
-        PaceObserve,
-        PrototypesCandidates,
-        PrototypesLocal,
-        PrototypesLocalRows,
-        PrototypesMerge,
-        PrototypesRows,
-        PrototypesStart,
-        RepairAsk,
-        RepairCopied,
-        RepairLend,
-        RepairMend,
-        RepairObserve,
-        RepairPeriod,
-        RepairUnlikely,
-        RepairUnreadable,
-        ScheduleStages,
-        SelectDraw,
-        StandInCompletedCounts,
-        StandInCompletedData,
-        StandInMake,
-        StandInOffered,
-        WeightPersonal,
-        WeightSimilarity,
-        WeightWeigh,
-    )
 
 R = TypeVar("R")
 
@@ -118,6 +82,8 @@ class Method:
     ``shape``: (encoders by modality, options) -> the fields of the model's specification that it decides.
     """
 
+    role: ClassVar[str] = ""
+
     name: str
     summary: str
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -127,7 +93,7 @@ class Method:
     per_round: bool = False
     partial: bool = False
     headless: str = ""
-    shape: MethodShape | None = None
+    shape: Callable[Concatenate[Mapping[str, Any], ...], Mapping[str, object]] | None = None
 
     def problems(self, role: str, recipe: Recipe) -> list[Problem]:
         """The rules that a recipe with this method in ``role`` breaks, each with the way out."""
@@ -135,64 +101,11 @@ class Method:
         return found + (self.conflicts(recipe) if self.conflicts else [])
 
 
-@dataclass(frozen=True)
-class Schedule(Method):
-    """Which parts exist and are trained in each stage. ``stages``: (model, rounds of each stage, options) -> stages.
-
-    ``encoders``: it trains the encoders. ``by_budget``: devices of one round train different depths. ``freezes``: later
-    stages take parts that earlier ones trained from the global model, frozen.
-    """
-
-    stages: ScheduleStages | None = None
-    encoders: bool = True
-    by_budget: bool = False
-    freezes: bool = False
-
-
 class Verdict(NamedTuple):
     """Judgement of a stage so far. ``best``: after how many of its rounds the model was best; ``over``: it ends."""
 
     best: int
     over: bool
-
-
-@dataclass(frozen=True)
-class Pace(Method):
-    """When a stage ends, at the latest after its planned rounds.
-
-    ``judge``: (rounds of the stage so far, each an ``edgefl.aggregation.pace.StageRound``; options) -> the ``Verdict``.
-    None: every planned round takes place. A stage that ends early leaves the model of its best round. ``fewest``:
-    (options) -> rounds after which it ends at the soonest. ``returns``: as a selection's.
-    ``observe``: (state or None, tensors of a trained part before the round, after it, options) -> (its facts {name:
-    number}, the next state); the state begins with each stage.
-    """
-
-    judge: PaceJudge | None = None
-    observe: PaceObserve | None = None
-    fewest: PaceFewest | None = None
-    returns: bool = False
-
-
-@dataclass(frozen=True)
-class Sharing(Method):
-    """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``).
-
-    None from outside: the core builds it.
-    """
-
-    attention: bool = False
-
-
-@dataclass(frozen=True)
-class Fusion(Method):
-    """How the modalities become one representation (``edgefl.models.heads`` builds it: none from outside).
-
-    ``tokens``: it attends over the modalities' tokens. ``weights``: it has any. ``wide``: its width is an own setting.
-    """
-
-    tokens: bool = False
-    weights: bool = True
-    wide: bool = False
 
 
 class Signature(NamedTuple):
@@ -206,115 +119,6 @@ class Signature(NamedTuple):
     sign: Callable[[Dataset, int, int], dict[str, Array]]
     layout: Callable[[Sequence[int]], dict[str, tuple[str, tuple[int, ...]]]]
     check: Callable[[Mapping[str, Array]], None]
-
-
-@dataclass(frozen=True)
-class Cluster(Method):
-    """How devices are grouped.
-
-    ``signature``: what each device sends once for it, with its first update, or, ``joining``, with its hello: then at
-    most ``edgefl.protocol.messages.MAX_SIGNATURE_BYTES``. ``group``: ({device: tensors of its signature}, generator,
-    options) -> {device: cluster, from 0}. ``own_models``: (options) -> whether each cluster has a model of its own.
-    """
-
-    signature: Signature | None = None
-    joining: bool = False
-    group: ClusterGroup | None = None
-    own_models: ClusterOwnModels | None = None
-
-
-@dataclass(frozen=True)
-class Select(Method):
-    """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen.
-
-    ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).
-    """
-
-    draw: SelectDraw | None = None
-    returns: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandIn(Method):
-    """A stand-in for an absent modality.
-
-    ``make``: (modality, what is at hand) -> its stand-ins (``edgefl.training.fill``), in training, evaluation and
-    exported graphs. ``offered``: (model, prototype tables) -> whether inference can make it; None: it never can.
-    ``tables``: it is made of the prototype tables. ``inferred``: what it is at inference, in a report's words; "":
-    its summary.
-    ``complete_only``: samples that lack a modality are not trained on. ``completed_data``: (dataset, encoders, options)
-    -> the data completed before training; ``completed_counts``: the same of (samples of each modality, encoders).
-    """
-
-    make: StandInMake
-    offered: StandInOffered | None = None
-    tables: bool = False
-    inferred: str = ""
-    complete_only: bool = False
-    completed_data: StandInCompletedData | None = None
-    completed_counts: StandInCompletedCounts | None = None
-
-
-@dataclass(frozen=True)
-class Prototypes(Method):
-    """Prototypes, computed on the devices and merged.
-
-    ``local``: (job, model, auxiliary, dataset, generator, options) -> {table: ``prototypes.table.ClassMeans``} of one
-    device; None: there are no prototypes. ``classes``: their rows are classes.
-    ``merge``: ({device: loader of its tables}, loader of the global ones or None, generator, options) -> the outcome
-    (``edgefl.aggregation.prototype_merge``). ``start``: (model, generator, options) -> tables before the first ones.
-    ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
-    ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
-    ``candidates``: (options) -> numbers of classes to mix at inference, ascending, of which the best on the devices'
-    hold-outs is taken; (): their number is fixed.
-    """
-
-    local: PrototypesLocal | None = None
-    classes: bool = False
-    merge: PrototypesMerge | None = None
-    start: PrototypesStart | None = None
-    rows: PrototypesRows | None = None
-    local_rows: PrototypesLocalRows | None = None
-    candidates: PrototypesCandidates | None = None
-
-
-@dataclass(frozen=True)
-class Objective(Method):
-    """A term of the local loss; its options have a ``weight``, else it is 1.
-
-    ``loss``: (forward pass, *, options) -> a scalar tensor, not yet weighted (``edgefl.training.forward.Forward``). It
-    stays in the graph (``forward.nothing()`` for an empty one), and neither its shapes nor its branches depend on
-    values: it is priced on the meta device.
-
-    ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs of modalities. Together such
-    terms decide which samples a device trains on, whether the model has a classifier, and whether the planner prices
-    batches with labels; a term with neither sees what the others let through.
-    ``one_label``: it has no meaning for samples of several.
-    ``modalities``: fewest of a model that it is for.
-    ``joint``: it compares the fused representation with projections, which have to be as wide.
-    ``unlabelled``: it trains the fusion on samples without a label too.
-    ``reconstructs``: it trains the networks that predict a modality's projection from the others'.
-    ``private_head``: devices without labels train a copy of their mappings by it, on pseudo-labels.
-    ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received. What these make
-    for a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
-    """
-
-    loss: ObjectiveLoss | None = None
-    labels: bool = False
-    pairs: bool = False
-    one_label: bool = False
-    modalities: int = 1
-    joint: bool = False
-    unlabelled: bool = False
-    reconstructs: bool = False
-    private_head: bool = False
-    teacher: bool = False
-    received: bool = False
-
-    @property
-    def task(self) -> bool:
-        """Whether it gives the model something to learn by itself."""
-        return self.labels or self.pairs
 
 
 class Period(NamedTuple):
@@ -363,113 +167,7 @@ class Observer(Protocol):
         """The layer to repair, as "part|tensor"; None: none."""
 
 
-@dataclass(frozen=True)
-class Repair(Method):
-    """Repair of updates before they are aggregated.
-
-    ``mend``: (updates, state, store, {device: cluster}, {device: samples in its last round}, options) -> ({(device,
-    part): tensors in place of its own}, parts that devices are sent for their personal models, the record {device: what
-    was done or why not}).
-    ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
-    ``observe``: (job, model, options) -> the observer of a device's training. ``copied``: (job, model, options) -> the
-    parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it cannot observe it.
-    ``personal``: devices keep a model of their own; ``part``: name of the part they are sent for it. ``moves``: as a
-    weight's.
-    With periods (``edgefl.plan.periods``): ``period``: (options) -> the ``Period``; None: one of one round.
-    ``ask``: ({device: ``Member``}, options) -> {device: layers to upload}. ``lend``: (updates, {device: its layer by
-    the update before}, store, {device: cluster}, options) -> ({device: {layer: values}}, the record of ``mend``).
-    """
-
-    mend: RepairMend | None = None
-    unlikely: RepairUnlikely | None = None
-    observe: RepairObserve | None = None
-    copied: RepairCopied | None = None
-    unreadable: RepairUnreadable | None = None
-    personal: bool = False
-    part: str = ""
-    moves: bool = False
-    period: RepairPeriod | None = None
-    ask: RepairAsk | None = None
-    lend: RepairLend | None = None
-
-
-@dataclass(frozen=True)
-class Weight(Method):
-    """Aggregation weights of the devices in one part, sum 1.
-
-    ``weigh``: ({device: samples}, {device: modalities it trained}, options) -> {device: weight}. ``similarity``:
-    ({device: outputs [m, d] on the same probe samples}, options) -> {device: weight}, by the models' outputs.
-    ``personal``: ({device: loader of a mapping}, options) -> {device: {device: weight}}: each has a mean of its own.
-    ``exchange``: which trained parts travel. ``moves``: global weights are not the mean of the devices' models.
-    """
-
-    weigh: WeightWeigh | None = None
-    similarity: WeightSimilarity | None = None
-    personal: WeightPersonal | None = None
-    exchange: Literal["all", "mappings", "nothing"] = "all"
-    moves: bool = False
-
-
-@dataclass(frozen=True)
-class Combine(Method):
-    """How updates become one.
-
-    ``accumulate``: (layout of the part, options) -> an accumulator with add and result. ``merge``: ({device: loader of
-    the part}, layout, options) -> (its tensors, {device: share of its values that do not count}). ``screen``, before
-    either: ({part: ``aggregation.pieces.Changes``}, options) -> ({device: factor of its change; 0: the update is left
-    out}, the record).
-    ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's. ``keeps``: (options) ->
-    whether devices that left an encoder stage out count as keeping it.
-    """
-
-    screen: CombineScreen | None = None
-    accumulate: CombineAccumulate | None = None
-    merge: CombineMerge | None = None
-    equal: bool = False
-    moves: bool = False
-    keeps: CombineKeeps | None = None
-
-
-@dataclass(frozen=True)
-class Optimise(Method):
-    """How the aggregated update changes the global model.
-
-    ``step``: (state, previous tensors, combined tensors, options) -> (next tensors, next state).
-    ``adjust``: (history, {device: cluster}, {device: weight}, options) -> (options of this round's steps, the record).
-    ``moves``: as a weight's. ``returns``: as a selection's.
-    """
-
-    step: OptimiseStep | None = None
-    adjust: OptimiseAdjust | None = None
-    moves: bool = True
-    returns: bool = False
-
-
-class Role(NamedTuple):
-    """One slot of a recipe. ``plural``: it holds several methods at once."""
-
-    decides: str
-    kind: type[Method]
-    plural: bool = False
-
-
-ROLES: dict[str, Role] = {
-    "schedule": Role("which parts exist and are trained in each stage", Schedule),
-    "pace": Role("when a stage ends", Pace),
-    "sharing": Role("what the modalities' encoders share", Sharing),
-    "fusion": Role("how the modalities become one representation", Fusion),
-    "cluster": Role("how devices are grouped", Cluster),
-    "select": Role("who is asked in a round, among the eligible", Select),
-    "missing": Role("what stands in for an absent modality during training", StandIn),
-    "prototypes": Role("prototypes, computed on the devices and merged", Prototypes),
-    "objective": Role("terms of the local loss, summed", Objective, plural=True),
-    "repair": Role("what is replaced in uploads before they are combined", Repair),
-    "weight": Role("weights of the devices", Weight),
-    "combine": Role("how uploads become one", Combine),
-    "optimise": Role("how the mean changes the global model", Optimise),
-}
-
-_methods: dict[str, dict[str, Method]] = {role: {} for role in ROLES}
+_methods: dict[str, dict[str, Method]] = {role: {} for role in CALLS}
 #: Name of an entry point -> why its package could not be loaded.
 broken: dict[str, str] = {}
 _loading = threading.RLock()
@@ -483,11 +181,9 @@ def register(*methods: Method, built_by_core: bool = False) -> None:
     for a role that calls no method, and for a method that cannot be called as its role is (``edgefl.method_calls``).
     """
     for method in methods:
-        role = next((name for name, one in ROLES.items() if isinstance(method, one.kind)), "")
+        role = method.role
         if not role:
-            raise ValueError(
-                f"{method!r} fills no role; make it a {', '.join(r.kind.__name__ for r in ROLES.values())}"
-            )
+            raise ValueError(f"{method!r} fills no role; make it a kind of edgefl.roles, such as Objective")
         if method.name in _methods[role]:
             raise ValueError(f"{role}: {method.name} is registered twice")
         if not CALLS[role] and not built_by_core:
@@ -543,7 +239,7 @@ class Choice(NamedTuple):
         return partial(function, **{name: value for name, value in self.options.items() if not takes or name in takes})
 
     def flag(self, trait: str) -> bool:
-        """What a function of the options alone says; False where the method has none."""
+        """Answer of a function of the options alone; False where the method has none."""
         function = getattr(self.method, trait)
         return bool(function and self.bind(function)())
 

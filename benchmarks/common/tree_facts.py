@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+from typing import Any
 
 import grimp
 
@@ -19,9 +20,16 @@ def registered() -> dict[str, frozenset[str]]:
     """Role -> names: of the registry, or of the closed dictionary that trees before it have."""
     if importlib.util.find_spec("edgefl.registry") is not None:
         registry = importlib.import_module("edgefl.registry")
-        return {role: frozenset(registry.methods(role)) for role in registry.ROLES}
+        return {role: frozenset(registry.methods(role)) for role in _roles()}
     slots = importlib.import_module("edgefl.config.choices").SLOTS
     return {role: frozenset(choices) for role, (_, choices) in slots.items()}
+
+
+def _roles() -> dict[str, Any]:
+    """The roles' table, which earlier trees have in the registry."""
+    of = "edgefl.roles" if importlib.util.find_spec("edgefl.roles") is not None else "edgefl.registry"
+    found: dict[str, Any] = importlib.import_module(of).ROLES
+    return found
 
 
 def hooks() -> dict[str, int]:
@@ -32,7 +40,7 @@ def hooks() -> dict[str, int]:
     shared = {one.name for one in dataclasses.fields(registry.Method)}
     return {
         f"{role}.{one.name}": sum(getattr(each, one.name) != one.default for each in registry.methods(role).values())
-        for role, (_, kind, *_) in registry.ROLES.items()
+        for role, (_, kind, *_) in _roles().items()
         for one in dataclasses.fields(kind)
         if one.name not in shared
     }

@@ -11,7 +11,8 @@ from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.slots import RecipeFile
 from edgefl.config.yaml_files import MAX_FILE_BYTES
 from edgefl.encoder_kinds import OWN
-from edgefl.registry import ROLES, methods
+from edgefl.registry import methods
+from edgefl.roles import ROLES
 from pages.data import data_section
 from pages.fields import as_yaml, model_section
 from pages.markdown import GENERATED, table

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgefl.config.yaml_files import Values
-from edgefl.registry import ROLES
+from edgefl.roles import ROLES
 from pages.markdown import table
 
 

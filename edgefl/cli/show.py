@@ -12,9 +12,10 @@ import typer
 
 from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs, referenced
 from edgefl.cli.options import Format, RunArgument, RunsOption, drawn, show, write_out
-from edgefl.registry import ROLES, default, method
+from edgefl.registry import default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
+from edgefl.roles import ROLES
 from edgefl.run_records import RunReport
 
 if TYPE_CHECKING:

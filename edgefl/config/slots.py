@@ -13,7 +13,8 @@ from pydantic import Field
 
 from edgefl.config.yaml_files import Name, Values, valid_names
 from edgefl.errors import Problem
-from edgefl.registry import ROLES, Option, Recipe, chosen, default, methods, unloaded
+from edgefl.registry import Option, Recipe, chosen, default, methods, unloaded
+from edgefl.roles import ROLES
 
 Slot = dict[str, dict[str, float | str]]
 

@@ -18,7 +18,8 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.tokens import PADDING
 from edgefl.errors import DataError, Problem, ProtocolError
 from edgefl.prototypes.kmeans import kmeans
-from edgefl.registry import Cluster, Option, Recipe, Signature, offers, register
+from edgefl.registry import Option, Recipe, Signature, offers, register
+from edgefl.roles import Cluster
 
 Floats = npt.NDArray[np.float32]
 #: device -> the tensors of its signature.

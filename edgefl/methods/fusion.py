@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from edgefl.errors import Problem
 from edgefl.models.spec import EncoderSpec, JointSpec
-from edgefl.registry import Fusion, Option, Recipe, Sharing, chosen, offers, register
+from edgefl.registry import Option, Recipe, chosen, offers, register
+from edgefl.roles import Fusion, Sharing
 
 
 def _one_projection(recipe: Recipe) -> list[Problem]:

@@ -17,7 +17,8 @@ import statistics
 from collections.abc import Sequence
 
 from edgefl.aggregation.pace import StageRound
-from edgefl.registry import Option, Pace, Verdict, register
+from edgefl.registry import Option, Verdict, register
+from edgefl.roles import Pace
 
 #: Loss below which a model is as good as it gets: half of it would be no progress.
 _LEAST_LOSS = 0.01

@@ -31,7 +31,8 @@ from edgefl.models.spec import (
 )
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import encoder_stage
-from edgefl.registry import Option, Schedule, register
+from edgefl.registry import Option, register
+from edgefl.roles import Schedule
 
 Embed = Literal["auto", "first_stage", "frozen"]
 Frozen = Literal["all", "pretrained"]

@@ -14,7 +14,8 @@ from itertools import accumulate
 import numpy as np
 
 from edgefl.aggregation.history import NO_CLUSTER, Memory
-from edgefl.registry import DEVICE_SHARE, Option, Select, register
+from edgefl.registry import DEVICE_SHARE, Option, register
+from edgefl.roles import Select
 
 #: Devices of a cluster that train together, where it has as many: one alone has no donor and no coalition.
 TOGETHER = 2

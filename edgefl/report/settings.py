@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.registry import ROLES, methods
+from edgefl.registry import methods
 from edgefl.report.writers import without_secrets
+from edgefl.roles import ROLES
 from edgefl.run_records import RunReport
 
 #: In place of the value of a setting that a run does not have. A dash is a figure that was not measured.

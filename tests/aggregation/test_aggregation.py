@@ -22,7 +22,8 @@ from edgefl.methods import select
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
-from edgefl.registry import ROLES, choose, methods
+from edgefl.registry import choose, methods
+from edgefl.roles import ROLES
 from edgefl.storage.objects import ObjectStore
 
 

@@ -31,7 +31,8 @@ from edgefl.errors import StoreError
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import ObjectRef
-from edgefl.registry import Choice, Cluster, Signature, choose
+from edgefl.registry import Choice, Signature, choose
+from edgefl.roles import Cluster
 
 F32 = np.float32
 

@@ -18,7 +18,8 @@ from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, _Loader, overri
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run
 from edgefl.records import RESERVED
-from edgefl.registry import ROLES, Objective, default, methods
+from edgefl.registry import default, methods
+from edgefl.roles import ROLES, Objective
 
 RUN = """\
 name: mine

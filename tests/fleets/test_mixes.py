@@ -13,7 +13,8 @@ from memory_fleet import check_trained, plan_of, run_fleet, share, state_of
 from edgefl.config.slots import conflicts, parse_slot
 from edgefl.errors import ConfigError
 from edgefl.protocol.tensors import decode_part
-from edgefl.registry import ROLES, methods
+from edgefl.registry import methods
+from edgefl.roles import ROLES
 
 #: What fits a fleet of three and two rounds.
 FITTING = {

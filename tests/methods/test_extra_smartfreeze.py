@@ -11,7 +11,8 @@ from memory_fleet import plan_of, run_fleet, share
 
 from edgefl import registry
 from edgefl.aggregation.pace import StageRound
-from edgefl.registry import Option, Pace
+from edgefl.registry import Option
+from edgefl.roles import Pace
 
 module = extra("smartfreeze")
 

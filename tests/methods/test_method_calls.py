@@ -15,7 +15,8 @@ from edgefl.aggregation.mean import WeightedMean
 from edgefl.config.profiles import load_run
 from edgefl.errors import ConfigError
 from edgefl.method_calls import CALLS, misfit
-from edgefl.registry import ROLES, Cluster, Combine, Fusion, Objective, Option, Sharing, Signature, StandIn
+from edgefl.registry import Option, Signature
+from edgefl.roles import ROLES, Cluster, Combine, Fusion, Objective, Sharing, StandIn
 from edgefl.training.fill import AtHand
 
 OPTION = {"strength": Option(2.0, "a factor", least=0)}
@@ -157,7 +158,7 @@ def test_a_combine_gets_its_options(tmp_path: Path) -> None:
 
 
 def test_a_method_of_no_role_is_refused() -> None:
-    with pytest.raises(ValueError, match="fills no role; make it a Schedule, "):
+    with pytest.raises(ValueError, match="fills no role; make it a kind of edgefl.roles"):
         registry.register(registry.Method("mine", "a test's"))
 
 

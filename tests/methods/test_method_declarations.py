@@ -21,7 +21,8 @@ from edgefl.methods.repair.poverty import observe
 from edgefl.methods.weight import fediot, samples
 from edgefl.models.staged import build
 from edgefl.prototypes.mask import Table
-from edgefl.registry import ROLES, Option, Recipe, Rule, default, method
+from edgefl.registry import Option, Recipe, Rule, default, method
+from edgefl.roles import ROLES
 
 AXES = {"a": torch.eye(3, 4), "b": torch.tensor([[1.0, 1, 0, 0], [1.0, 2, 1, 0], [0.0, 1, 1, 2]])}
 ALL = dict.fromkeys("ab", torch.ones(3, dtype=torch.bool))
@@ -117,7 +118,7 @@ def mpo(beta: float, temperature: float) -> Recipe:
 MAPPING = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
 TERMS: dict[str, dict[str, object]] = {"cross_entropy": {}, "cluster_contrast": {}}
 CONFLICTS: list[tuple[Callable[[Recipe], list[Problem]], Recipe, list[tuple[str, str]]]] = [
-    (cluster.own_models, recipe(cluster={"lsh": {"models": "own"}}), []),
+    (cluster.two_models, recipe(cluster={"lsh": {"models": "own"}}), []),
     (completion._checkpoint, recipe(missing={"completion": {"generator": "nearest", "checkpoint": ""}}), []),
     (completion._checkpoint, recipe(missing={"completion": {"generator": "nearest", "checkpoint": "x"}}), []),
     (completion._checkpoint, recipe(missing={"completion": {"generator": "diffusers", "checkpoint": "x"}}), []),

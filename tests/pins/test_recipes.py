@@ -25,7 +25,8 @@ from memory_fleet import plan_of, run_fleet, share, state_of
 
 from edgefl.config.profiles import shipped
 from edgefl.records import Budget
-from edgefl.registry import ROLES, methods
+from edgefl.registry import methods
+from edgefl.roles import ROLES
 from edgefl.run_records import RoundRow, RunReport
 from pins.golden import WRITING, check, check_keys, differing, pinned
 

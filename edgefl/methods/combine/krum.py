@@ -18,7 +18,8 @@ from edgefl.aggregation.mean import WeightedMean
 from edgefl.aggregation.pieces import Changes, Floats
 from edgefl.methods.combine.trimmed import alike
 from edgefl.methods.combine.weighted_mean import ABSENT
-from edgefl.registry import Combine, Option, register
+from edgefl.registry import Option, register
+from edgefl.roles import Combine
 
 
 def krum(

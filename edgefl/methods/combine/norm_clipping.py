@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from edgefl.aggregation.mean import OF, WeightedMean
 from edgefl.aggregation.pieces import Changes
 from edgefl.methods.combine.weighted_mean import ABSENT, keeps
-from edgefl.registry import Combine, Option, register
+from edgefl.registry import Option, register
+from edgefl.roles import Combine
 
 
 def norm_clipping(changes: Mapping[str, Changes], *, norm: float = 0.0) -> tuple[dict[str, float], dict[str, object]]:

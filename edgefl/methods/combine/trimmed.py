@@ -18,7 +18,8 @@ import numpy as np
 
 from edgefl.aggregation.mean import Layout, Load, Tensor
 from edgefl.aggregation.pieces import BUDGET_BYTES, Piece, pieces, rows_of
-from edgefl.registry import Combine, Option, Rule, register
+from edgefl.registry import Option, Rule, register
+from edgefl.roles import Combine
 
 Combined = tuple[dict[str, Tensor], dict[str, float]]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgefl.aggregation.mean import WeightedMean
-from edgefl.registry import Combine, Option, register
+from edgefl.registry import Option, register
+from edgefl.roles import Combine
 
 ABSENT = {
     "absent": Option(

@@ -30,7 +30,8 @@ from edgefl.errors import ConfigError, DataError, MissingDependencyError, Proble
 from edgefl.methods.missing.public_pool import public_pool
 from edgefl.methods.missing.stand_ins import zero
 from edgefl.models.spec import EncoderSpec
-from edgefl.registry import Option, Recipe, StandIn, register
+from edgefl.registry import Option, Recipe, register
+from edgefl.roles import StandIn
 from edgefl.storage.checkpoint_paths import is_own, located
 
 Array = npt.NDArray[np.generic]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from edgefl.lazy import torch
 from edgefl.prototypes.mask import stand_in
-from edgefl.registry import Option, Rule, StandIn, register
+from edgefl.registry import Option, Rule, register
+from edgefl.roles import StandIn
 from edgefl.training.fill import AtHand, Made
 
 

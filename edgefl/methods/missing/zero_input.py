@@ -15,7 +15,8 @@ import numpy as np
 from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoder
 from edgefl.methods.missing.stand_ins import zero
-from edgefl.registry import StandIn, register
+from edgefl.registry import register
+from edgefl.roles import StandIn
 
 
 class Completed(NamedTuple):

@@ -32,7 +32,8 @@ from edgefl.methods.objective.terms import (
     softmax_temperature,
 )
 from edgefl.models.vectors import unit
-from edgefl.registry import TERM_WEIGHT, Objective, Rule, register
+from edgefl.registry import TERM_WEIGHT, Rule, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from edgefl.lazy import F, torch
 from edgefl.methods.objective.terms import Embeddings, Flags, Terms, blank, masked, mean_of, softmax_temperature
 from edgefl.models.vectors import unit
-from edgefl.registry import TERM_WEIGHT, Objective, register
+from edgefl.registry import TERM_WEIGHT, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

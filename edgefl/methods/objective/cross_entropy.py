@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from edgefl.data.levels import levels_in
 from edgefl.methods.objective.terms import between_levels, binary_cross_entropy, known_cross_entropy, soft_cross_entropy
-from edgefl.registry import TERM_WEIGHT, Objective, register
+from edgefl.registry import TERM_WEIGHT, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

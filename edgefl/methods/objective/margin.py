@@ -23,7 +23,8 @@ from edgefl.methods.objective.terms import (
     off_diagonal,
 )
 from edgefl.models.vectors import unit
-from edgefl.registry import TERM_WEIGHT, Objective, Option, register
+from edgefl.registry import TERM_WEIGHT, Option, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,8 @@ from edgefl.lazy import torch
 from edgefl.methods.objective.terms import blank, known_cross_entropy, masked, mean_where, softmax_temperature
 from edgefl.models.vectors import unit
 from edgefl.prototypes.table import FUSED
-from edgefl.registry import TERM_WEIGHT, Objective, Option, Rule, register
+from edgefl.registry import TERM_WEIGHT, Option, Rule, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.registry import TERM_WEIGHT, Objective, Rule, register
+from edgefl.registry import TERM_WEIGHT, Rule, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

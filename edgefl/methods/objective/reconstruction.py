@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
 from edgefl.methods.objective.terms import Embeddings, Flags, Terms, blank, mean_of, mean_where
-from edgefl.registry import TERM_WEIGHT, Objective, register
+from edgefl.registry import TERM_WEIGHT, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from edgefl.aggregation.mean import BUFFERS, Tensor, Tensors
 from edgefl.errors import ModelError
-from edgefl.registry import Optimise, Option, register
+from edgefl.registry import Option, register
+from edgefl.roles import Optimise
 
 Array = npt.NDArray[np.float32]
 Step = tuple[dict[str, Tensor], dict[str, Tensor] | None]

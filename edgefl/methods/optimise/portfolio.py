@@ -20,7 +20,8 @@ import numpy.typing as npt
 from edgefl.aggregation.history import Memory, coalition_return
 from edgefl.errors import ModelError, Problem
 from edgefl.methods.optimise.fedopt import ADAGRAD, fedadagrad
-from edgefl.registry import Optimise, Option, Recipe, register
+from edgefl.registry import Option, Recipe, register
+from edgefl.roles import Optimise
 
 Floats = npt.NDArray[np.float64]
 #: Of one cluster, in the record; "return" is A_m.

@@ -24,7 +24,8 @@ from edgefl.plan.training_samples import held_out, usable_samples
 from edgefl.prototypes.kmeans import kmeans
 from edgefl.prototypes.pairs import LOCAL_CLUSTERS, Flags, normalised, pair_count
 from edgefl.prototypes.table import Array, ClassMeans, class_means, empty
-from edgefl.registry import MIN_COUNT, Option, Prototypes, register
+from edgefl.registry import MIN_COUNT, Option, register
+from edgefl.roles import Prototypes
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset

@@ -22,7 +22,8 @@ from edgefl.models.spec import EncoderSpec, ModelSpec, fused_width
 from edgefl.plan.job import Candidate, Job
 from edgefl.prototypes.mask import TRAINED_METRICS
 from edgefl.prototypes.table import FUSED, ClassMeans, Weighting
-from edgefl.registry import MIN_COUNT, Option, Prototypes, Recipe, Rule, register
+from edgefl.registry import MIN_COUNT, Option, Recipe, Rule, register
+from edgefl.roles import Prototypes
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset

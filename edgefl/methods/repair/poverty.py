@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from edgefl.methods.repair.layer_exchange import ask, lend
 from edgefl.methods.repair.poverty_layer import PovertyObserver, poverty_layers
 from edgefl.methods.repair.poverty_substitution import PART, mend, unlikely
-from edgefl.registry import Option, Period, Repair, Rule, register
+from edgefl.registry import Option, Period, Rule, register
+from edgefl.roles import Repair
 
 if TYPE_CHECKING:
     from torch import nn

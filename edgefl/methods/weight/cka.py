@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import Array
 from edgefl.errors import ModelError
-from edgefl.registry import Rule, Weight, register
+from edgefl.registry import Rule, register
+from edgefl.roles import Weight
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from edgefl.aggregation.mean import proportional
 from edgefl.errors import ModelError
-from edgefl.registry import Option, Weight, register
+from edgefl.registry import Option, register
+from edgefl.roles import Weight
 
 
 def fediot(samples: Mapping[str, int], modalities: Mapping[str, int], *, factor: float = 100.0) -> dict[str, float]:

@@ -14,7 +14,8 @@ import numpy as np
 from edgefl.aggregation.mean import Load
 from edgefl.aggregation.pieces import inner_products
 from edgefl.methods.weight.samples import by_samples
-from edgefl.registry import Weight, register
+from edgefl.registry import register
+from edgefl.roles import Weight
 
 _SMALLEST_NORM = 1e-12
 

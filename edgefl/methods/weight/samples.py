@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from edgefl.aggregation.mean import proportional
 from edgefl.errors import Problem
-from edgefl.registry import Recipe, Rule, Weight, default, register
+from edgefl.registry import Recipe, Rule, default, register
+from edgefl.roles import Weight
 
 
 def by_samples(samples: Mapping[str, int], modalities: Mapping[str, int] | None = None) -> dict[str, float]:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from edgefl.aggregation.history import Memory
 from edgefl.methods.select import BANZHAF, by_scores, clusters_of, warming_up
-from edgefl.registry import Option, Select, register
+from edgefl.registry import Option, register
+from edgefl.roles import Select
 
 
 def banzhaf_sampled(

@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgefl.registry import DEVICE_SHARE, Select, register
+from edgefl.registry import DEVICE_SHARE, register
+from edgefl.roles import Select
 
 if TYPE_CHECKING:
     import numpy as np

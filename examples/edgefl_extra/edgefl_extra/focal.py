@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.registry import TERM_WEIGHT, Objective, Option, register
+from edgefl.registry import TERM_WEIGHT, Option, register
+from edgefl.roles import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,7 +27,8 @@ from edgefl.methods.cluster import (
     two_models,
 )
 from edgefl.prototypes.kmeans import Labels, renumber
-from edgefl.registry import Cluster, Option, Rule, Signature, register
+from edgefl.registry import Option, Rule, Signature, register
+from edgefl.roles import Cluster
 
 #: Directions of a class at most: the paper's value.
 RANK = 3

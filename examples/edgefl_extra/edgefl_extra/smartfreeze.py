@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgefl.registry import Option, Pace, Verdict, register
+from edgefl.registry import Option, Verdict, register
+from edgefl.roles import Pace
 
 if TYPE_CHECKING:
     from edgefl.aggregation.mean import Tensors
