@@ -32,7 +32,14 @@ _AT = (1, 5, 10, 50)
 #: Prefix of the metrics -> the group of columns.
 _MODELS = {"received": "as received", "personal": "its own, mended", "trained": "as trained"}
 #: What the tables call a metric of ``_MODELS``.
-_PERSONAL = {"accuracy": "accuracy", "macro_f1": "F1", "recall": "recall at 1"}
+_PERSONAL = {
+    "accuracy": "accuracy",
+    "mean_average_precision": "average precision",
+    "macro_f1": "F1",
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "recall": "recall at 1",
+}
 
 
 class _Given(NamedTuple):
@@ -198,28 +205,39 @@ def retrieval(report: RunReport) -> Grid:
 def personal(report: RunReport) -> Grid:
     """Each device in its last round: the model it was sent, its own repaired one, and the one it trained."""
 
-    def share(model: str, metric: str) -> Column[AssignmentRow]:
-        return Column(f"{model} {_PERSONAL[metric]}", lambda row: _personal(row, model, metric), "%", _MODELS[model])
+    rows = [row for _, row in sorted(_own_models(report).items())]
+
+    def score_of(model: str, metric: str) -> Column[AssignmentRow]:
+        unit = "" if metric in _REGRESSION else "%"
+        return Column(f"{model} {_PERSONAL[metric]}", lambda row: _personal(row, model, metric), unit, _MODELS[model])
 
     columns: list[Column[AssignmentRow]] = [
         Column("device", lambda row: row.device, key=True, text=True),
         Column("stage", lambda row: row.stage),
         Column("round", lambda row: row.round),
-        *(share(model, metric) for model in _MODELS for metric in _PERSONAL),
+        *(
+            score_of(model, metric)
+            for model in _MODELS
+            for metric in _PERSONAL
+            if any(_personal(row, model, metric) for row in rows)
+        ),
     ]
     mean = own_accuracy(report)
     notes = [] if mean is None else [f"Accuracy as trained: {units.percent(mean)}, the mean of devices with labels."]
-    notes.append("On the samples each device set apart (training.holdout). Recall at 1: the mean over both ways.")
-    rows = [row for _, row in sorted(_own_models(report).items())]
+    notes.append("On the samples each device set apart (training.holdout).")
+    if any(_personal(row, model, "recall") for row in rows for model in _MODELS):
+        notes.append("Recall at 1: the mean over both ways.")
     return table("On each device's own samples", columns, rows, notes, "Nothing was set apart: training.holdout.")
 
 
 def _personal(row: AssignmentRow, model: str, metric: str) -> str:
-    """In percent; recall at 1 is the mean over both ways."""
+    """In percent, but for a numeric target; recall at 1 is the mean over both ways."""
     own = {name: value for name, value in row.metrics.items() if name.startswith(f"{model}_")}
     recalls = [value for name, value in own.items() if name.endswith("_recall_at_1")]
     value = sum(recalls) / len(recalls) if metric == "recall" and recalls else own.get(f"{model}_{metric}")
-    return "" if value is None else f"{100 * value:.1f}"
+    if value is None:
+        return ""
+    return units.number(value) if metric in _REGRESSION else f"{100 * value:.1f}"
 
 
 def own_accuracy(report: RunReport) -> float | None:

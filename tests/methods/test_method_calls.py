@@ -158,7 +158,7 @@ def test_a_combine_gets_its_options(tmp_path: Path) -> None:
 
 
 def test_a_method_of_no_role_is_refused() -> None:
-    with pytest.raises(ValueError, match="fills no role; make it a kind of edgefl.roles"):
+    with pytest.raises(ValueError, match=r"fills no role; make it a kind of edgefl\.roles"):
         registry.register(registry.Method("mine", "a test's"))
 
 
