@@ -1,7 +1,7 @@
 """Calls of a method's functions by the core, as types: what a function is given, and what it returns.
 
 Each is given these values by position, and by keyword those of the method's options that it has parameters for
-(``edgefl.registry.Choice.bind``). ``edgefl.registry`` describes them where its kinds declare them, and
+(``edgefl.registry.Choice.bind``). ``edgefl.roles`` describes them where its kinds declare them, and
 ``edgefl.method_calls`` checks a function when its method registers. For type checks alone.
 """
 

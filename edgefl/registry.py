@@ -236,7 +236,7 @@ class Choice(NamedTuple):
     def bind(self, function: Callable[..., R]) -> Callable[..., R]:
         """The function with those of the options as keyword arguments that it takes; all, if it takes any."""
         takes = _parameters(function)
-        return partial(function, **{name: value for name, value in self.options.items() if not takes or name in takes})
+        return partial(function, **{k: value for k, value in self.options.items() if takes is None or k in takes})
 
     def flag(self, trait: str) -> bool:
         """Answer of a function of the options alone; False where the method has none."""
@@ -245,11 +245,11 @@ class Choice(NamedTuple):
 
 
 @cache
-def _parameters(function: Callable[..., object]) -> frozenset[str]:
-    """Names of a function's parameters; empty for one with ``**options``."""
+def _parameters(function: Callable[..., object]) -> frozenset[str] | None:
+    """Names of a function's parameters; None: it takes any."""
     found = inspect.signature(function).parameters
     every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
-    return frozenset() if every else frozenset(found)
+    return None if every else frozenset(found)
 
 
 def chosen(role: str, slot: Slot | None) -> list[Choice]:

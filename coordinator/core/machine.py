@@ -236,7 +236,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
         buffered={key: one for key, one in state.buffered.items() if key not in state.aggregating},
         aggregating=(),
         tries=0,
-        undo=undo_of(state),
+        undo=None if event.memory.ended(state.stage) else undo_of(state),
         memory=event.memory,
     )
     if _is_evaluated(steps.state, state.stage, state.number):

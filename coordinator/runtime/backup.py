@@ -23,6 +23,8 @@ from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.tables import KEPT
 from edgefl import __version__
+from edgefl.aggregation.history import KEY as MEMORY
+from edgefl.aggregation.history import Memory
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Manifest
@@ -140,7 +142,9 @@ def _add_run(archive: _Archive, directory: Path) -> str:
             archive.add_objects(run, directory / "objects")
             rows = ledger.dump(run)
             archive.add_objects(run, directory / "objects")
-            absent = [one for one in _needed(rows) if f"{run}/objects/{one}" not in archive.files]
+            absent = [
+                one for one in _needed(rows, directory / "objects") if f"{run}/objects/{one}" not in archive.files
+            ]
             if not absent:
                 break
         else:
@@ -161,14 +165,20 @@ def _beside(directory: Path) -> list[Path]:
     return seen
 
 
-def _needed(rows: Iterable[tuple[str, msgspec.Struct]]) -> set[str]:
-    """Objects that the run goes on from: each stage's last state, and the updates that count in the open round."""
+def _needed(rows: Iterable[tuple[str, msgspec.Struct]], objects: Path) -> set[str]:
+    """Ids of the objects that the run goes on from.
+
+    Of each stage's last state, the best of the stage under way, and updates that count in the open round.
+    """
     by_table: dict[str, list[Any]] = {name: [] for name in KEPT}
     for name, row in rows:
         by_table[name].append(row)
     (made,) = by_table["runs"]
     last = {row.stage: row.manifest or {} for row in by_table["rounds"] if row.status == "done"}
     manifests: list[Manifest] = list(last.values()) or [made.manifest]
+    kept = manifests[-1].get(MEMORY)
+    if kept is not None and (objects / kept.id).exists():  # one that is gone is looked for again, as the others
+        manifests.append(msgspec.json.decode((objects / kept.id).read_bytes(), type=Memory).stage.state)
     whole = State(msgspec.convert(made.plan, RunPlan), Timeouts())
     state = decode(whole, ((row.kind, row.name, row.value) for row in by_table["snapshots"]))
     if state is not None and state.open is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -195,7 +195,7 @@ class Runner:
         states, memory = ledger.states(run), load_memory(store, position.manifest)
         self.state = msgspec.structs.replace(self.state, memory=memory)
         self._models.begin(position.manifest, states)
-        self._record.write(self._run_started(position, states[0, 0], known=known))
+        self._record.write(self._run_started(position, states, known=known))
         for text in () if known else warnings_of(self.plan):
             self._record.write(warning(text, lasting=True))
         if was is not None:
@@ -369,10 +369,13 @@ class Runner:
         elif event is not None:
             self._events.put_nowait(event)
 
-    def _run_started(self, position: Position, initial: Manifest, *, known: bool) -> EventRow:
-        """``initial``: the parts that the run began with, without what rounds add. ``known``: it goes on."""
-        plan, rounds = self.plan, [stage.rounds for stage in self.plan.stages]
+    def _run_started(self, position: Position, states: Mapping[tuple[int, int], Manifest], *, known: bool) -> EventRow:
+        """``states``: (stage, round) -> the state it made; (0, 0): the first. ``known``: the run goes on."""
+        plan, initial = self.plan, states[0, 0]
+        rounds = [stage.rounds for stage in plan.stages]
         where = (known and round_after(self.state, position.stage, position.round)) or (0, 0)
+        for index in range(1, (where[0] or position.stage + 1) if known else 0):  # stages may have ended early
+            rounds[index - 1] = max((number for stage, number in states if stage == index), default=0)
         data = {
             "name": plan.name,
             "recipe": plan.recipe,

@@ -59,6 +59,8 @@ _ROLES = ("pace", "cluster", "repair", "weight", "combine", "optimise", "prototy
 #: Largest "prototypes" part: 310 classes of 3 tables at width 768 are 2.9 MB.
 _PROTOTYPES_LIMIT_BYTES = 64 * 2**20
 
+#: Before a part's name: what the pace keeps of it through a stage.
+OBSERVED = f"{SERVER}pace/"
 #: In the record, of a device's whole update.
 _MODEL = "model"
 _DIVERGED = ("not_finite", "its outputs on the probe samples are not finite numbers: its training has diverged")
@@ -141,6 +143,8 @@ class _Round:
         if groups:
             self.record["clusters"] = groups
         self.memory = history.note(memory, updates, groups)
+        if self.memory.stage.index != terms.stage:
+            self.state = {key: ref for key, ref in self.state.items() if not key.startswith(OBSERVED)}
         self.step = history.server_step(slots["optimise"], self.memory, updates, groups, self.record)
         self.mended: Mapping[tuple[str, str], Tensors] = {}
         self.personal: Mapping[str, Tensors] = {}
@@ -178,8 +182,8 @@ class _Round:
             memory = msgspec.structs.replace(memory, k=total.best)
         memory = msgspec.structs.replace(memory, stage=self._track(memory.stage))
         if memory.ended(self.terms.stage):
-            best, track = self._best(memory.stage)
-            state, memory = state | best, msgspec.structs.replace(memory, stage=track)
+            state |= {key: ref for key, ref in memory.stage.state.items() if key != history.KEY}
+            memory = msgspec.structs.replace(memory, stage=msgspec.structs.replace(memory.stage, state={}))
         return state | {history.KEY: self.store.put(msgspec.json.encode(memory))}, self.record
 
     def _track(self, track: StageTrack) -> StageTrack:
@@ -191,14 +195,6 @@ class _Round:
         if track.index:
             self.record["stage"] = {"rounds": len(track.rounds), "best": track.best, "over": track.over}
         return track
-
-    def _best(self, track: StageTrack) -> tuple[Manifest, StageTrack]:
-        """The state of the ended stage's best round, and the track; the last's where differences from it are sent."""
-        packed = any(how != "f32" for _, how in self.terms.transfer.down)
-        best = {} if packed else {key: ref for key, ref in track.state.items() if key != history.KEY}
-        number = track.best if best else len(track.rounds)
-        self.record["stage"]["best"] = number
-        return best, msgspec.structs.replace(track, best=number, state={})
 
     def aggregate(self, part: str) -> None:
         """The next values of ``part`` for each audience, into state and record."""
@@ -336,11 +332,10 @@ class _Round:
 
     def _observe(self, part: str, previous: Tensors, now: Tensors) -> None:
         """The facts of a part's change in this round, for the recipe's pace."""
-        pace, key = self.slots["pace"], f"{SERVER}pace/{part}"
+        pace, key = self.slots["pace"], OBSERVED + part
         if pace.method.observe is None:
             return
-        known = key in self.previous and self.memory.stage.index == self.terms.stage
-        state = decode_part(self.store.read(self.previous[key].id)) if known else None
+        state = decode_part(self.store.read(self.state[key].id)) if key in self.state else None
         self.facts[part], state = pace.bind(pace.method.observe)(state, previous, now)
         self.state[key] = self.store.put(encode_part(state))
 

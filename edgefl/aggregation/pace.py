@@ -1,4 +1,4 @@
-"""Rounds of a stage as its pace judges them, and the model that a stage ends with."""
+"""Rounds of a stage for its pace, and the model of the best one."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ class StageTrack(msgspec.Struct, frozen=True):
 
 
 def noted(track: StageTrack, pace: Choice, stage: int, this: StageRound, previous: Manifest) -> StageTrack:
-    """The track after one more round of ``stage``, which began with the model ``previous``."""
+    """The track after one more round of ``stage``, which began with the model ``previous``.
+
+    A round may seem best in hindsight whose model is gone: ``best`` is then the last one that was best in its turn.
+    """
     if pace.method.judge is None:
         return StageTrack()
     if track.index != stage:
         track = StageTrack(index=stage, state=previous)
     before, rounds = len(track.rounds), (*track.rounds, this)
     verdict = pace.bind(pace.method.judge)(rounds)
-    state = previous if verdict.best == before else track.state
-    return StageTrack(stage, rounds, verdict.best, {} if verdict.best > before else state, verdict.over)
+    if verdict.best > before:
+        return StageTrack(stage, rounds, verdict.best, {}, verdict.over)
+    if verdict.best == before:
+        return StageTrack(stage, rounds, before, previous, verdict.over)
+    return StageTrack(stage, rounds, track.best, track.state, verdict.over)

@@ -231,7 +231,7 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:
         one = method("missing", mask)
         if mask in plan.slots.missing and not one.default and one.offered(plan.model, {}):
             return mask
-    means = chosen("prototypes", plan.slots.prototypes)[0].method.merge is None  # else rows are clusters
+    means = chosen("prototypes", plan.slots.prototypes)[0].method.classes  # else rows are clusters
     return "both" if PROTOTYPES in parts and means else ZERO
 
 

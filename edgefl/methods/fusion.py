@@ -20,7 +20,7 @@ def _one_projection(recipe: Recipe) -> list[Problem]:
     return [Problem("fusion", text.format(name)) for name in (*terms, *weights)]
 
 
-#: Width of the joint module's tokens in the paper.
+#: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 _JOINT_WIDTH = 256
 
 

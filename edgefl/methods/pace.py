@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Sequence
 
 from edgefl.aggregation.pace import StageRound
-from edgefl.registry import Option, Verdict, register
+from edgefl.registry import Option, Rule, Verdict, register
 from edgefl.roles import Pace
 
 #: Loss below which a model is as good as it gets: half of it would be no progress.
@@ -29,16 +29,18 @@ _LARGEST_RESIDUAL = 4.5
 
 
 def by_holdouts(rounds: Sequence[StageRound], *, patience: float) -> Verdict:
-    """The round with the lowest loss on the hold-outs; over when it is ``patience`` rounds ago."""
+    """The round with the lowest loss on the hold-outs; over ``patience`` rounds later that its judges share."""
     levels = levels_of(rounds)
     if not levels:
         return Verdict(0, over=False)
     best = min(levels, key=lambda n: levels[n])
-    return Verdict(best, over=sum(n > best for n in levels) >= patience)
+    judges = rounds[best].losses.keys()
+    later = [n for n in levels if n > best and judges & rounds[n].losses.keys()]  # others have no common scale
+    return Verdict(best, over=len(later) >= patience)
 
 
 def levels_of(rounds: Sequence[StageRound]) -> dict[int, float]:
-    """n -> level of the model after n rounds of the stage, of those that any device judged."""
+    """n -> level of the model after n rounds, of those that any device judged."""
     logs = {
         n: {device: math.log(max(loss, _LEAST_LOSS)) for device, loss in one.losses.items()}
         for n, one in enumerate(rounds)
@@ -61,6 +63,15 @@ register(
         "when the model has not become better on the devices' hold-outs, with its best round's model",
         {"patience": Option(5, "rounds without a better model before the stage ends", least=1)},
         per_round=True,
+        rules=(
+            Rule(
+                "select",
+                "partial",
+                "early_stopping compares rounds by the devices that they share, and this selection changes them; set "
+                "slots.select: all, or pace: planned",
+                wanted=False,
+            ),
+        ),
         judge=by_holdouts,
         fewest=lambda patience: int(patience) + 1,
         returns=True,

@@ -94,7 +94,7 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     tables = all(each.kind == "table" for each in facts.values())
     wanted = (_TABLE_STEPS if tables else _STAGE_STEPS) / (steps * epochs)
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(wanted)))
-    judged = tables and not wishes.pretrained and share * _HOLDOUT >= _JUDGES
+    judged = tables and not wishes.pretrained and not wishes.recipe and share * _HOLDOUT >= _JUDGES
     if judged:
         rounds = _MOST_PASSES
     later = rounds // 2 if tables else rounds

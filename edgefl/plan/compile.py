@@ -37,7 +37,6 @@ from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_h
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen
 
-#: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 #: The size of batch for which scaled rates are meant.
 RATES_FOR = 256
 SERVER_ROLES = ("pace", "cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
@@ -58,7 +57,7 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
-    if problems := _period_problems(config, recipe, model):
+    if problems := _period_problems(config, recipe, model) + _pace_problems(config, recipe):
         raise ConfigError(config.name, problems)
     schedule = choose("schedule", recipe.slots)
     stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
@@ -191,10 +190,6 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
     if model.head.kind != "none" and model.head.norm == "batch":
         text = f"is batch, and its statistics are not of the weights that a layer is replaced in: {why}; set layer"
         found.append(Problem("model.head.norm", text))
-    pace = choose("pace", recipe.slots)
-    if pace.method.judge is not None:
-        text = f"{pace.name} judges the model of every round, and {why}, in which there is none; set planned"
-        found.append(Problem("slots.pace", text))
     for term in chosen("objective", recipe.slots["objective"]):
         if term.method.received:
             text = f"{term.name} compares with the parts received, and {why}, in which a device goes on from its own"
@@ -205,6 +200,24 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
             text = f"packs changes of what the other side holds, and {why}, so that it holds something else; set f32"
             found.append(Problem(f"transfer.{direction}", text))
     return found
+
+
+def _pace_problems(config: RunConfig, recipe: RecipeConfig) -> list[Problem]:
+    """What does not go with a stage that may end after any of its rounds, with the model of an earlier one."""
+    pace, weight = choose("pace", recipe.slots), choose("weight", recipe.slots)
+    if pace.method.judge is None:
+        return []
+    found = []
+    if period_of(recipe.slots["repair"]).rounds > 1:
+        why = f"repair: {next(iter(recipe.slots['repair']))} exchanges single layers in most"
+        found.append(f"judges the model after every round, and {why}; set planned")
+    if weight.method.exchange != "all":
+        why = f"with weight: {weight.name} devices go on from parts of their own"
+        found.append(f"may give the model of an earlier round back, and {why}; set planned")
+    if any(packing != "f32" for _, packing in _rules(config.transfer.down)):
+        why = "transfer.down packs what a stage's last planned round alone sends whole"
+        found.append(f"may end a stage after any round, and {why}; set f32 there, or planned")
+    return [Problem("slots.pace", f"{pace.name} {text}") for text in found]
 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:

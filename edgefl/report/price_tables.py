@@ -158,7 +158,7 @@ def _placements(price: RunPrice) -> Grid:
         "budgets has it), and --trainer-base sets it here. A stage: all its rounds, with the larger first download and "
         "the pass that stores what is frozen, so that the stages add up to the device's bill."
     )
-    if price.fewest_rounds:
+    if 0 < price.fewest_rounds < max((row.placement.stage.rounds for row in price.devices), default=0):
         note += f" That is the most: the recipe's pace may end a stage after {price.fewest_rounds} rounds."
     if price.period > 1:
         largest = max((row.placement.cost.layer_bytes for row in price.devices), default=0)

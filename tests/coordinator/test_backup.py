@@ -23,8 +23,10 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import backup
 from coordinator.runtime.backup import MANIFEST, back_up
 from coordinator.runtime.restore import restore
+from edgefl.aggregation.history import KEY, Memory
+from edgefl.aggregation.pace import StageTrack
 from edgefl.errors import StoreError
-from edgefl.records import Manifest
+from edgefl.records import Manifest, ObjectRef
 from edgefl.run_records import BundleRow, EventRow
 from edgefl.storage.disk import LEDGER, ledger_of, note_ledger
 from edgefl.storage.objects import ObjectStore
@@ -290,6 +292,18 @@ def test_of_two_runs_none_is_restored_where_one_is_in_the_database_already(finis
     assert not (tmp_path / "new").exists()
     with Ledger(url) as ledger:
         assert [one.run for one in ledger.runs()] == ["r1"]
+
+
+def test_the_best_state_of_a_stage_under_way_is_needed(finished: Path) -> None:
+    """A run that goes on may end the stage with it; until then no row of the ledger names it."""
+    best = {"task": ObjectRef("b" * 64, 1)}
+    memory = msgspec.json.encode(Memory(stage=StageTrack(index=1, state=best)))
+    kept = ObjectStore(finished / "objects").put(memory)
+    with Ledger(ledger_of(finished), create=False) as ledger:
+        rows = ledger.dump("r1")
+    last = [row for name, row in rows if name == "rounds" and row.status == "done"][-1]
+    last.manifest[KEY] = kept
+    assert best["task"].id in backup._needed(rows, finished / "objects")
 
 
 def test_objects_that_come_and_go_meanwhile_are_no_matter(

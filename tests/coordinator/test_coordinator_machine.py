@@ -1058,8 +1058,10 @@ def test_a_stage_that_its_pace_ends_is_evaluated_and_followed_by_the_next() -> N
     track = StageTrack(index=1, best=0, state={"task": REF})
     out = closed_round(play, Memory(rounds=1, stage=track))
     assert of(do.CollectGarbage, out)[-1].states == ({"task": REF},), "the state of the best round is kept"
+    assert play.state.undo is not None
     out = closed_round(play, Memory(rounds=2, stage=msgspec.structs.replace(track, over=True, state={})))
     assert of(do.Evaluate, out)
+    assert play.state.undo is None, "taken back, its stage would be neither over nor under way"
     out = play.finish_evaluate()
     (event,) = [one for one in out if isinstance(one, EventRow) and one.kind == "stage_finished"]
     assert event.data == {"planned": 3, "best": 0}

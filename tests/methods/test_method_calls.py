@@ -166,3 +166,9 @@ def test_a_stand_in_finds_its_options_in_what_is_at_hand() -> None:
     assert "options" in AtHand.__dataclass_fields__
     with pytest.raises(ValueError, match="missing: mine has a function make"):
         registry.register(StandIn("mine", "a test's", OPTION, make=lambda modality, given, *, strength: None))
+
+
+def test_a_function_without_parameters_is_given_no_option():
+    choice = registry.Choice(Cluster("mine", "a test's"), {"strength": 2.0})
+    assert choice.bind(lambda: 3)() == 3
+    assert choice.bind(lambda **options: options)() == {"strength": 2.0}

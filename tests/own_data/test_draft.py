@@ -52,3 +52,6 @@ def test_stages_of_a_table_end_by_hold_outs_where_devices_have_rows_for_them(sam
     assert ("slots" in values) is ("holdout" in values["training"]) is judged
     assert values.get("slots", {}).get("pace", "") == ("early_stopping" if judged else "")
     assert (values["training"]["rounds"][0] == 40) is judged
+    wishes = Wishes(("cpu", "cpu"), recipe="mmic-layer")
+    own = run_values(Paths("own", "own"), {"features": Facts("table")}, Outline(samples, True, 0), wishes)
+    assert "slots" not in own, "a recipe of the user's own may not take it"

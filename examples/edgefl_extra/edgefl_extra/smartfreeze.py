@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgefl.aggregation.mean import BUFFERS
 from edgefl.registry import Option, Verdict, register
 from edgefl.roles import Pace
 
@@ -31,12 +32,13 @@ def observe(
 ) -> tuple[dict[str, float], Tensors]:
     """|E|_1 and |A|_1 of one part after a round, and E and A of each of its tensors."""
     kept: dict[str, np.ndarray] = {}
-    for name in now:
+    weights = [name for name in now if not name.endswith(BUFFERS)]
+    for name in weights:
         change = np.asarray(now[name], np.float64) - np.asarray(previous[name], np.float64)
         for kind, value in (("net", change), ("path", np.abs(change))):
             before = 0.0 if state is None else state[f"{kind}/{name}"].astype(np.float64)
             kept[f"{kind}/{name}"] = np.asarray(memory * before + (1 - memory) * value, np.float32)
-    sums = {kind: sum(float(np.abs(kept[f"{kind}/{n}"]).sum()) for n in now) for kind in ("net", "path")}
+    sums = {kind: sum(float(np.abs(kept[f"{kind}/{n}"]).sum()) for n in weights) for kind in ("net", "path")}
     return sums, kept
 
 
