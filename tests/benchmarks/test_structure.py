@@ -67,7 +67,9 @@ def tree(tmp_path: Path) -> structure.Tree:
         "coordinator.alone": ["edgefl.plan.one"],
     }
     roles = {"weight": frozenset({"cka", "own"})}
-    return structure.Tree(tmp_path, sources, roles, {module: frozenset(others) for module, others in imports.items()})
+    return structure.Tree(
+        tmp_path, sources, roles, {}, {module: frozenset(others) for module, others in imports.items()}
+    )
 
 
 def test_lines_and_those_that_hold_code(tree: structure.Tree) -> None:

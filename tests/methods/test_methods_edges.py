@@ -95,9 +95,9 @@ def test_cluster_models_beside_one_for_each_device_are_a_problem() -> None:
     def recipe(models: str, weight: str) -> dict[str, dict[str, dict[str, object]]]:
         return {"cluster": {"lsh": {"models": models}}, "weight": {weight: {}}}
 
-    assert cluster.own_models(recipe("shared", "relationship")) == []
-    assert cluster.own_models(recipe("own", "samples")) == []
-    (problem,) = cluster.own_models(recipe("own", "relationship"))
+    assert cluster.two_models(recipe("shared", "relationship")) == []
+    assert cluster.two_models(recipe("own", "samples")) == []
+    (problem,) = cluster.two_models(recipe("own", "relationship"))
     assert (problem.path, problem.message) == (
         "cluster", "weight: relationship gives each device a model already; set models: shared",
     )  # fmt: skip

@@ -19,6 +19,7 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.roles import StandIn
 from edgefl.training.batches import Batch
 from edgefl.training.evaluate import Criteria, evaluate, judge
 from edgefl.training.fill import AtHand, Made, fill
@@ -136,7 +137,7 @@ def test_an_outside_stand_in_fills_in_training_and_evaluation_alike(monkeypatch:
         return Made(torch.ones_like(given.zeros()), given.rows(True))
 
     assert "ones" not in registry.methods("missing")
-    own = registry.StandIn("ones", "ones", make=ones, offered=lambda model, tables: True)
+    own = StandIn("ones", "ones", make=ones, offered=lambda model, tables: True)
     monkeypatch.setitem(registry._methods["missing"], "ones", own)
     made = made_of(spec_with(fusion="mean"), missing={"ones": {}})
     parts = parts_of(made)

@@ -66,7 +66,7 @@ def test_units_index_trailing_separators_and_marks_for_nothing(tmp_path: Path):
     found = read_table(written(tmp_path / "u.csv", ",mass,kind,\n,g,,\n" + rows))
     assert found.units == {"mass": "g"}
     assert (found.label, found.cells) == ("kind", [TableColumn("mass", unit="g")])
-    assert (len(found.rows), found.rows[3]["mass"]) == (20, "")
+    assert (len(found.rows), found.rows[3]["mass"]) == (25, "")
     assert found.unused == {}
     quoted = '"mass","kind"\n' + "".join(f'"{i}",{i},"{"ab"[i % 2]}"\n' for i in range(20))  # as R writes it
     assert [cell.name for cell in read_table(written(tmp_path / "r.csv", quoted)).cells] == ["mass"]

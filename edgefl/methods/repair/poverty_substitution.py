@@ -190,7 +190,7 @@ def mend(
     *,
     donors: str,
 ) -> tuple[Mended, dict[str, Tensors], Mapping[str, object]]:
-    """Each device's poverty layer from its cluster's donors, in place of its own; as ``registry.Repair`` says."""
+    """Each device's poverty layer from its cluster's donors, in place of its own; as ``roles.Repair`` says."""
     by_device = {u.device: u for u in updates}
 
     def tensors(device: str, part: str) -> Tensors:
