@@ -16,6 +16,7 @@ from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder
 from edgefl.cli.scored import Seen, accuracy, averages, errors, given, in_words, known, seen
 from edgefl.console import safe_text
 from edgefl.data.arrays import npz_names
+from edgefl.data.column_names import column_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import THRESHOLD, classes_in
 from edgefl.data.raw_sample import modality_of_file, raw_samples
@@ -140,8 +141,8 @@ def _is_recording(file: Path, wanted: Mapping[str, EncoderSpec]) -> bool:
     sensors = [encoder for encoder in wanted.values() if encoder.kind == "sensor"]
     if not sensors or file.suffix.lower() != ".csv":
         return False
-    head = set(head_of(file).head)
-    return not any(column.name in head for encoder in wanted.values() for column in encoder.columns)
+    columns = [column.name for encoder in wanted.values() for column in encoder.columns]
+    return len(column_names(head_of(file).head, columns).lacking) == len(set(columns))
 
 
 def _is_sample(file: str) -> bool:

@@ -17,7 +17,9 @@ _PAIRS, _LETTERS = 10_000, 64
 
 
 class ColumnNames(NamedTuple):
-    """``renamed``: name that is there -> the model's; ``lacking``: name of the model that is not there -> one that is
+    """Names there and names wanted.
+
+    ``renamed``: name that is there -> the model's; ``lacking``: name of the model that is not there -> one that is
     there and may be meant ("": none).
     """
 
@@ -46,7 +48,8 @@ def others(names: Sequence[str]) -> list[str]:
 def column_names(names: Collection[str], wanted: Sequence[str]) -> ColumnNames:
     """The columns ``wanted`` among ``names``.
 
-    A column is found by its name, else by the only one that differs in nothing but capitals, blanks, _, - and points.
+    A column is found by its name, else by the only one that differs in capitals, blanks and _ alone, or in a - or point
+    that no digit follows.
     """
     absent = [name for name in dict.fromkeys(wanted) if name not in names]
     known = set(wanted)
@@ -72,4 +75,4 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_.-]+", "", name.casefold())
+    return re.sub(r"[\s_]+|[.-](?!\d)", "", name.casefold())  # x.2 and lag-1 are no x2 and lag1

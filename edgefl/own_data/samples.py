@@ -65,7 +65,8 @@ def files_alone(root: Path, suffixes: Collection[str]) -> Understood:
     files, tables = _files(root, found)
     paths = files + tables
     fitting = [path for path in paths if Path(path).suffix.lower() in suffixes]
-    found.unused |= {path: "is of a kind that no bundle takes" for path in paths if path not in set(fitting)}
+    for path in (one for one in paths if one not in set(fitting)):
+        found.unused[path] = "is a table: name it by itself" if path in tables else "is of a kind that no bundle takes"
     if fitting:
         _add_files(found, fitting, "")
         _unique(found.samples)

@@ -139,9 +139,7 @@ def print_report(report: RunReport, console: Console) -> None:
         time_table.seconds_of_devices(report),
         decisions.refusals(report),
         *with_rows(decisions.not_offered(report), decisions.requests(report)),
-        *with_rows(
-            rounds.late_updates(report), combination.left_out(report), repairs.repairs(report), repairs.lent(report)
-        ),
+        *with_rows(*_beside(report)),
         rounds.rounds(report),
         rounds.bundles(report),
     ]
@@ -186,9 +184,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         refusals=decisions.refusals(report),
         absences=with_rows(decisions.not_offered(report), decisions.requests(report)),
         rounds=rounds.rounds(report).filled(),
-        late=with_rows(
-            rounds.late_updates(report), combination.left_out(report), repairs.repairs(report), repairs.lent(report)
-        ),
+        late=with_rows(*_beside(report)),
         devices=rounds.devices(report).filled(),
         stages=rounds.stages(report),
         bundles=rounds.bundles(report),

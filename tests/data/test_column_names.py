@@ -33,3 +33,9 @@ def test_the_nearest_name_is_told_and_first():
 def test_names_by_the_thousand_do_not_take_minutes():
     found = column_names([f"name{i:06}" for i in range(100_000)], [f"Name {i:06}." for i in range(99_800, 100_200)])
     assert (len(found.renamed), len(found.lacking)) == (200, 200)
+
+
+def test_a_point_or_a_sign_before_a_digit_is_part_of_the_name():
+    found = column_names(["x.2", "lag-1", "t 1.5", "Body.Mass"], ["x2", "lag1", "t_15", "body mass"])
+    assert found.renamed == {"Body.Mass": "body mass"}
+    assert set(found.lacking) == {"x2", "lag1", "t_15"}

@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.mean import layout_of
-from edgefl.aggregation.pieces import changes_of
+from edgefl.aggregation.pieces import Changes, changes_of
 from edgefl.config.profiles import load_run
+from edgefl.config.slots import conflicts
 from edgefl.errors import ConfigError
 from edgefl.methods.combine import krum, norm_clipping, trimmed
 from edgefl.plan.compile import default_norm
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest
+from edgefl.registry import choose, default, methods
+from edgefl.roles import ROLES
 from edgefl.storage.objects import ObjectStore
 
 FLOWER = json.loads((Path(__file__).parents[1] / "oracles/robust.json").read_text())["cases"]
@@ -249,3 +252,33 @@ def test_local_training_combines_nothing() -> None:
 @pytest.mark.parametrize(("how", "norm"), [("median", "layer"), ("trimmed_mean", "layer"), ("krum", "batch")])
 def test_what_is_no_mean_gets_heads_without_statistics(how: str, norm: str) -> None:
     assert default_norm({"combine": {how: {}}}) == norm
+
+
+@pytest.mark.parametrize("name", ["krum", "norm_clipping"])
+@pytest.mark.parametrize(
+    ("other", "way_out"),
+    [
+        ({"cluster": {"lsh": {"models": "own"}}}, "models: shared"),
+        ({"weight": {"relationship": {}}}, "weight: samples"),
+    ],
+)
+def test_changes_of_several_models_are_not_compared(name: str, other: dict, way_out: str) -> None:
+    recipe = {role: {default(role): {}} for role in ROLES} | other | {"combine": {name: {}}}
+    assert way_out in " ".join(problem.message for problem in conflicts(recipe))
+
+
+def test_who_counts_alike_has_one_vote_a_round() -> None:
+    """A late update beside a device's newest would be a second one."""
+    assert all(methods("combine")[name].per_round for name in ("median", "trimmed_mean", "krum"))
+
+
+def test_nothing_is_clipped_where_most_changed_nothing() -> None:
+    changes = {"p": Changes(["a", "b", "c"], np.diag([0.0, 0.0, 4.0]), 1)}
+    factors, record = norm_clipping.norm_clipping(changes)
+    assert factors == {}
+    assert "none is clipped" in str(record["note"])
+
+
+def test_krum_s_option_of_absent_devices_acts() -> None:
+    for absent, kept in (("keep", True), ("leave_out", False)):
+        assert choose("combine", {"combine": {"krum": {"absent": absent}}}).flag("keeps") is kept

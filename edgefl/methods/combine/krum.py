@@ -17,7 +17,7 @@ import numpy as np
 from edgefl.aggregation.mean import WeightedMean
 from edgefl.aggregation.pieces import Changes, Floats
 from edgefl.methods.combine.trimmed import alike
-from edgefl.methods.combine.weighted_mean import ABSENT
+from edgefl.methods.combine.weighted_mean import ABSENT, keeps, one_model
 from edgefl.registry import Option, register
 from edgefl.roles import Combine
 
@@ -67,8 +67,11 @@ register(
             **ABSENT,
         },
         rules=alike("krum"),
+        conflicts=one_model,
+        per_round=True,
         screen=krum,
         accumulate=WeightedMean,
+        keeps=keeps,
         equal=True,
     )
 )

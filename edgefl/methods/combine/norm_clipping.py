@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from edgefl.aggregation.mean import OF, WeightedMean
 from edgefl.aggregation.pieces import Changes
-from edgefl.methods.combine.weighted_mean import ABSENT, keeps
+from edgefl.methods.combine.weighted_mean import ABSENT, keeps, one_model
 from edgefl.registry import Option, register
 from edgefl.roles import Combine
 
@@ -29,6 +29,8 @@ def norm_clipping(changes: Mapping[str, Changes], *, norm: float = 0.0) -> tuple
     if not norm and len(norms) < OF:
         return {}, {"norms": norms, "note": f"Of {len(norms)} updates no length is usual: none is clipped."}
     most = norm or statistics.median(norms.values())
+    if not most:
+        return {}, {"norms": norms, "note": "The usual length is 0, as most updates changed nothing: none is clipped."}
     factors = {device: most / length for device, length in norms.items() if length > most}
     return factors, {"norms": norms, "bound": most}
 
@@ -38,6 +40,7 @@ register(
         "norm_clipping",
         "weighted mean of changes that are scaled down to a length at most (Sun et al., arXiv 1911.07963)",
         {"norm": Option(0.0, "the length; 0: the median of the round's", least=0), **ABSENT},
+        conflicts=one_model,
         screen=norm_clipping,
         accumulate=WeightedMean,
         keeps=keeps,

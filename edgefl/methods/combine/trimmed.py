@@ -84,6 +84,7 @@ register(
         "median",
         "median of each weight over the devices (Yin et al., arXiv 1803.01498)",
         rules=alike("median"),
+        per_round=True,
         merge=median,
         equal=True,
         moves=True,
@@ -97,6 +98,7 @@ register(
             )
         },
         rules=alike("trimmed_mean"),
+        per_round=True,
         merge=trimmed_mean,
         equal=True,
         moves=True,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgefl.aggregation.mean import WeightedMean
-from edgefl.registry import Option, register
+from edgefl.errors import Problem
+from edgefl.registry import Option, Recipe, choose, offers, register
 from edgefl.roles import Combine
 
 ABSENT = {
@@ -19,6 +20,16 @@ ABSENT = {
 def keeps(absent: str) -> bool:
     """Whether devices that left a part out count as keeping it."""
     return absent == "keep"
+
+
+def one_model(recipe: Recipe) -> list[Problem]:
+    """Problem of changes that are compared although devices began with models of their own."""
+    text = f"{choose('combine', recipe).name} compares changes of one model, and each"
+    if choose("cluster", recipe).flag("own_models"):
+        return [Problem("combine", f"{text} cluster has its own; set models: shared, or combine: mean")]
+    if offers(recipe, "weight", "personal"):
+        return [Problem("combine", f"{text} device has its own; set weight: samples, or combine: mean")]
+    return []
 
 
 register(
