@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from edgefl.aggregation.history import Memory, UpdateInfo
     from edgefl.aggregation.mean import Layout, Load, Outcome, Tensors, WeightedMean
+    from edgefl.aggregation.noise import Noise
     from edgefl.aggregation.pace import StageRound
     from edgefl.aggregation.pieces import Changes
     from edgefl.data.arrays import Array
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from edgefl.plan.job import Candidate, Job, Stage
     from edgefl.prototypes.table import ClassMeans
     from edgefl.records import Manifest
-    from edgefl.registry import Member, Observer, Period, Verdict
+    from edgefl.registry import Account, Member, Observer, Period, Verdict
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.fill import AtHand
     from edgefl.training.forward import Auxiliary, Forward
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     CombineAccumulate = Callable[Concatenate[Layout, ...], WeightedMean]
     CombineMerge = Callable[Concatenate[Mapping[str, Load], Layout, ...], tuple[Tensors, dict[str, float]]]
     CombineKeeps = OfOptions[bool]
+    CombineNoise = Callable[Concatenate[int, int, ...], Noise]
+    CombineAccount = Callable[Concatenate[float, int, ...], Account]
     OptimiseStep = Callable[Concatenate[Tensors | None, Tensors, Tensors, ...], tuple[Tensors, Tensors | None]]
     OptimiseAdjust = Callable[
         Concatenate[Memory, Mapping[str, int], Mapping[str, float], ...], tuple[dict[str, float], dict[str, object]]

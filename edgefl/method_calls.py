@@ -44,7 +44,14 @@ CALLS: dict[str, dict[str, str]] = {
         "lend": "updates needs store clusters",
     },
     "weight": {"weigh": "samples modalities", "similarity": "outputs", "personal": "loaders"},
-    "combine": {"screen": "changes", "accumulate": "layout", "merge": "loaders layout", "keeps": ""},
+    "combine": {
+        "screen": "changes",
+        "accumulate": "layout",
+        "merge": "loaders layout",
+        "keeps": "",
+        "noise": "devices rounds",
+        "account": "spent rounds",
+    },
     "optimise": {"step": "state previous combined", "adjust": "history clusters weights"},
 }
 _SIGNATURE = {"sign": "dataset classes seed", "layout": "class_counts", "check": "tensors"}
@@ -68,6 +75,8 @@ _BESIDE = {
     "completed_data": ("completed_counts",),
     "period": ("ask", "lend"),
     "judge": ("fewest",),
+    "noise": ("account", "accumulate"),
+    "account": ("noise",),
 }
 
 

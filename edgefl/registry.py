@@ -167,6 +167,17 @@ class Observer(Protocol):
         """The layer to repair, as "part|tensor"; None: none."""
 
 
+class Account(NamedTuple):
+    """Account of privacy after a round. ``spent``: adds up over rounds, from 0; ``over``: no other round may follow.
+
+    ``record``: epsilon, delta and the budget, for the round's.
+    """
+
+    spent: float
+    record: dict[str, float]
+    over: bool
+
+
 _methods: dict[str, dict[str, Method]] = {role: {} for role in CALLS}
 #: Name of an entry point -> why its package could not be loaded.
 broken: dict[str, str] = {}

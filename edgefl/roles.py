@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from edgefl.hooks import (
         ClusterGroup,
         ClusterOwnModels,
+        CombineAccount,
         CombineAccumulate,
         CombineKeeps,
         CombineMerge,
+        CombineNoise,
         CombineScreen,
         ObjectiveLoss,
         OptimiseAdjust,
@@ -277,6 +279,8 @@ class Combine(Method):
     out}, the record).
     ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's. ``keeps``: (options) ->
     whether devices that left an encoder stage out count as keeping it.
+    ``noise``: (devices that a round is planned for, rounds of the run, options) -> the ``Noise`` on every part that the
+    stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more.
     """
 
     role: ClassVar[str] = "combine"
@@ -286,6 +290,8 @@ class Combine(Method):
     equal: bool = False
     moves: bool = False
     keeps: CombineKeeps | None = None
+    noise: CombineNoise | None = None
+    account: CombineAccount | None = None
 
 
 @dataclass(frozen=True)

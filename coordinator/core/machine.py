@@ -115,7 +115,9 @@ def _begin(steps: Steps, event: m.Begin) -> None:
 
 
 def round_after(state: State, stage: int, number: int) -> tuple[int, int] | None:
-    """(stage, round) after this one; stages without rounds are passed over. None: that was the last."""
+    """(stage, round) after this one; stages without rounds are passed over. None: no other may follow."""
+    if state.memory.over:
+        return None
     if stage and number < state.rounds[stage - 1] and not state.memory.ended(stage):
         return stage, number + 1
     later = (index for index, rounds in enumerate(state.rounds, start=1) if index > stage and rounds > 0)
@@ -217,7 +219,8 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
         manifest=event.manifest,
     )
     steps.do(closed)
-    steps.emit("round_closed", data=summary(state, event.at))
+    account = {"account": event.record["account"]} if "account" in event.record else {}
+    steps.emit("round_closed", data=summary(state, event.at) | account)
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         steps.warn(text, refused["device"])
@@ -296,9 +299,14 @@ def _advance(steps: Steps) -> None:
 
 
 def _ended_early(state: State) -> dict[str, object]:
-    """Data of the event of a stage that its pace ended: rounds ``planned``, and the ``best``, whose model is kept."""
+    """Data of the event of a stage that ended early: rounds ``planned``, and the ``best``, whose model is kept.
+
+    ``unspent``: rounds of later stages that no privacy is left for.
+    """
     if not state.memory.ended(state.stage):
         return {}
+    if state.memory.over:
+        return {"planned": state.rounds[state.stage - 1], "unspent": sum(state.rounds[state.stage :])}
     return {"planned": state.rounds[state.stage - 1], "best": state.memory.stage.best}
 
 

@@ -4,8 +4,8 @@ An evaluation that lacks figures where the one before had them: its round is don
 devices of a round, two at least, whose losses or updates are not finite: the round before counts as if it had changed
 nothing, and this one is tried again from there. Either way without the device whose change was the longest in what is
 taken back, and no device is blamed. Once for each round: who breaks again, given another model, is counted as any
-other. Not in periods, not where late updates count, and not where the model travels as differences from one that
-devices would not have any more.
+other. Not in periods, not where late updates count, not where the model travels as differences from one that
+devices would not have any more, and not where a round's privacy is spent once devices have its model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from coordinator.core.moves import Steps, TakenBack
 from coordinator.core.outliers import longest
 from coordinator.core.state import Phase, State, Undo
 from edgefl.plan.periods import period_length
+from edgefl.registry import choose
 
 replace = msgspec.structs.replace
 
@@ -29,7 +30,14 @@ def undo_of(state: State) -> Undo | None:
     """The state before the round that is being closed; None where it cannot be taken back."""
     opened, plan = state.open, state.plan
     packed = any(how != "f32" for _, how in plan.transfer.down)
-    if opened is None or state.policy.keeps or packed or period_length(plan, plan.stages[state.stage - 1]) > 1:
+    private = choose("combine", plan.server).method.account is not None
+    if (
+        opened is None
+        or state.policy.keeps
+        or packed
+        or private
+        or period_length(plan, plan.stages[state.stage - 1]) > 1
+    ):
         return None
     device = longest(state)
     return Undo(opened.attempt, state.memory, device) if device else None

@@ -24,6 +24,7 @@ from edgefl.aggregation.mean import factor
 from edgefl.aggregation.server_state import shared
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.plan.periods import period_length
+from edgefl.plan.privacy import planned_rounds
 from edgefl.plan.stages import is_closing
 from edgefl.process.tasks import Tasks
 from edgefl.process.worker import WorkerFailedError, understood
@@ -158,7 +159,8 @@ class ModelTasks:
             similarity = await self._ask("similarity", dict[str, float], request)
         transfer, most = transfer_of(self.plan, one.attempt), self.plan.policy.largest_share
         judged = 0 if is_closing(stage) else stage.index
-        terms = RoundTerms(similarity, self.plan.seed, transfer, most, one.signatures, judged)
+        planned = self.plan.policy.devices, planned_rounds(self.plan)
+        terms = RoundTerms(similarity, self.plan.seed, transfer, most, one.signatures, judged, stage.trained, *planned)
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms
         )

@@ -9,6 +9,7 @@ record with its reason.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,10 +32,12 @@ from edgefl.aggregation.mean import (
     refusal,
     stored_layout,
 )
+from edgefl.aggregation.noise import Entropy, with_noise
 from edgefl.aggregation.pace import StageRound, StageTrack, noted
 from edgefl.aggregation.pieces import Changes, changes_of
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.server_state import (
+    EVERYONE,
     RESIDUAL,
     SERVER,
     AudiencePart,
@@ -72,7 +75,8 @@ class RoundTerms(NamedTuple):
     ``similarity``: the devices' weights by the models' outputs, where the slot weight has such; those without one are
     left out (part "model"). ``transfer``: how the new state will travel, and so what devices will hold of it.
     ``largest_share``: the most that a device may weigh in a part. ``signatures``: of devices' hellos. ``stage``: that
-    of the round; 0: none that a pace could end.
+    of the round; 0: none that a pace could end. ``trained``: the parts that it trains. ``devices``, ``rounds``: as
+    many as a round, and the run, are planned for. ``entropy``: of the noise.
     """
 
     similarity: Mapping[str, float] = {}
@@ -81,6 +85,10 @@ class RoundTerms(NamedTuple):
     largest_share: float = 1.0
     signatures: Mapping[str, bytes] = {}
     stage: int = 0
+    trained: tuple[str, ...] = ()
+    devices: int = 1
+    rounds: int = 1
+    entropy: Entropy = os.urandom
 
 
 def aggregate_round(
@@ -100,15 +108,16 @@ def aggregate_round(
     unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
     although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
     changes are damped by the factor; ``stage`` {rounds, best, over} of a pace that judges; ``screened`` {factors:
-    {name: factor of its change, 0: left out}, and what the method adds}; ``clusters``, ``repaired`` and ``momentum``
-    where a slot made them;
+    {name: factor of its change, 0: left out}, and what the method adds}; ``noise`` (``Noise``) and
+    ``account`` {epsilon, delta, budget}, so far, of a private run; ``clusters``, ``repaired`` and ``momentum`` where a
+    slot made them;
     ``choice_of_k`` where devices counted for it (``edgefl.plan.choice_of_k.recorded``).
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
     """
     with store.write_batch() as made:
         this = _Round(updates, made, previous, recipe or {}, terms or RoundTerms())
-        for part in sorted({part for update in this.updates for part in update.manifest} - {SIGNATURE}):
+        for part in this.parts():
             this.aggregate(part)
         return this.finish()
 
@@ -134,6 +143,10 @@ class _Round:
                 u.name: {"device": u.device, "staleness": u.staleness, "factor": u.factor} for u in stale
             }
         self.updates, self.store, self.previous, self.slots, self.terms = updates, store, previous, slots, terms
+        combine = slots["combine"]
+        self.noise = combine.bind(combine.method.noise)(terms.devices, terms.rounds) if combine.method.noise else None
+        if self.noise is not None:
+            self.record["noise"] = self.noise._asdict()
         self.exchange = exchange_of(recipe.get("weight") or {})
         signatures, strange = sign(slots["cluster"], updates, store, terms.signatures, previous)
         self._refuse(SIGNATURE, strange)
@@ -167,6 +180,11 @@ class _Round:
         self.facts: dict[str, dict[str, float]] = {}  # part -> what the pace observed
         self.whole: dict[str, str] = {}  # key -> why it travels whole although it was to be packed
 
+    def parts(self) -> list[str]:
+        """The parts that were sent; with noise all of the stage: one left as it was would tell who was missing."""
+        sent = {part for update in self.updates for part in update.manifest} - {SIGNATURE}
+        return sorted(sent.union(self.terms.trained) if self.noise else sent)
+
     def finish(self) -> tuple[Manifest, Record]:
         """The next state and the record, once every part is aggregated."""
         state = fold_residuals(self.store, self.state) if self.terms.transfer.whole else self.state
@@ -181,9 +199,14 @@ class _Round:
             self.record["choice_of_k"] = recorded(total, list(counts))
             memory = msgspec.structs.replace(memory, k=total.best)
         memory = msgspec.structs.replace(memory, stage=self._track(memory.stage))
-        if memory.ended(self.terms.stage):
+        if memory.stage.over:
             state |= {key: ref for key, ref in memory.stage.state.items() if key != history.KEY}
             memory = msgspec.structs.replace(memory, stage=msgspec.structs.replace(memory.stage, state={}))
+        combine = self.slots["combine"]
+        if combine.method.account is not None:
+            account = combine.bind(combine.method.account)(memory.spent or 0.0, self.terms.rounds)
+            self.record["account"] = account.record
+            memory = msgspec.structs.replace(memory, spent=account.spent, over=account.over)
         return state | {history.KEY: self.store.put(msgspec.json.encode(memory))}, self.record
 
     def _track(self, track: StageTrack) -> StageTrack:
@@ -252,10 +275,12 @@ class _Round:
             return tensors
 
         shares = shares_of(part, counts, self.slots["weight"], self.context, fitting, absent)
+        if self.noise is not None:
+            shares = {EVERYONE: dict.fromkeys(shares.get(EVERYONE, ()), 1 / self.noise.denominator)}
         if not shares:
             self._note(part, Outcome(kept="no device trained it on any sample", ignored=ignored))
         for audience, weights in shares.items():
-            if self.slots["combine"].method.equal:
+            if self.slots["combine"].method.equal and self.noise is None:
                 weights = dict.fromkeys(weights, 1 / len(weights))
             key = audience + part
             one = AudiencePart(key, part, self.previous.get(key, base))
@@ -297,20 +322,24 @@ class _Round:
             if why := refusal(loaders[device], take):
                 refused[device] = why
         taken = {device: weight for device, weight in weights.items() if device in loaders and device not in refused}
-        if not taken:
+        if not taken and self.noise is None:
             return Outcome(refused=refused, kept="every device that trained it was refused")
         kept_share = sum(weight for device, weight in weights.items() if device not in loaders)
+        if self.noise is not None:  # below 0 where more devices came than were planned for
+            kept_share = 1 - sum(taken.values())
         total = sum(taken.values()) + kept_share
         told: dict[str, Any] = {"devices": {device: weight / total for device, weight in taken.items()}}
         previous = decode_part(self.store.view(part.base.id), copy=False)
-        if kept_share > 0:
+        if kept_share:
             told["kept"] = kept_share / total
         if mean is None:
             combined, told["trimmed"] = combine.bind(combine.method.merge)({d: loaders[d] for d in taken}, layout)
         else:
-            if kept_share > 0:  # after the others, so that integer buffers are a device's
+            if kept_share:  # after the others, so that integer buffers are a device's
                 mean.add(kept_share, previous)
             combined = mean.result()
+        if self.noise is not None:
+            combined = with_noise(combined, previous, self.noise.deviation, self.terms.entropy)
         return self._stepped(part, Outcome(combined, told, refused), previous)
 
     def _stepped(self, part: AudiencePart, mean: Outcome, previous: Tensors) -> Outcome:

@@ -97,7 +97,8 @@ class Memory(msgspec.Struct, frozen=True):
     """Aggregation's memory after ``rounds`` rounds. ``gains``: cluster -> alpha* of the last round, where it is known.
 
     ``networks``: once the last round has trained them, "match/<m>" -> the keys of the state that hold its ensemble,
-    with their weights. ``stage``: the stage under way, where its pace judges it.
+    with their weights. ``stage``: the stage under way, where its pace judges it. ``spent``: of the account of privacy;
+    ``over``: it takes no other round.
     """
 
     rounds: int = 0
@@ -107,10 +108,12 @@ class Memory(msgspec.Struct, frozen=True):
     period: dict[str, PeriodMember] = {}  # of the period under way: empty after its last round
     k: int | msgspec.UnsetType = msgspec.UNSET  # ProtoMix's, as last chosen on hold-outs
     stage: StageTrack = StageTrack()
+    spent: float | msgspec.UnsetType = msgspec.UNSET
+    over: bool | msgspec.UnsetType = msgspec.UNSET
 
     def ended(self, stage: int) -> bool:
         """Whether this stage has ended before its last planned round."""
-        return self.stage.over and self.stage.index == stage
+        return bool(self.over) or (self.stage.over and self.stage.index == stage)
 
 
 def note_round(

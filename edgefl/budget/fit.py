@@ -20,6 +20,7 @@ from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, f
 from edgefl.models.spec import ModelSpec, is_encoder
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.periods import LARGEST_SHARE, period_of
+from edgefl.plan.privacy import Spending
 from edgefl.plan.stages import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.training_samples import (
     after_completion,
@@ -344,3 +345,4 @@ class RunPrice(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     period: int = 1  # rounds from one whole exchange to the next
     fewest_rounds: int = 0  # after which a stage may end; 0: after all of them
+    spending: Spending | None = None  # of a private run

@@ -33,6 +33,7 @@ from edgefl.plan.checkpoint_fields import checkpoint_problems, told
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
+from edgefl.plan.privacy import spending, uncompared, uncovered
 from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, unmeasured, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen
@@ -57,7 +58,8 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
-    if problems := _period_problems(config, recipe, model) + _pace_problems(config, recipe):
+    problems = _period_problems(config, recipe, model) + _pace_problems(config, recipe)
+    if problems := problems + uncovered(config, recipe.slots, model):
         raise ConfigError(config.name, problems)
     schedule = choose("schedule", recipe.slots)
     stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
@@ -78,7 +80,7 @@ def compile_run(
             exchange=exchange_of(recipe.slots["weight"]),
         ),
         server={role: recipe.slots[role] for role in SERVER_ROLES},
-        policy=_policy(config),
+        policy=_policy(config, recipe),
         evaluate_every=config.evaluate,
         test=test,
         chunk_bytes=config.transfer.chunk_bytes or 0,
@@ -89,9 +91,9 @@ def compile_run(
     return with_statistics(plan)
 
 
-def _policy(config: RunConfig) -> RoundPolicy:
+def _policy(config: RunConfig, recipe: RecipeConfig) -> RoundPolicy:
     devices = config.round.devices or max(1, len(config.fleet))
-    given = config.round.model_dump(exclude={"devices", "buffer"})
+    given = config.round.model_dump(exclude={"devices", "buffer"}) | uncompared(recipe.slots)
     return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
 
 
@@ -343,6 +345,10 @@ def warnings_of(plan: RunPlan) -> tuple[str, ...]:
         why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
         way = f"name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end"
         found.append(f"{why}; {way}")
+    cost = spending(plan)
+    if cost is not None and cost.rounds < cost.planned:
+        why = f"the budget of epsilon is spent after {cost.rounds} of {cost.planned} rounds"
+        found.append(f"{why}; plan no more, or set more noise in slots.combine")
     rounds = [stage.rounds for stage in plan.stages if not is_closing(stage)]
     if all(encoder.pretrained for encoder in plan.model.encoders.values()) and (later := later_heavy(plan.stages)):
         why = f"encoders are pretrained, and training.rounds {rounds} gives the last stage no more than the first"

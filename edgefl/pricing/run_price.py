@@ -23,6 +23,7 @@ from edgefl.models.staged import build
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.periods import exchangeable, period_length, period_of
+from edgefl.plan.privacy import spending
 from edgefl.plan.stages import encoder_stage, stage_before, with_closing
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
@@ -111,6 +112,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         schedule=options.schedule,
         warnings=warnings_of(plan),
         period=period_of(plan.slots.repair).rounds,
+        spending=spending(plan),
         fewest_rounds=pace.bind(pace.method.fewest)() if pace.method.fewest else 0,
     )
 

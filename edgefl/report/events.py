@@ -360,6 +360,7 @@ def _round_closed(state: LiveState, event: EventRow) -> str:
         f"loss {units.number(data.get('loss'))}",
         f"payload {units.mib(data.get('payload_bytes'))}",
         units.seconds(data.get("seconds")),
+        *([units.privacy(data["account"])] if data.get("account") else []),
         *([f"made earlier: {stale}"] if stale else []),
         *(f"{name}: {_listed(data[name])}" for name in ("late", "lost", "behind") if data.get(name)),
     ]
@@ -387,7 +388,10 @@ def _evaluated(state: LiveState, event: EventRow) -> str:
 def _stage_finished(state: LiveState, event: EventRow) -> str:
     """ "stage 1 finished after 12 of 40 rounds, with the model of round 8: …"."""
     planned, best = int(event.data.get("planned") or event.round), int(event.data.get("best", event.round))
-    state.rounds_total -= planned - event.round
+    state.rounds_total -= planned - event.round + int(event.data.get("unspent") or 0)
+    if "unspent" in event.data:
+        why = "another costs more than is left of epsilon"
+        return f"stage {event.stage} finished after {event.round} of {planned} rounds: {why}"
     if planned == event.round == best:
         return f"stage {event.stage} finished"
     kept = f"the model of round {best}" if best else "the model that it began with"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
@@ -160,6 +161,13 @@ def _placements(price: RunPrice) -> Grid:
     )
     if 0 < price.fewest_rounds < max((row.placement.stage.rounds for row in price.devices), default=0):
         note += f" That is the most: the recipe's pace may end a stage after {price.fewest_rounds} rounds."
+    if (private := price.spending) is not None:
+        spent = f"epsilon {private.epsilon:.3g} (delta {private.delta:g})"
+        ratio = private.noise * math.sqrt(price.model_bytes / 4)
+        note += (
+            f" Privacy: {private.rounds} of {private.planned} rounds take place, which cost {spent}. Over all weights "
+            f"a round's noise is about {units.number(ratio)} times as long as the change of all devices can be."
+        )
     if price.period > 1:
         largest = max((row.placement.cost.layer_bytes for row in price.devices), default=0)
         note += (

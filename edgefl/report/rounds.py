@@ -85,10 +85,15 @@ def rounds(report: RunReport) -> Grid:
     ]
     if any(map(stale, report.rounds)):
         columns.append(Column("late updates", _late, tip="Made from earlier models, and by how many rounds."))
+    accounts = [row.record["account"] for row in report.rounds if "account" in row.record]
+    if accounts:
+        columns.append(Column("epsilon", _epsilon, tip="So far."))
     choices = dict.fromkeys(_slots(row).text for row in report.rounds)
     if len(choices) > 1:
         columns.append(Column("what each slot did", _slots, text=True))
     notes = [f"In every round: {choice}." for choice in choices if choice and len(choices) == 1]
+    if accounts:
+        notes.append(f"Privacy of each device, by all rounds: {units.privacy(accounts[-1])}.")
     return table("Rounds", columns, report.rounds, notes, "No round has started yet.")
 
 
@@ -96,13 +101,18 @@ def _slots(row: RoundRow) -> Cell:
     """ "select all · weight samples · combine mean", without slots that did nothing; the details are the tip."""
     short, details = [], []
     for role, did in row.record.items():
-        if role == "stale":  # has a column of its own
+        if role in {"stale", "account"}:  # have a column of their own
             continue
         record = did if isinstance(did, dict) else {"choice": did}
         if (choice := record.get("choice")) and choice != "none":
             short.append(f"{role} {choice}")
         details += [f"{role}.{name} = {value}" for name, value in record.items() if name != "choice" and value]
     return Cell(" · ".join(short), tip="; ".join(details))
+
+
+def _epsilon(row: RoundRow) -> str:
+    account = row.record.get("account")
+    return units.number(account["epsilon"]) if account else ""
 
 
 def stale(row: RoundRow) -> list[Record]:

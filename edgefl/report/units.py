@@ -145,6 +145,11 @@ def moment(at: float | None) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def privacy(account: Mapping[str, float]) -> str:
+    """ "epsilon 2.31 of 8 (delta 1e-05)", of a round's account."""
+    return f"epsilon {account['epsilon']:.3g} of {account['budget']:g} (delta {account['delta']:g})"
+
+
 def spans(values: Iterable[int]) -> str:
     """Whole numbers as ranges: [1, 2, 3, 5] -> 1–3, 5."""
     ranges: list[tuple[int, int]] = []

@@ -31,7 +31,12 @@ BESIDE: dict[str, dict[str, Any]] = {
     "repair": {"ask": lambda members: {}, "lend": lambda updates, needs, store, clusters: ({}, {})},
     "pace": {"fewest": lambda: 1},
     "weight": {"weigh": lambda samples, modalities: samples},
-    "combine": {"merge": lambda loaders, layout: ({}, {})},
+    "combine": {
+        "accumulate": lambda layout: None,
+        "merge": lambda loaders, layout: ({}, {}),
+        "noise": lambda devices, rounds: None,
+        "account": lambda spent, rounds: None,
+    },
     "optimise": {"step": lambda state, previous, combined: (combined, None)},
 }
 FUNCTIONS = [(role, name, len(given.split())) for role, calls in CALLS.items() for name, given in calls.items()]

@@ -158,6 +158,10 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
     "depths left out": ("end_to_end", ("slots.schedule=mixed", "slots.combine={mean: {absent: leave_out}}")),
     "trimmed": ("end_to_end", ("slots.combine={trimmed_mean: {share: 0.3}}",)),
     "norms clipped": ("end_to_end", ("slots.combine=norm_clipping",)),
+    "clipped and noisy": (
+        "end_to_end",
+        ("slots.combine={gaussian_noise: {clip: 3.0, epsilon: 100, denominator: 3}}", THREE),
+    ),
     "sgd": (
         "end_to_end",
         (
@@ -225,7 +229,9 @@ OFTEN = {
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )
-def test_a_seeded_run_gives_the_same_results(ram_path: Path, name: str):
+def test_a_seeded_run_gives_the_same_results(ram_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    noise = np.random.default_rng(1)
+    monkeypatch.setattr("edgefl.aggregation.noise.gaussians", lambda count, entropy: noise.normal(size=count))
     recipe, changes = RUNS[name]
     plan = plan_of(ram_path, recipe, "ab", len(SHARES), ["training.batch_size=6", *changes])
     own = {

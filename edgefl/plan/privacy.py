@@ -1,0 +1,76 @@
+"""The account of a private run before it starts: what its rounds cost, and what it would not cover."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgefl.errors import Problem
+from edgefl.models.spec import ModelSpec, unscaled
+from edgefl.plan.job import RoundPolicy, RunPlan
+from edgefl.registry import Recipe, choose
+
+if TYPE_CHECKING:
+    from edgefl.config.settings import RunConfig
+
+#: Fields of ``round`` by which a device's change is compared with the others', so that one moves what another counts.
+_COMPARING = ("clip_change", "largest_change")
+
+
+class Spending(NamedTuple):
+    """Epsilon of the ``rounds`` that take place, of ``planned`` ones.
+
+    ``noise``: on each weight, its standard deviation by the most that a device's change may measure.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    planned: int
+    noise: float
+
+
+def planned_rounds(plan: RunPlan) -> int:
+    """Rounds of all stages."""
+    return sum(stage.rounds for stage in plan.stages)
+
+
+def spending(plan: RunPlan) -> Spending | None:
+    """The account of the plan's rounds, which end when another would cost more than its budget; None: it has none."""
+    combine, planned = choose("combine", plan.server), planned_rounds(plan)
+    if combine.method.account is None or not planned:
+        return None
+    account, rounds = combine.bind(combine.method.account), 1
+    last = account(0.0, planned)
+    while rounds < planned and not last.over:
+        last, rounds = account(last.spent, planned), rounds + 1
+    noise = combine.bind(combine.method.noise)(plan.policy.devices, planned)
+    return Spending(last.record["epsilon"], last.record["delta"], rounds, planned, noise.deviation / noise.longest)
+
+
+def is_private(slots: Recipe) -> bool:
+    """Whether the run has an account of privacy."""
+    return choose("combine", slots).method.account is not None
+
+
+def uncovered(config: RunConfig, slots: Recipe, model: ModelSpec) -> list[Problem]:
+    """Settings by which more leaves the devices than the account of a private run covers."""
+    if not is_private(slots):
+        return []
+    why = f"combine: {choose('combine', slots).name} accounts for the devices' changes alone"
+    found = [
+        Problem(f"model.encoders.{m}.standardize", f"is fleet, of statistics of the devices' data, and {why}; set none")
+        for m in unscaled(model)
+    ]
+    if model.head.kind != "none" and model.head.norm == "batch":
+        text = f"is batch, whose statistics are of the devices' data, and {why}; set layer"
+        found.append(Problem("model.head.norm", text))
+    for field in _COMPARING:
+        if getattr(config.round, field) not in {0.0, getattr(RoundPolicy(), field)}:
+            text = "compares a device's change with the others', so that one changes what another counts, and"
+            found.append(Problem(f"round.{field}", f"{text} {why}; leave it out: it is 0 then"))
+    return found
+
+
+def uncompared(slots: Recipe) -> dict[str, float]:
+    """The fields of a run's policy that its account of privacy sets."""
+    return dict.fromkeys(_COMPARING, 0.0) if is_private(slots) else {}
