@@ -231,8 +231,9 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:
         one = method("missing", mask)
         if mask in plan.slots.missing and not one.default and one.offered(plan.model, {}):
             return mask
-    means = chosen("prototypes", plan.slots.prototypes)[0].method.classes  # else rows are clusters
-    return "both" if PROTOTYPES in parts and means else ZERO
+    made = chosen("prototypes", plan.slots.prototypes)[0].method
+    clusters = made.local is not None and not made.classes
+    return "both" if PROTOTYPES in parts and not clusters else ZERO
 
 
 def _what(state: FinalState) -> str:
