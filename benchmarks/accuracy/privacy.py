@@ -19,7 +19,6 @@ import argparse
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.common import inprocess
-from benchmarks.common.result_lines import add_row, rows_in
+from benchmarks.common.result_lines import add_row, rows_in, show
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.data.dataset import Dataset
@@ -237,10 +236,7 @@ def main() -> None:
             if (model, devices, budget, seed) not in done:
                 rows.append((linear if model == "linear" else transformer)(devices, budget, seed))
                 add_row(options.jsonl, rows[-1])
-    text = page(rows)
-    if options.write is not None:
-        (options.write / PAGE).write_text(text)
-    sys.stdout.write(text)
+    show(page(rows), options.write and options.write / PAGE)
 
 
 if __name__ == "__main__":

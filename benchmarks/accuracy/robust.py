@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import itertools
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from unittest.mock import patch
 import msgspec
 
 from benchmarks.common import inprocess
-from benchmarks.common.result_lines import add_row, rows_in
+from benchmarks.common.result_lines import add_row, rows_in, show
 from benchmarks.crash.poisoned import MARGIN, attacked, outcome_of, run_values
 from device_agent.trainer import local_trainer
 from edgefl.data.dataset import Dataset
@@ -178,10 +177,7 @@ def main() -> None:
             if (devices, way, attack, seed) not in done:
                 rows.append(measured(devices, attackers, way, attack, seed))
                 add_row(options.jsonl, rows[-1])
-    text = page(rows)
-    if options.write is not None:
-        (options.write / PAGE).write_text(text)
-    sys.stdout.write(text)
+    show(page(rows), options.write and options.write / PAGE)
 
 
 if __name__ == "__main__":

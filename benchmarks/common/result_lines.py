@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+def show(text: str, page: Path | None) -> None:
+    """Print a page, and write it where a path is given."""
+    if page is not None:
+        page.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
 
 
 def rows_in(path: Path, kind: type[Row]) -> list[Row]:

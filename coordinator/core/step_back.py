@@ -30,14 +30,9 @@ def undo_of(state: State) -> Undo | None:
     """The state before the round that is being closed; None where it cannot be taken back."""
     opened, plan = state.open, state.plan
     packed = any(how != "f32" for _, how in plan.transfer.down)
+    in_periods = period_length(plan, plan.stages[state.stage - 1]) > 1
     private = choose("combine", plan.server).method.account is not None
-    if (
-        opened is None
-        or state.policy.keeps
-        or packed
-        or private
-        or period_length(plan, plan.stages[state.stage - 1]) > 1
-    ):
+    if opened is None or state.policy.keeps or packed or in_periods or private:
         return None
     device = longest(state)
     return Undo(opened.attempt, state.memory, device) if device else None

@@ -63,7 +63,7 @@ _ROLES = ("pace", "cluster", "repair", "weight", "combine", "optimise", "prototy
 _PROTOTYPES_LIMIT_BYTES = 64 * 2**20
 
 #: Before a part's name: what the pace keeps of it through a stage.
-OBSERVED = f"{SERVER}pace/"
+_OBSERVED = f"{SERVER}pace/"
 #: In the record, of a device's whole update.
 _MODEL = "model"
 _DIVERGED = ("not_finite", "its outputs on the probe samples are not finite numbers: its training has diverged")
@@ -157,11 +157,11 @@ class _Round:
             self.record["clusters"] = groups
         self.memory = history.note(memory, updates, groups)
         if self.memory.stage.index != terms.stage:
-            self.state = {key: ref for key, ref in self.state.items() if not key.startswith(OBSERVED)}
+            self.state = {key: ref for key, ref in self.state.items() if not key.startswith(_OBSERVED)}
         self.step = history.server_step(slots["optimise"], self.memory, updates, groups, self.record)
         self.mended: Mapping[tuple[str, str], Tensors] = {}
         self.personal: Mapping[str, Tensors] = {}
-        self.factors: Mapping[str, float] = {}
+        self.factors: Mapping[str, float] = {}  # while they are screened, changes are as they came
         self.factors = self._screen()
         self.updates = updates = [u for u in updates if self.factors.get(u.name) != 0]
         self.context = RoundContext(
@@ -361,7 +361,7 @@ class _Round:
 
     def _observe(self, part: str, previous: Tensors, now: Tensors) -> None:
         """The facts of a part's change in this round, for the recipe's pace."""
-        pace, key = self.slots["pace"], OBSERVED + part
+        pace, key = self.slots["pace"], _OBSERVED + part
         if pace.method.observe is None:
             return
         state = decode_part(self.store.read(self.state[key].id)) if key in self.state else None

@@ -112,7 +112,7 @@ class Memory(msgspec.Struct, frozen=True):
     over: bool | msgspec.UnsetType = msgspec.UNSET
 
     def ended(self, stage: int) -> bool:
-        """Whether this stage has ended before its last planned round."""
+        """True for a stage that is over before its last planned round."""
         return bool(self.over) or (self.stage.over and self.stage.index == stage)
 
 

@@ -163,7 +163,7 @@ def _floating(tensor: Tensor) -> bool:
 
 
 def refusal(load: Load, take: Callable[[Tensors], None]) -> tuple[str, str] | None:
-    """(reason, detail) of a device's part that cannot be taken; None: it was."""
+    """Reason and detail of a part that ``take`` rejects; None: it took it."""
     try:
         take(load())
     except MisfitError as error:

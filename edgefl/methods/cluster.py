@@ -149,7 +149,7 @@ def _coordinates(devices: list[str], signatures: Signatures) -> npt.NDArray[np.f
 
 
 def own_models(models: str) -> bool:
-    """Whether each cluster has a model of its own."""
+    """True for one model a cluster."""
     return models == "own"
 
 

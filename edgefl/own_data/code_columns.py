@@ -11,7 +11,7 @@ _ID = "id"
 
 
 def is_code(column: str, values: Sequence[str]) -> bool:
-    """Whether a column is whole numbers that name something, by its own name."""
+    """True for identifiers: digits alone, in a column called code, zip, id or the like."""
     words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower())
     named = bool(_CODES & set(words)) or words[1:][-1:] == [_ID]
     return named and all(value.isdecimal() for value in values)

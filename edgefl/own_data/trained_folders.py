@@ -21,7 +21,7 @@ _NAMED = 20
 
 
 def is_new_folder(path: Path) -> bool:
-    """Whether a path is a folder of files without a manifest."""
+    """True for a folder of files without a manifest."""
     return path.is_dir() and not (path / MANIFEST).exists()
 
 
@@ -49,7 +49,7 @@ def read_folder(
     try:
         data = read_known(samples, folder, folder, encoders, labels, bad_samples)
     except DataError as error:
-        files = re.sub(rf"{re.escape(MANIFEST)}:\d+: ", "", error.message)  # lines that nobody wrote
+        files = re.sub(rf"{re.escape(MANIFEST)}:\d+: ", "", error.message)  # line numbers of the temporary manifest
         raise DataError(files, remedy="Mend or remove these files, or leave them out by --bad-samples skip.") from None
     unused = [Problem(path, why) for path, why in found.unused.items()]
     rest = [Problem(str(folder), f"{len(unused) - _NAMED} files more")] if len(unused) > _NAMED else []

@@ -205,7 +205,7 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
 
 
 def _pace_problems(config: RunConfig, recipe: RecipeConfig) -> list[Problem]:
-    """What does not go with a stage that may end after any of its rounds, with the model of an earlier one."""
+    """Settings that contradict a pace, which may restore an earlier round's model."""
     pace, weight = choose("pace", recipe.slots), choose("weight", recipe.slots)
     if pace.method.judge is None:
         return []

@@ -48,7 +48,7 @@ def spending(plan: RunPlan) -> Spending | None:
 
 
 def is_private(slots: Recipe) -> bool:
-    """Whether the run has an account of privacy."""
+    """True for a run with differential privacy."""
     return choose("combine", slots).method.account is not None
 
 

@@ -62,7 +62,7 @@ register(
         {
             "share": Option(0.2, "share of the updates that may be an attacker's, rounded up", least=0, most=0.5),
             "keep": Option(
-                0, "updates of which the mean is taken; 1: Krum; 0: all but that share (Multi-Krum)", least=0
+                0, "number of updates that are averaged; 1: Krum; 0: all but `share` of them (Multi-Krum)", least=0
             ),
             **ABSENT,
         },

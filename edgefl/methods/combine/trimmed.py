@@ -38,9 +38,10 @@ def trimmed_mean(loaders: Mapping[str, Load], layout: Layout, *, share: float = 
 
 
 def trim(loaders: Mapping[str, Load], layout: Layout, cut: int, budget_bytes: int = BUDGET_BYTES) -> Combined:
-    """The mean of each coordinate's n values without ``cut`` at either end, of which one or two at least are left.
+    """Coordinate-wise mean without the ``cut`` smallest and largest of the n values.
 
-    Sums are over sorted values, in f64: they do not depend on the devices' order.
+    ``cut`` is lowered to (n - 1) // 2: the median, or the mean of the two in the middle, is left at least. Sums are
+    over sorted values, in f64: they do not depend on the devices' order.
     """
     loads, n = list(loaders.values()), len(loaders)
     cut = min(cut, (n - 1) // 2)

@@ -18,7 +18,7 @@ ABSENT = {
 
 
 def keeps(absent: str) -> bool:
-    """Whether devices that left a part out count as keeping it."""
+    """True where a device that skipped a part votes for its old weights."""
     return absent == "keep"
 
 
