@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.fill import AtHand
     from edgefl.training.forward import Auxiliary, Forward
+    from edgefl.training.upload import Trained
 
     R = TypeVar("R")
     #: A function of the options alone.
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
         Concatenate[Sequence[UpdateInfo], Mapping[str, str], ObjectStore, Mapping[str, int], ...],
         tuple[dict[str, Tensors], Mapping[str, object]],
     ]
+    UploadSend = Callable[Concatenate[Trained, np.random.Generator, ...], tuple[Mapping[str, Tensors], Tensors]]
+    UploadMost = Callable[Concatenate[Mapping[str, int], ...], int]
     WeightWeigh = Callable[Concatenate[Mapping[str, int], Mapping[str, int], ...], dict[str, float]]
     WeightSimilarity = Callable[Concatenate[Mapping[str, np.ndarray], ...], dict[str, float]]
     WeightPersonal = Callable[Concatenate[Mapping[str, Load], ...], dict[str, dict[str, float]]]

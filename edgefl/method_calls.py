@@ -43,6 +43,7 @@ CALLS: dict[str, dict[str, str]] = {
         "ask": "members",
         "lend": "updates needs store clusters",
     },
+    "upload": {"send": "trained generator", "most": "part_bytes"},
     "weight": {"weigh": "samples modalities", "similarity": "outputs", "personal": "loaders"},
     "combine": {
         "screen": "changes",
@@ -75,6 +76,7 @@ _BESIDE = {
     "completed_data": ("completed_counts",),
     "period": ("ask", "lend"),
     "judge": ("fewest",),
+    "most": ("send",),
     "noise": ("account", "accumulate"),
     "account": ("noise",),
 }

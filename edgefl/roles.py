@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         StandInCompletedData,
         StandInMake,
         StandInOffered,
+        UploadMost,
+        UploadSend,
         WeightPersonal,
         WeightSimilarity,
         WeightWeigh,
@@ -221,6 +223,24 @@ class Objective(Method):
 
 
 @dataclass(frozen=True)
+class Upload(Method):
+    """Upload of the parts that a device trained.
+
+    ``send``: (``edgefl.training.upload.Trained``, generator, options) -> ({part: its tensors} to send, tensors that the
+    device keeps for it until its next round); None: every part as it was trained.
+    ``omits``: it may leave parts out, all but one. ``most``: ({part: its bytes}, options) -> the most bytes of these
+    that an update has; None: all of them.
+    ``returns``: as a selection's; it is given the losses by the modalities at hand.
+    """
+
+    role: ClassVar[str] = "upload"
+    send: UploadSend | None = None
+    omits: bool = False
+    most: UploadMost | None = None
+    returns: bool = False
+
+
+@dataclass(frozen=True)
 class Repair(Method):
     """Repair of updates before they are aggregated.
 
@@ -328,6 +348,7 @@ ROLES: dict[str, Role] = {
     StandIn.role: Role("what stands in for an absent modality during training", StandIn),
     Prototypes.role: Role("prototypes, computed on the devices and merged", Prototypes),
     Objective.role: Role("terms of the local loss, summed", Objective, plural=True),
+    Upload.role: Role("what a device sends of what it trained", Upload),
     Repair.role: Role("what is replaced in uploads before they are combined", Repair),
     Weight.role: Role("weights of the devices", Weight),
     Combine.role: Role("how uploads become one", Combine),

@@ -29,7 +29,7 @@ Env = dict[str, frozenset[str]]
 #: Names that are also words for something else: modes of numpy, columns of tables, counts, masks of an evaluation.
 ORDINARY = frozenset({
     "all", "completion", "heads", "ignore", "joint", "mean", "median", "mixed", "momentum", "none", "own", "plain",
-    "planned", "prototype", "random", "reconstruction", "samples", "separate", "zero",
+    "planned", "prototype", "random", "reconstruction", "samples", "separate", "whole", "zero",
 })  # fmt: skip
 #: Identifiers that hold the slots of every role.
 _ANY_ROLE = frozenset({"recipe", "slot", "slots"})

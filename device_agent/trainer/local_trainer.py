@@ -251,8 +251,9 @@ def _lacking(job: Job) -> str:
     """Which methods and kinds of encoder the job names that are not installed here, in words; "": none."""
     slots = job.slots
     named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
+    named |= {"repair": slots.repair, "upload": slots.upload}
     shape: Recipe = {"fusion": {job.model.fusion: {}}, "sharing": {job.model.encoder_sharing: {}}}
-    methods = not_installed({**named, **shape, "repair": slots.repair}, job.signature)
+    methods = not_installed({**named, **shape}, job.signature)
     kinds = kinds_not_installed(encoder.kind for encoder in job.model.encoders.values())
     absent = modules_bytes(job.model) > 0 and find_spec("transformers") is None
     library = "transformers is not installed, whose modules an encoder is made of" if absent else ""

@@ -345,4 +345,5 @@ class RunPrice(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     period: int = 1  # rounds from one whole exchange to the next
     fewest_rounds: int = 0  # after which a stage may end; 0: after all of them
+    omits: str = ""  # the upload that may leave out parts, so that bytes up are the most; "": none does
     spending: Spending | None = None  # of a private run

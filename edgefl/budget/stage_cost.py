@@ -2,8 +2,9 @@
 
 Bytes: a part that the device holds already does not travel again. Down: parts that the rounds since its last one have
 changed; in its first round of a stage, also parts that are new or frozen since; in its first round of the run, every
-part that is present. Up: trained parts. Beside them, but not in the closing round, travel prototype tables (down from
-the run's second round on) and the signature that clusters are made of (once).
+part that is present. Up: trained parts, or the most that the recipe's upload sends of them. Beside them, but not in the
+closing round, travel prototype tables (down from the run's second round on) and the signature that clusters are made of
+(once).
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     asked, largest = period_of(job.slots.repair).layers, layers.get(largest_layer(job, layers), 0)
     return Cost(
         payload_down_bytes=packed_of(changed, part_bytes, transfer.down, transfer.top) + tables_down,
-        payload_up_bytes=packed_of(trained, part_bytes, transfer.up, transfer.top) + tables_up,
-        whole_up_bytes=bytes_of(trained, part_bytes) + tables_up,
+        payload_up_bytes=most_up(job, {p: packed_of([p], part_bytes, transfer.up, transfer.top) for p in trained})
+        + tables_up,
+        whole_up_bytes=most_up(job, {part: part_bytes.get(part, 0) for part in trained}) + tables_up,
         joining_down_bytes=bytes_of(job.stage.present, part_bytes) + tables_down,
         entering_down_bytes=bytes_of(first, part_bytes) + tables_down,
         prototypes_down_bytes=tables_down,
@@ -72,6 +74,14 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
         layer_bytes=min(asked, 1) * largest,
         layers_up_bytes=asked * largest,
     )
+
+
+def most_up(job: Job, sizes: Mapping[str, int]) -> int:
+    """The most bytes that an update has of parts with these ``sizes``."""
+    upload = chosen("upload", job.slots.upload)[0]
+    if upload.method.most is None or is_closing(job.stage):
+        return sum(sizes.values())
+    return int(upload.bind(upload.method.most)(sizes))
 
 
 def largest_layer(job: Job, layers: Mapping[str, int]) -> str:

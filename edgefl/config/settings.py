@@ -243,8 +243,8 @@ class TrainingConfig(Values):
     holdout: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
         None,
         description="share of each device's samples that is only tested on: personal figures, returns; default: 0.2 "
-        "where the classifiers stay on the devices (weight: relationship or own), or pace, select or optimise goes by "
-        "what they measure, or prototypes choose k, else 0",
+        "where the classifiers stay on the devices (weight: relationship or own), or pace, select, upload or optimise "
+        "goes by what they measure, or prototypes choose k, else 0",
     )
 
     @pydantic.field_validator("rounds", mode="before")

@@ -58,7 +58,7 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
-    problems = _period_problems(config, recipe, model) + _pace_problems(config, recipe)
+    problems = _period_problems(config, recipe, model) + _pace_problems(config, recipe) + _upload_problems(recipe)
     if problems := problems + uncovered(config, recipe.slots, model):
         raise ConfigError(config.name, problems)
     schedule = choose("schedule", recipe.slots)
@@ -77,6 +77,7 @@ def compile_run(
             missing=recipe.slots["missing"],
             prototypes=recipe.slots["prototypes"],
             repair=recipe.slots["repair"],
+            upload=recipe.slots["upload"],
             exchange=exchange_of(recipe.slots["weight"]),
         ),
         server={role: recipe.slots[role] for role in SERVER_ROLES},
@@ -220,6 +221,20 @@ def _pace_problems(config: RunConfig, recipe: RecipeConfig) -> list[Problem]:
         why = "transfer.down packs what a stage's last planned round alone sends whole"
         found.append(f"may end a stage after any round, and {why}; set f32 there, or planned")
     return [Problem("slots.pace", f"{pace.name} {text}") for text in found]
+
+
+def _upload_problems(recipe: RecipeConfig) -> list[Problem]:
+    """Slots beside which an upload's choice has no meaning."""
+    upload, repair, weight = (choose(role, recipe.slots) for role in ("upload", "repair", "weight"))
+    if upload.method.send is None:
+        return []
+    found = []
+    if repair.method.mend is not None or repair.method.ask is not None:
+        why = f"repair: {repair.name} reads what devices trained, layer by layer"
+        found.append(f"changes what devices send, and {why}; set slots.repair: none, or slots.upload: whole")
+    if weight.method.exchange == "nothing":
+        found.append(f"chooses what devices send, and with weight: {weight.name} they send nothing; set whole")
+    return [Problem("slots.upload", f"{upload.name} {text}") for text in found]
 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:

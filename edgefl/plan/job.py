@@ -100,6 +100,7 @@ class Slots(msgspec.Struct, frozen=True):
     missing: Slot = {}
     prototypes: Slot = {}
     repair: Slot = {}
+    upload: Slot = {}
     exchange: Exchange = "all"
     statistics: bool = False  # batch norm's are taken at the weights received, before they are evaluated
 

@@ -23,7 +23,7 @@ from edgefl.models.spec import (
     modality_of,
     part_names,
 )
-from edgefl.plan.job import Exchange, Job, Stage
+from edgefl.plan.job import Exchange, Job, Slots, Stage
 from edgefl.registry import Choice, Recipe, Slot, choose
 
 
@@ -132,7 +132,7 @@ OWN_HOLDOUT = 0.2
 
 def by_holdouts(slots: Recipe) -> list[str]:
     """The slots (role: choice) that go by what devices measure on their hold-outs: returns, or the best k."""
-    choices = {role: choose(role, slots) for role in ("pace", "select", "optimise")}
+    choices = {role: choose(role, slots) for role in ("pace", "select", "upload", "optimise")}
     found = [f"{role}: {choice.name}" for role, choice in choices.items() if choice.method.returns]
     prototypes = choose("prototypes", slots)
     return [*found, f"prototypes: {prototypes.name}"] if compared_k(prototypes) else found
@@ -177,6 +177,11 @@ def sent(stage: Stage, exchange: Exchange) -> tuple[str, ...]:
     """The trained parts that are uploaded."""
     stay = set(private(stage, exchange))
     return tuple(part for part in stage.trained if part not in stay)
+
+
+def may_omit(stage: Stage, slots: Slots) -> bool:
+    """True where an update may lack parts that the device trained; never in the closing round."""
+    return not is_closing(stage) and bool(choose("upload", {"upload": slots.upload}).method.omits)
 
 
 def kept(job: Job) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.embeddings import projections_of, take_local_statistics
 from edgefl.training.flop_cache import kind_of_step, metered
 from edgefl.training.forward import Auxiliary, local_tables, pseudo_labels_of
-from edgefl.training.local_evaluation import local_evaluation
+from edgefl.training.local_evaluation import local_evaluation, subsets
 
 Pattern = tuple[str, ...]
 #: What a round does with samples outside its steps.
@@ -97,6 +97,10 @@ class Overhead:
             flops += evaluations * share.holdout * each
             if candidates(job.slots.prototypes, job.model.classes):
                 flops += share.holdout * (self._mean(job, share.tried, _evaluate_received) - each)
+            if chosen("upload", job.slots.upload)[0].method.returns:
+                own = tuple(m for m in job.model.encoders if any(m in pattern for pattern in share.tried))
+                by_sample = sum(self._by_sample(job, some, _evaluate) for some in subsets(own))
+                flops += share.holdout * share.tried.get(own, 0.0) * by_sample
         count = share.own if needs_labels(job.slots) else share.trained
         return flops + count * (self._mean(job, share.patterns, _cluster) + self._mean(job, share.patterns, _tables))
 

@@ -87,7 +87,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
-    pace = choose("pace", plan.server)
+    pace, upload = choose("pace", plan.server), choose("upload", {"upload": plan.slots.upload})
     schedules: list[StagePrice] = []
     for schedule, stages in schedules_of(plan.model, options.rounds, options.slot).items():
         for size in options.batch_sizes:
@@ -113,6 +113,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         warnings=warnings_of(plan),
         period=period_of(plan.slots.repair).rounds,
         spending=spending(plan),
+        omits=upload.name if upload.method.omits else "",
         fewest_rounds=pace.bind(pace.method.fewest)() if pace.method.fewest else 0,
     )
 

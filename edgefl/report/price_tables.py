@@ -161,6 +161,8 @@ def _placements(price: RunPrice) -> Grid:
     )
     if 0 < price.fewest_rounds < max((row.placement.stage.rounds for row in price.devices), default=0):
         note += f" That is the most: the recipe's pace may end a stage after {price.fewest_rounds} rounds."
+    if price.omits:
+        note += f" Up is the most: with upload: {price.omits} a device chooses what it sends."
     if (private := price.spending) is not None:
         spent = f"epsilon {private.epsilon:.3g} (delta {private.delta:g})"
         ratio = private.noise * math.sqrt(price.model_bytes / 4)

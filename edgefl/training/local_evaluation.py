@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -46,6 +48,38 @@ def personal_evaluation(
     for part, tensors in before.items():
         load_part(model, part, tensors)
     return found
+
+
+def losses_by_modalities(
+    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors]
+) -> dict[frozenset[str], float]:
+    """Loss of ``model`` given only these of the device's modalities, the others filled in, for every set of them.
+
+    On the labelled samples of ``holdout`` that have them all; {} when there is none.
+    """
+    own = [m for m in job.model.encoders if holdout.has(m).any()]
+    complete = holdout.subset(holdout.complete(own)) if own else holdout
+    found = {}
+    for some in subsets(own):
+        metrics = local_evaluation(job, model, _given(complete, some), parts, "given")
+        if "given_loss" in metrics:
+            found[frozenset(some)] = metrics["given_loss"]
+    return found
+
+
+def subsets(modalities: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every set of these modalities but the empty one."""
+    return [some for n in range(1, len(modalities) + 1) for some in combinations(modalities, n)]
+
+
+def _given(data: Dataset, modalities: Sequence[str]) -> Dataset:
+    """The samples as if they had these modalities alone."""
+    return replace(
+        data,
+        modalities={m: data.modalities[m] for m in modalities},
+        present={m: data.present[m] for m in modalities},
+        encoded={m: rows for m, rows in data.encoded.items() if m in modalities},
+    )
 
 
 def local_evaluation(

@@ -39,6 +39,7 @@ from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.upload import Seen, uploaded
 
 Tensors = dict[str, np.ndarray]
 #: epoch, step, steps of the round, loss of the step
@@ -154,10 +155,11 @@ def _training_round(
         raise
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = training.update()
+    sending, noted = uploaded(job, model, sending, Seen(holdout, parts, local.kept), rng)
     staying = job.stage.trained if repair.method.personal else kept_parts(job)
     return RoundResult(
         parts=sending,
-        kept={part: part_tensors(model, part, copy=False) for part in staying} | private_head_tensors(auxiliary),
+        kept={p: part_tensors(model, p, copy=False) for p in staying} | noted | private_head_tensors(auxiliary),
         samples=samples,
         metrics=training.metrics() | received | personal | trained,
         compute_s=training.compute_s,

@@ -18,11 +18,13 @@ from coordinator.core.plausibility import (
     unfit,
 )
 from coordinator.core.state import BUFFERS_OF, Assignment, Change, Claim, Device, Round, State
-from edgefl.plan.job import Placement, RoundPolicy
+from edgefl import registry
+from edgefl.plan.job import Placement, RoundPolicy, Stage
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figure, ObjectRef, Refusal
 from edgefl.report.grid import measurement_cell
 from edgefl.report.resources import total
+from edgefl.roles import Upload
 
 REF = ObjectRef("0" * 64, 10)
 PLAN = a_plan()
@@ -88,6 +90,28 @@ def test_what_the_recipe_does_not_exchange_is_not_asked_for() -> None:
     text = "the update holds parts it was not asked to train: task"
     refusal = unfit(state, Assignment(Placement("a", plan.stages[0])), Update("a", FIRST, {"task": REF}))
     assert refusal == Refusal("parts", detail=text)
+
+
+def test_an_upload_that_omits_leaves_out_parts_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    picks = Upload("picks", "a test's", send=lambda trained, generator: (trained.parts, {}), omits=True)
+    monkeypatch.setitem(registry._methods, "upload", {**registry.methods("upload"), "picks": picks})
+    plan = replace(PLAN, slots=replace(PLAN.slots, upload={"picks": {}}))
+    state = State(plan, devices={"a": Device(Hello("a", samples={"": 8}), first_claim=Claim({"": 8}))})
+
+    def refused(*manifest: str, stage: Stage = plan.stages[0]) -> str:
+        update = Update("a", FIRST, dict.fromkeys(manifest, REF), {"task": 8})
+        refusal = unfit(state, Assignment(Placement("a", stage)), update)
+        return refusal.detail if refusal is not None else ""
+
+    assert refused("acc/stage1") == refused("task") == refused("acc/stage1", "task") == ""
+    assert refused() == refused("signature") == "the update lacks parts it was asked to train: acc/stage1, task"
+    assert refused("task", "acc/stage2") == "the update holds parts it was not asked to train: acc/stage2"
+    closing = Stage(2, trained=("match/acc", "match/gyr"))
+    assert refused("task", stage=closing).startswith("the update holds parts it was not asked to train")
+    two = Stage(1, trained=("acc/stage1", "acc/stage2"))
+    assert refused("acc/stage1", stage=two) == ""
+    whole = State(PLAN, devices=state.devices)
+    assert unfit(whole, Assignment(Placement("a", two)), Update("a", FIRST, {"acc/stage1": REF})) is not None
 
 
 def test_samples_are_bounded_by_the_first_claim() -> None:

@@ -30,6 +30,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "prototypes": {"rows": lambda model: {}, "local_rows": lambda job, candidate, own: {}},
     "repair": {"ask": lambda members: {}, "lend": lambda updates, needs, store, clusters: ({}, {})},
     "pace": {"fewest": lambda: 1},
+    "upload": {"send": lambda trained, generator: (trained.parts, {})},
     "weight": {"weigh": lambda samples, modalities: samples},
     "combine": {
         "accumulate": lambda layout: None,

@@ -69,6 +69,33 @@ def test_its_pace_ends_stages_of_a_fleet_over_a_broker(beside: dict[str, str], t
     assert [row["record"]["stage"]["over"] for row in rounds] == [False, True] * 2
 
 
+@pytest.mark.timeout(300)
+def test_its_upload_sends_one_modality_a_device_and_round_over_a_broker(beside: dict[str, str], tmp_path: Path):
+    upload = "slots.upload={mfedmc: {recency: 2}}"  # more than impact and size together: each modality has its turn
+    chosen = ["slots.schedule=end_to_end", "slots.select=all", "slots.objective=cross_entropy", upload]
+    settings = [word for one in [*chosen, "training.rounds=[3, 0]"] for word in ("--set", one)]
+    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
+    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    model = {row["measured"]["payload_down_bytes"]["value"] for row in report["assignments"] if row["round"] == 1}
+    assert len(model) == 1, "all of it is trained, and without an upload it would come back"
+    for row in report["assignments"]:
+        sent, most = (row[which]["payload_up_bytes"]["value"] for which in ("measured", "predicted"))
+        assert sent <= most < 0.8 * min(model)
+    turns: dict[str, set[str]] = {}
+    for round_ in report["rounds"]:
+        parts = {part: told["devices"].keys() for part, told in round_["record"]["parts"].items()}
+        assert parts["task"] == parts["fusion"] == {"north", "east", "south", "west"}
+        assert not round_["record"]["refused"]
+        for device in parts["task"]:
+            mine = {part for part in parts if device in parts[part]} - {"task", "fusion"}
+            (modality,) = {part.removeprefix("head/").partition("/")[0] for part in mine}
+            assert {f"head/{modality}", f"{modality}/embed", f"{modality}/stage2"} < mine
+            turns.setdefault(device, set()).add(modality)
+    assert list(turns.values()) == [{"upper", "lower"}] * 4
+
+
 def test_its_options_are_checked_like_our_own(beside: dict[str, str]):
     done = ran(beside, "plan", str(EXAMPLE / "run.yaml"), "--set", "slots.objective={focal: {gama: 1}}")
     assert done.returncode == 10

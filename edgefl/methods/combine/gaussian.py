@@ -128,6 +128,7 @@ register(
             _none("prototypes", "local", "prototypes are means of samples", "set slots.prototypes to none"),
             _none("cluster", "signature", "clusters are made of their signatures", "set slots.cluster to none"),
             _none("repair", "mend", "a repair puts one device's weights in another's", "set slots.repair to none"),
+            _none("upload", "omits", "which parts a device sends depends on its data", "set slots.upload to whole"),
             _none("pace", "returns", "this pace goes by their hold-outs", "set slots.pace to planned"),
             _none("select", "returns", "this selection goes by their hold-outs", "set slots.select to all or random"),
             _none("optimise", "returns", "this step goes by their hold-outs", "set another slots.optimise"),

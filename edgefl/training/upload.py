@@ -1,0 +1,75 @@
+"""A device's upload: what the recipe's method sends of the parts that were trained, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.errors import ModelError
+from edgefl.models.spec import is_scheduled
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Job
+from edgefl.registry import Choice, chosen
+from edgefl.training.local_evaluation import losses_by_modalities
+
+Tensors = dict[str, np.ndarray]
+
+
+class Trained(NamedTuple):
+    """Inputs of an upload's method, which changes none of them.
+
+    ``parts``: those that every update would have, as trained; ``received``: every part before training; ``kept``: what
+    the method kept in the device's last round. ``losses``: modalities -> loss on the hold-out, given these alone; {}
+    for a method that does not go by returns, or without a labelled sample that has all the device's modalities.
+    """
+
+    parts: Mapping[str, Tensors]
+    received: Mapping[str, Tensors]
+    losses: Mapping[frozenset[str], float]
+    kept: Mapping[str, np.ndarray]
+
+
+class Seen(NamedTuple):
+    """Inputs of a device's round: its ``holdout``, the parts ``received``, those ``kept`` of its last round."""
+
+    holdout: Dataset
+    received: Mapping[str, Tensors]
+    kept: Mapping[str, Tensors]
+
+
+def uploaded(
+    job: Job, model: StagedModel, sending: dict[str, Tensors], seen: Seen, rng: np.random.Generator
+) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
+    """(what is sent of ``sending``, what is kept for the method). What travels beside the model is as it was.
+
+    Raises ModelError, naming the method, for parts that it was not given, or of other tensors.
+    """
+    upload = chosen("upload", job.slots.upload)[0]
+    parts = {part: tensors for part, tensors in sending.items() if is_scheduled(part)}
+    if upload.method.send is None or not parts:
+        return sending, {}
+    key = f"upload/{upload.name}"
+    losses = losses_by_modalities(job, model, seen.holdout, seen.received) if upload.method.returns else {}
+    trained = Trained(parts, seen.received, losses, seen.kept.get(key, {}))
+    made, noted = upload.bind(upload.method.send)(trained, rng)
+    if why := _misfit(upload, made, parts):
+        raise ModelError(f"upload: {upload.name} {why}", remedy="Mend the method's send, or set slots.upload: whole.")
+    beside = {part: tensors for part, tensors in sending.items() if part not in parts}
+    return {**made, **beside}, {key: noted} if noted else {}
+
+
+def _misfit(upload: Choice, made: Mapping[str, Tensors], parts: Mapping[str, Tensors]) -> str:
+    """Why these parts cannot be sent in place of those trained; "": they can."""
+    if strange := sorted(made.keys() - parts.keys()):
+        return f"sends parts that it was not given: {', '.join(strange)}"
+    missing = sorted(parts.keys() - made.keys())
+    if missing and not (upload.method.omits and made):
+        return f"leaves out {', '.join(missing)}; {'one part at least' if upload.method.omits else 'all'} must be sent"
+    for part, tensors in made.items():
+        before, after = ({name: t.shape for name, t in each.items()} for each in (parts[part], tensors))
+        if wrong := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
+            return f"changes the tensors of part {part}: {', '.join(wrong)}"
+    return ""
