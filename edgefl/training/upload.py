@@ -45,7 +45,8 @@ def uploaded(
 ) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
     """(what is sent of ``sending``, what is kept for the method). What travels beside the model is as it was.
 
-    Raises ModelError, naming the method, for parts that it was not given, or of other tensors.
+    Raises ModelError, naming the method, for parts that it was not given, of other tensors, or of more bytes than its
+    ``most``.
     """
     upload = chosen("upload", job.slots.upload)[0]
     parts = {part: tensors for part, tensors in sending.items() if is_scheduled(part)}
@@ -72,4 +73,8 @@ def _misfit(upload: Choice, made: Mapping[str, Tensors], parts: Mapping[str, Ten
         before, after = ({name: t.shape for name, t in each.items()} for each in (parts[part], tensors))
         if wrong := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
             return f"changes the tensors of part {part}: {', '.join(wrong)}"
-    return ""
+    if upload.method.most is None:
+        return ""
+    sizes = {part: sum(tensor.nbytes for tensor in tensors.values()) for part, tensors in parts.items()}
+    count, most = sum(sizes[part] for part in made), upload.bind(upload.method.most)(sizes)
+    return f"sends {count} bytes, and says that it sends {most} at most" if count > most else ""

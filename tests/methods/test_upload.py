@@ -12,6 +12,7 @@ from memory_fleet import plan_of, run_fleet, share, state_of
 from training_fixture import dataset, job, parts_of
 
 from edgefl import registry
+from edgefl.api.run_inputs import PlanOptions, price_of
 from edgefl.budget.stage_cost import StageTraffic, moved
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, ModelError
@@ -19,6 +20,7 @@ from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Job
 from edgefl.protocol.tensors import decode_part
 from edgefl.registry import Option
+from edgefl.report.price_tables import price_grids
 from edgefl.roles import Upload
 from edgefl.training.evaluate import Criteria, judge
 from edgefl.training.local_evaluation import losses_by_modalities
@@ -93,6 +95,12 @@ def test_what_cannot_be_sent_is_refused_at_the_device(
     assert refused.value.remedy == "Mend the method's send, or set slots.upload: whole."
 
 
+def test_more_bytes_than_the_plan_counts_are_refused_at_the_device(install: Callable[..., None]) -> None:
+    install(send=lambda trained, generator: (trained.parts, {}), most=lambda part_bytes: sum(part_bytes.values()) - 1)
+    with pytest.raises(ModelError, match=r"upload: mine sends (\d+) bytes, and says that it sends \d+ at most"):
+        ran(job(upload=MINE))
+
+
 def test_losses_are_those_of_the_complete_samples_given_some_modalities() -> None:
     made = job()
     data = dataset(12, {"b": [6, 7, 8, 9, 10, 11]})
@@ -122,8 +130,18 @@ def test_the_bytes_up_are_the_most_that_an_upload_sends(install: Callable[..., N
     assert half.payload_down_bytes == whole.payload_down_bytes
 
 
+def test_a_plan_says_that_its_bytes_up_are_the_most(install: Callable[..., None], ram_path: Path) -> None:
+    install(send=lambda trained, generator: (trained.parts, {}), omits=True)
+    plan_of(ram_path, "end_to_end", "ab", 2, [])
+    shown = {}
+    for upload in ("whole", "mine"):
+        price = price_of(str(ram_path / "run.yaml"), [f"slots.upload={upload}"], PlanOptions(("cpu",)))
+        shown[upload] = any("Up is the most: with upload: mine" in note for g in price_grids(price) for note in g.notes)
+    assert shown == {"whole": False, "mine": True}
+
+
 def test_a_fleet_combines_a_part_over_those_who_sent_it(install: Callable[..., None], ram_path: Path) -> None:
-    """Both send a in the first round, nobody in the second; the device's own evaluations are in its price."""
+    """Both leave b out in the first round and a in the second; evaluations by modalities are in the price."""
 
     def send(trained: Trained, generator: np.random.Generator) -> Any:
         assert trained.losses.keys() == {frozenset("a"), frozenset("b"), frozenset("ab")}

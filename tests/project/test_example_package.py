@@ -12,7 +12,7 @@ import pytest
 
 from device_agent.trainer.local_trainer import _lacking
 from edgefl.models.spec import EncoderSpec, ModelSpec
-from edgefl.plan.job import Job
+from edgefl.plan.job import Job, Slots
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "edgefl_extra"
@@ -136,6 +136,10 @@ def test_a_device_without_a_kind_of_encoder_refuses_in_words():
     assert told == (
         "on this device: encoder kind 'conv_sensor' is unknown; installed: sensor, table, vision, text, audio"
     )
+
+
+def test_a_device_without_an_upload_refuses_in_words():
+    assert _lacking(Job(slots=Slots(upload={"mfedmc": {}}))) == "not installed on this device: upload: mfedmc"
 
 
 def test_a_device_without_the_method_behind_a_signature_refuses_in_words():
