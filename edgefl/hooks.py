@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from edgefl.plan.job import Candidate, Job, Stage
     from edgefl.prototypes.table import ClassMeans
     from edgefl.records import Manifest
-    from edgefl.registry import Account, Member, Observer, Period, Verdict
+    from edgefl.registry import Account, Member, Observer, Period, Trained, Verdict
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.fill import AtHand
     from edgefl.training.forward import Auxiliary, Forward
-    from edgefl.training.upload import Trained
 
     R = TypeVar("R")
     #: A function of the options alone.

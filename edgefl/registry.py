@@ -167,6 +167,20 @@ class Observer(Protocol):
         """The layer to repair, as "part|tensor"; None: none."""
 
 
+class Trained(NamedTuple):
+    """Inputs of an upload's method, which changes none of them.
+
+    ``parts``: those that every update would have, as trained; ``received``: every part before training; ``kept``: what
+    the method kept in the device's last round. ``losses``: modalities -> loss on the hold-out, given these alone; {}
+    for a method that does not go by returns, or without a labelled sample that has all the device's modalities.
+    """
+
+    parts: Mapping[str, dict[str, Array]]
+    received: Mapping[str, dict[str, Array]]
+    losses: Mapping[frozenset[str], float]
+    kept: Mapping[str, Array]
+
+
 class Account(NamedTuple):
     """Account of privacy after a round. ``spent``: adds up over rounds, from 0; ``over``: no other round may follow.
 

@@ -226,8 +226,8 @@ class Objective(Method):
 class Upload(Method):
     """Upload of the parts that a device trained.
 
-    ``send``: (``edgefl.training.upload.Trained``, generator, options) -> ({part: its tensors} to send, tensors that the
-    device keeps for it until its next round); None: every part as it was trained.
+    ``send``: (``edgefl.registry.Trained``, generator, options) -> ({part: its tensors} to send, tensors that the device
+    keeps for it until its next round); None: every part as it was trained.
     ``omits``: it may leave parts out, all but one. ``most``: ({part: its bytes}, options) -> the most bytes of these
     that an update has; None: all of them.
     ``returns``: as a selection's; it is given the losses by the modalities at hand.

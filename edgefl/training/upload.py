@@ -12,24 +12,10 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import is_scheduled
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
-from edgefl.registry import Choice, chosen
+from edgefl.registry import Choice, Trained, chosen
 from edgefl.training.local_evaluation import losses_by_modalities
 
 Tensors = dict[str, np.ndarray]
-
-
-class Trained(NamedTuple):
-    """Inputs of an upload's method, which changes none of them.
-
-    ``parts``: those that every update would have, as trained; ``received``: every part before training; ``kept``: what
-    the method kept in the device's last round. ``losses``: modalities -> loss on the hold-out, given these alone; {}
-    for a method that does not go by returns, or without a labelled sample that has all the device's modalities.
-    """
-
-    parts: Mapping[str, Tensors]
-    received: Mapping[str, Tensors]
-    losses: Mapping[frozenset[str], float]
-    kept: Mapping[str, np.ndarray]
 
 
 class Seen(NamedTuple):

@@ -11,7 +11,7 @@ from memory_fleet import plan_of, run_fleet, share
 
 from edgefl import registry
 from edgefl.models.spec import modality_of
-from edgefl.training.upload import Trained
+from edgefl.registry import Trained
 
 module = extra("mfedmc")
 LOSSES = {frozenset("a"): 1.0, frozenset("b"): 0.6, frozenset("ab"): 0.4}

@@ -19,13 +19,12 @@ from edgefl.errors import ConfigError, ModelError
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Job
 from edgefl.protocol.tensors import decode_part
-from edgefl.registry import Option
+from edgefl.registry import Option, Trained
 from edgefl.report.price_tables import price_grids
 from edgefl.roles import Upload
 from edgefl.training.evaluate import Criteria, judge
 from edgefl.training.local_evaluation import losses_by_modalities
 from edgefl.training.local_round import LocalState, RoundResult, train_round
-from edgefl.training.upload import Trained
 
 Given = list[Trained]
 

@@ -27,7 +27,8 @@ from edgefl.registry import Option, register
 from edgefl.roles import Upload
 
 if TYPE_CHECKING:
-    from edgefl.training.upload import Tensors, Trained
+    from edgefl.aggregation.mean import Tensors
+    from edgefl.registry import Trained
 
 
 def shapley(losses: Mapping[frozenset[str], float], modality: str, modalities: int) -> float:
