@@ -38,8 +38,8 @@ from edgefl.training.local_evaluation import local_evaluation, personal_evaluati
 from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
+from edgefl.training.sending import Seen, uploaded
 from edgefl.training.step import make_optimizer, prepare, train_step
-from edgefl.training.upload import Seen, uploaded
 
 Tensors = dict[str, np.ndarray]
 #: epoch, step, steps of the round, loss of the step
