@@ -7,8 +7,8 @@ The ``gamma`` modalities m with the highest priority of a device are uploaded in
 S'(m), c'(m): impact and size, scaled to 0 ... 1 over the device's modalities (min-max); l(m): the round in which m was
 last uploaded, -1 before the first. As in the authors' code (github.com/liangqiyuan/mmFedMC), from which this was read.
 
-Adapted: the paper's impact is the mean absolute SHAP value of a modality's prediction in a local random forest, by
-which it fuses. Here a network fuses, so that S(m) is the exact Shapley value of m in the game v(A) = - loss on the
+Adapted: there impact is the sum of absolute SHAP values of a modality's predictions in a local random forest, which
+fuses them. Here a network fuses, so that S(m) is the exact Shapley value of m in the game v(A) = - loss on the
 hold-out given the modalities A. v of no modality is the same term in every S(m), and falls out of S'. A modality is its
 encoder and its head. In the paper the fusion never travels; here fusion and classifier are everybody's and always do.
 Ties are drawn. The paper's choice of clients is not here: that is a slot of its own (select).
