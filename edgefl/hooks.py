@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Concatenate, TypeVar
 
     import numpy as np
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from edgefl.aggregation.history import Memory, UpdateInfo
     from edgefl.aggregation.mean import Layout, Load, Outcome, Tensors, WeightedMean
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     PaceJudge = Callable[Concatenate[Sequence[StageRound], ...], Verdict]
     PaceObserve = Callable[Concatenate[Tensors | None, Tensors, Tensors, ...], tuple[dict[str, float], Tensors]]
     PaceFewest = OfOptions[int]
+    FusionBuild = Callable[Concatenate[ModelSpec, ...], nn.Module]
     ClusterGroup = Callable[Concatenate[Mapping[str, Mapping[str, Array]], np.random.Generator, ...], dict[str, int]]
     ClusterOwnModels = OfOptions[bool]
     SelectDraw = Callable[Concatenate[Sequence[str], np.random.Generator, Memory, ...], list[str]]

@@ -15,7 +15,7 @@ CALLS: dict[str, dict[str, str]] = {
     "schedule": {"stages": "model rounds"},
     "pace": {"judge": "rounds", "fewest": "", "observe": "state previous now"},
     "sharing": {},
-    "fusion": {},
+    "fusion": {"build": "model"},
     "cluster": {"group": "signatures generator", "own_models": ""},
     "select": {"draw": "devices generator history"},
     "missing": {
@@ -61,6 +61,7 @@ _WITHOUT_OPTIONS = {"make", "offered", "conflicts", *(f"signature.{name}" for na
 #: role -> functions, one of which every method of the role must have.
 _NEEDED = {
     "schedule": ("stages",),
+    "fusion": ("build",),
     "select": ("draw",),
     "missing": ("make",),
     "objective": ("loss",),

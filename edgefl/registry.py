@@ -258,10 +258,14 @@ class Choice(NamedTuple):
         """The method's name."""
         return str(self.method.name)
 
-    def bind(self, function: Callable[..., R]) -> Callable[..., R]:
-        """The function with those of the options as keyword arguments that it takes; all, if it takes any."""
+    def taken(self, function: Callable[..., object]) -> dict[str, float | str]:
+        """Those of the options that a function has parameters for; all, if it takes any."""
         takes = _parameters(function)
-        return partial(function, **{k: value for k, value in self.options.items() if takes is None or k in takes})
+        return {k: value for k, value in self.options.items() if takes is None or k in takes}
+
+    def bind(self, function: Callable[..., R]) -> Callable[..., R]:
+        """The function with the options that it takes as keyword arguments."""
+        return partial(function, **self.taken(function))
 
     def flag(self, trait: str) -> bool:
         """Answer of a function of the options alone; False where the method has none."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CombineMerge,
         CombineNoise,
         CombineScreen,
+        FusionBuild,
         ObjectiveLoss,
         OptimiseAdjust,
         OptimiseStep,
@@ -97,12 +98,17 @@ class Sharing(Method):
 
 @dataclass(frozen=True)
 class Fusion(Method):
-    """How the modalities become one representation (``edgefl.models.heads`` builds it: none from outside).
+    """How the modalities become one representation [B, width].
 
-    ``tokens``: it attends over the modalities' tokens. ``weights``: it has any. ``wide``: its width is an own setting.
+    ``build``: (model, options) -> the module, called with two lists in the order of the model's encoders: projections
+    [B, d], stand-ins where a row lacks a modality; and which rows show one or a stand-in that says something [B], or
+    None for all rows. It imports torch. ``tokens``: it is called with a list of ``edgefl.models.joint_fusion.Given`` in
+    their place, the modalities' tokens. ``weights``: it has any. ``wide``: its width is ``model.fusion_width``; else
+    that of a projection.
     """
 
     role: ClassVar[str] = "fusion"
+    build: FusionBuild | None = None
     tokens: bool = False
     weights: bool = True
     wide: bool = False

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from edgefl.errors import Problem
-from edgefl.models.spec import EncoderSpec, JointSpec
+from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.registry import Option, Recipe, chosen, offers, register
 from edgefl.roles import Fusion, Sharing
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def _one_projection(recipe: Recipe) -> list[Problem]:
@@ -36,6 +40,24 @@ def _joint(encoders: Mapping[str, EncoderSpec], *, width: float, heads: float, l
     return {"joint": JointSpec(width=int(width), heads=int(heads), layers=int(layers), shared=True)}
 
 
+def _concatenation(model: ModelSpec) -> nn.Module:
+    from edgefl.models.heads import concatenation  # loads torch
+
+    return concatenation(model)
+
+
+def _mean(model: ModelSpec) -> nn.Module:
+    from edgefl.models.heads import Mean  # loads torch
+
+    return Mean()
+
+
+def _joint_fusion(model: ModelSpec) -> nn.Module:
+    from edgefl.models.joint_fusion import JointFusion  # loads torch
+
+    return JointFusion(model)
+
+
 _BOUND = Option(
     "none",
     "tanh: it ends in tanh(layer norm / 2), so that no entry is beyond 1 (PmcmFL's published code)",
@@ -43,9 +65,15 @@ _BOUND = Option(
 )
 register(
     Fusion(
-        "concat", "concatenation and a two-layer network", {"bound": _BOUND}, default=True, wide=True, shape=_bounded
+        "concat",
+        "concatenation and a two-layer network",
+        {"bound": _BOUND},
+        default=True,
+        build=_concatenation,
+        wide=True,
+        shape=_bounded,
     ),
-    Fusion("mean", "the mean of the projections at hand, no parameters", weights=False),
+    Fusion("mean", "the mean of the projections at hand, no parameters", build=_mean, weights=False),
     Fusion(
         "joint",
         "cross-attention between the modalities' tokens, then self-attention; one projection for all (FedMVP, eqs 2-3)",
@@ -54,10 +82,13 @@ register(
             "heads": Option(4, "attention heads", least=1),
             "layers": Option(3, "self-attention layers", least=1),
         },
+        build=_joint_fusion,
         tokens=True,
         shape=_joint,
         conflicts=_one_projection,
     ),
+)
+register(
     Sharing("separate", "each modality has an encoder of its own", default=True),
     Sharing(
         "multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)", attention=True

@@ -1,18 +1,19 @@
 """The parts after the encoders: projection heads (arXiv 2407.15426), fusion, classifier, and the small MLPs.
 
-Mean fusion: f = mean of the r_m at hand.  Reconstruction: r_m ~ MLP(mean of the other r at hand) (MMiC's variant).
+Mean fusion: f = mean of the r_m shown.  Reconstruction: r_m ~ MLP(mean of the other r at hand) (MMiC's variant).
 Matching (arXiv 2312.13508): logits = MLP(r_m) [C], or for each other modality o: r_o ~ MLP_o(r_m).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.joint_fusion import JointFusion
-from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, fuses_tokens, shared_width, shares_projection
+from edgefl.errors import ModelError
+from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, shared_width, shares_projection
+from edgefl.registry import chosen
 
 
 def projection_head(width: int, head: HeadSpec) -> nn.Module:
@@ -50,25 +51,55 @@ def modality_head(spec: ModelSpec, modality: str) -> nn.Module:
 
 
 def fusion(spec: ModelSpec) -> nn.Module:
-    """Fusion module. "concat": concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP.
+    """The module of the specification's fusion. Raises ConfigError for unknown options, ModelError for odd weights."""
+    (one,) = chosen("fusion", {spec.fusion: spec.fusion_options})
+    module: nn.Module = one.bind(one.method.build)(spec)
+    if module.state_dict() and not one.method.weights:
+        raise ModelError(
+            f"fusion {one.name} has {', '.join(list(module.state_dict())[:3])}, and declares that it has no weights",
+            remedy="Declare weights=True, so that they are trained and sent.",
+        )
+    return module
+
+
+def concatenation(spec: ModelSpec) -> nn.Module:
+    """Projections, each [B, head.out] -> f [B, fusion_width] by an MLP on their concatenation, stand-ins included.
 
     Bounded: f = tanh(norm(MLP) / 2), so that the dot products of PmcmFL's contrast are at most its width.
     """
-    if fuses_tokens(spec):
-        return JointFusion(spec)
+    bound = [nn.LayerNorm(spec.fusion_width), HalfTanh()] if spec.bounded else []
     mlp = _mlp(len(spec.encoders) * spec.head.out, spec.fusion_width, spec.fusion_width)
-    return nn.Sequential(*mlp, nn.LayerNorm(spec.fusion_width), HalfTanh()) if spec.bounded else mlp
+    return Concatenation([*mlp, *bound])
 
 
-def mean_at_hand(projections: Mapping[str, Tensor], has: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Mean of the projections, each [B, d], over the modalities that each row has (``has[m]`` [B]; None: all) [B, d].
+class Concatenation(nn.ModuleList):
+    """Layers, one after the other, on concatenated projections."""
 
-    A row without any is zero; what stands in the rows that lack a modality does not matter.
+    def forward(self, projections: Sequence[Tensor], shown: Sequence[Tensor] | None) -> Tensor:
+        """``shown`` is not looked at."""
+        fused = torch.cat(list(projections), dim=1)
+        for layer in self:
+            fused = layer(fused)
+        return fused
+
+
+class Mean(nn.Module):
+    """Projections, each [B, d] -> the mean of those shown [B, d]."""
+
+    def forward(self, projections: Sequence[Tensor], shown: Sequence[Tensor] | None) -> Tensor:
+        """``mean_of_shown``."""
+        return mean_of_shown(projections, shown)
+
+
+def mean_of_shown(projections: Sequence[Tensor], shown: Sequence[Tensor] | None = None) -> Tensor:
+    """Mean of the projections, each [B, d], over those that each row shows (``shown`` each [B]; None: all) [B, d].
+
+    A row without any is zero; what stands in the rows that do not show one does not matter.
     """
-    stacked = torch.stack(list(projections.values()))  # [M, B, d]
-    if has is None:
+    stacked = torch.stack(list(projections))  # [M, B, d]
+    if shown is None:
         return stacked.mean(dim=0)
-    given = torch.stack([has[m] for m in projections]).unsqueeze(2)  # [M, B, 1]
+    given = torch.stack(list(shown)).unsqueeze(2)  # [M, B, 1]
     return stacked.masked_fill(~given, 0.0).sum(dim=0) / given.sum(dim=0).clamp(min=1)
 
 

@@ -94,7 +94,7 @@ class JointInput(nn.Module):
             return Sequence(one, None, torch.zeros_like(given.r[:, 0], dtype=torch.bool))
         length = given.state.tokens.shape[1]
         own = self.tokens(given.state.tokens) + self.position_embeddings[:, :length]
-        tokens, mask, has = _spread(own, given.state.mask, given)
+        tokens, mask, has = spread(own, given.state.mask, given)
         if has is None:
             return Sequence(tokens, mask, None)
         first = torch.arange(length, device=tokens.device) == 0
@@ -187,7 +187,7 @@ def evened_out(sequence: Sequence, length: int) -> tuple[Tensor, Tensor | None]:
     return torch.where(row.unsqueeze(2), pooled, tokens[:, :1]), found | ~row
 
 
-def _spread(own: Tensor, mask: Tensor | None, given: Given) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def spread(own: Tensor, mask: Tensor | None, given: Given) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Tokens and mask of a modality's own rows as those of all B rows, and which rows have it (None: all)."""
     if given.rows is None:
         return own, mask, given.has

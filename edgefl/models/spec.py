@@ -102,8 +102,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     ``encoder_sharing``: "multiway" shares the attention among the modalities. ``fusion``: "concat" is an MLP on the
     concatenated projections (``bounded``: which ends in tanh(layer norm / 2)), "mean" their mean, "joint" attends
-    between the tokens. ``matching``: small models after training, r_m to a class ("classifier") or to the other
-    modalities' projections ("prior").
+    between the tokens; ``fusion_options``: those that it is built with and that are no fields. ``matching``: small
+    models after training, r_m to a class ("classifier") or to the other modalities' projections ("prior").
     """
 
     encoders: dict[str, EncoderSpec] = {}
@@ -115,6 +115,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     label_column: CellName = ""  # of the user's table
     encoder_sharing: str = "separate"
     fusion: str = "concat"
+    fusion_options: dict[str, float | str] = {}
     joint: JointSpec = JointSpec()
     bounded: bool = False
     reconstruction: bool = False
@@ -197,7 +198,7 @@ def is_encoder(part: str) -> bool:
 
 
 def fused_width(spec: ModelSpec) -> int:
-    """Width of f, which ``task`` classifies: only the concatenation's MLP changes it."""
+    """Width of f, which ``task`` classifies."""
     return spec.fusion_width if method("fusion", spec.fusion).wide else spec.head.out
 
 

@@ -13,7 +13,7 @@ from edgefl.encoder_kinds import kind_of
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
-from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
+from edgefl.models.heads import classifier, fusion, matcher, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
 from edgefl.models.multiway import (
     FeedForward,
@@ -28,6 +28,7 @@ from edgefl.models.multiway import (
 )
 from edgefl.models.spec import (
     ModelSpec,
+    fused_width,
     fuses_tokens,
     is_encoder,
     modality_of,
@@ -52,6 +53,8 @@ class StagedModel(nn.Module):
         self._multiway = shares_attention(spec)
         self._shared = shares_projection(spec)
         self._parts = nn.ModuleDict(dict(modules))
+        weightless = spec.classes and not method("fusion", spec.fusion).weights
+        self._weightless = fusion(spec) if weightless else None  # no part: there is nothing to train or send
 
     @property
     def parts_present(self) -> tuple[str, ...]:
@@ -187,40 +190,50 @@ class StagedModel(nn.Module):
     ) -> Tensor:
         """Projections, each [B, head.out] -> f [B, fused_width]; ``has[m]`` [B]: which rows have m, None: all.
 
-        concat: every modality filled in by the caller; nothing else is looked at.
-        mean: over what ``counted`` [B] names, stand-ins that say something included; without it, what ``has`` names.
-        joint: every modality filled in, and ``tokens[m]`` [n_m, N, D] as ``encode_batch_tokens`` gives them, of the
-        rows ``rows[m]`` [n_m] (None: all); a row without a modality's tokens, or whose ``has`` denies it, uses its
-        projection. A modality that no row has is left out of ``tokens``.
-        Raises ModelError for a modality left out.
+        Every modality is filled in by the caller, and ``counted[m]`` [B] says where with more than zeros, stand-ins
+        included; without it, that is what ``has`` says.
+        Of tokens: ``tokens[m]`` [n_m, N, D] as ``encode_batch_tokens`` gives them, of the rows ``rows[m]`` [n_m]
+        (None: all); a row without a modality's tokens, or whose ``has`` denies it, uses its projection. A modality that
+        no row has is left out of ``tokens``.
+        Raises ModelError for a modality left out, and for a result of another width than the classifier takes.
         """
-        weighted = method("fusion", self.spec.fusion).weights
-        known, given = set(self.spec.encoders), set(projections)
-        if not given or given - known or (weighted and given != known):
+        names = list(self.spec.encoders)
+        if set(projections) != set(names):
             raise ModelError(
-                f"fusion needs {'the' if weighted else 'some of the'} modalities {sorted(known)}, "
-                f"but got {sorted(given)}",
+                f"fusion needs the modalities {sorted(names)}, but got {sorted(projections)}",
                 remedy="Fill an absent modality with zeros or a prototype.",
             )
-        if not weighted:
-            return mean_at_hand(projections, has if counted is None else counted)
+        module = self.part("fusion") if self._weightless is None else self._weightless
         fused: Tensor
-        if not fuses_tokens(self.spec):
-            fused = self.part("fusion")(torch.cat([projections[m] for m in self.spec.encoders], dim=1))
-            return fused
-        if tokens is None:
+        if fuses_tokens(self.spec):
+            fused = module(self._given(projections, has or {}, tokens, rows or {}))
+        else:
+            counted = has if counted is None else counted
+            fused = module([projections[m] for m in names], [counted[m] for m in names] if counted else None)
+        if fused.shape[1:] != (fused_width(self.spec),):
             raise ModelError(
-                "joint fusion needs the tokens of the modalities, not their projections alone",
-                remedy="Pass tokens= from StagedModel.encode_batch_tokens.",
+                f"fusion {self.spec.fusion} makes {list(fused.shape)}, and [batch, {fused_width(self.spec)}] is taken",
+                remedy="A fusion is as wide as a projection, or with wide=True as model.fusion_width.",
             )
-        rows, has = rows or {}, has or {}
-        fused = self.part("fusion")(
-            [Given(projections[m], tokens.get(m), rows.get(m), has.get(m)) for m in self.spec.encoders]
-        )
         return fused
 
+    def _given(
+        self,
+        projections: Mapping[str, Tensor],
+        has: Mapping[str, Tensor],
+        tokens: Mapping[str, TokenState] | None,
+        rows: Rows,
+    ) -> list[Given]:
+        """What a fusion of tokens is called with. Raises ModelError where there are none."""
+        if tokens is None:
+            raise ModelError(
+                f"{self.spec.fusion} fusion needs the tokens of the modalities, not their projections alone",
+                remedy="Pass tokens= from StagedModel.encode_batch_tokens.",
+            )
+        return [Given(projections[m], tokens.get(m), rows.get(m), has.get(m)) for m in self.spec.encoders]
+
     def reconstruct(self, modality: str, given: Tensor) -> Tensor:
-        """Mean of the other modalities' projections at hand (``heads.mean_at_hand``) [B, d] -> r of this one [B, d]."""
+        """Mean of the other modalities' projections shown (``heads.mean_of_shown``) [B, d] -> r of this one [B, d]."""
         made: Tensor = self.part(f"reconstruct/{modality}")(given)
         return made
 

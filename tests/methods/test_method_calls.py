@@ -16,7 +16,7 @@ from edgefl.config.profiles import load_run
 from edgefl.errors import ConfigError
 from edgefl.method_calls import CALLS, misfit
 from edgefl.registry import Option, Signature
-from edgefl.roles import ROLES, Cluster, Combine, Fusion, Objective, Sharing, StandIn
+from edgefl.roles import ROLES, Cluster, Combine, Objective, Sharing, StandIn
 from edgefl.training.fill import AtHand
 
 OPTION = {"strength": Option(2.0, "a factor", least=0)}
@@ -93,7 +93,7 @@ def test_an_option_named_as_what_is_passed_is_refused() -> None:
         registry.register(method)
 
 
-@pytest.mark.parametrize("role", ["schedule", "select", "objective", "weight", "combine", "optimise"])
+@pytest.mark.parametrize("role", ["schedule", "fusion", "select", "objective", "weight", "combine", "optimise"])
 def test_a_method_without_the_function_of_its_role_is_refused(role: str) -> None:
     with pytest.raises(ValueError, match=f"{role}: mine has no function .*give it one"):
         registry.register(ROLES[role].kind("mine", "a test's"))
@@ -120,28 +120,26 @@ def test_a_signature_that_does_not_fit_is_refused(name: str) -> None:
         registry.register(Cluster("mine", "a test's", signature=signature, group=taking(2)))
 
 
-@pytest.mark.parametrize("method", [Fusion("max_pool", "the largest"), Sharing("half", "every second layer")])
-def test_a_role_that_calls_nothing_takes_nothing_from_outside(method: Any) -> None:
-    """It trained as concat, the network that the core builds for what it does not know."""
-    role = "fusion" if isinstance(method, Fusion) else "sharing"
-    with pytest.raises(ValueError, match=f"{role}: {method.name} would never be called: .*choose one of "):
-        registry.register(method)
+def test_a_role_that_calls_nothing_takes_nothing_from_outside() -> None:
+    """It trained as separate encoders, which the core builds for what it does not know."""
+    with pytest.raises(ValueError, match=r"sharing: half would never be called: .*choose one of "):
+        registry.register(Sharing("half", "every second layer"))
 
 
 def test_a_run_that_asks_for_what_was_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
-        name, value, dist = "max_pool", "outside:module", None
+        name, value, dist = "half", "outside:module", None
 
         def load(self) -> None:
-            registry.register(Fusion("max_pool", "the largest"))
+            registry.register(Sharing("half", "every second layer"))
 
     monkeypatch.setattr(registry, "broken", {})
     monkeypatch.setattr(registry, "_loaded", False)
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     with pytest.raises(ConfigError) as caught:
-        load_run("demo", ["slots.fusion=max_pool"])
+        load_run("demo", ["slots.sharing=half"])
     assert "outside:module" in str(caught.value)
-    assert "fusion: max_pool would never be called" in str(caught.value)
+    assert "sharing: half would never be called" in str(caught.value)
 
 
 def test_a_combine_gets_its_options(tmp_path: Path) -> None:

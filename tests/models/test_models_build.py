@@ -252,7 +252,7 @@ def test_fusion_concatenates_in_the_order_of_the_specification():
     model = build(four_kinds(), ["fusion"]).eval()
     parts = {m: torch.full((1, 16), float(i)) for i, m in enumerate(model.spec.encoders)}
     backwards = dict(reversed(parts.items()))
-    expected = model.part("fusion")(torch.cat(list(parts.values()), dim=1))
+    expected = torch.nn.Sequential(*model.part("fusion"))(torch.cat(list(parts.values()), dim=1))
     torch.testing.assert_close(model.fuse(backwards), expected)
     with pytest.raises(ModelError, match=r"fusion needs the modalities"):
         model.fuse({"acc": parts["acc"]})

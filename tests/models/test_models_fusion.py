@@ -12,7 +12,7 @@ from training_fixture import model_spec, stages_of
 from edgefl.errors import ModelError
 from edgefl.models.check import spec_problems, token_count
 from edgefl.models.encoder import TokenState
-from edgefl.models.heads import mean_at_hand
+from edgefl.models.heads import mean_of_shown
 from edgefl.models.joint_fusion import Attention, Given, JointFusion, SelfLayer, Sequence, evened_out
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec, fused_width, modality_of, part_names
 from edgefl.models.staged import StagedModel, build
@@ -62,20 +62,20 @@ def test_mean_by_hand():
     """Row 0 has both: ((1, 2) + (5, -2)) / 2 = (3, 0); row 1 has b only; row 2 has nothing."""
     r = {"a": torch.tensor([[1.0, 2], [9, 9], [9, 9]]), "b": torch.tensor([[5.0, -2], [4, 6], [9, 9]])}
     has = {"a": torch.tensor([True, False, False]), "b": torch.tensor([True, True, False])}
-    assert mean_at_hand(r, has).tolist() == [[3, 0], [4, 6], [0, 0]]
-    assert mean_at_hand(r).tolist() == [[3, 0], [6.5, 7.5], [9, 9]]
+    assert mean_of_shown(list(r.values()), list(has.values())).tolist() == [[3, 0], [4, 6], [0, 0]]
+    assert mean_of_shown(list(r.values())).tolist() == [[3, 0], [6.5, 7.5], [9, 9]]
     model = build(spec_of(fusion="mean", head=HeadSpec(8, 2)), ["task"])
-    assert torch.equal(model.fuse(r, has), mean_at_hand(r, has))
-    assert model.fuse({"b": r["b"]}).tolist() == r["b"].tolist()
+    assert model.fuse(r, has).tolist() == [[3, 0], [4, 6], [0, 0]]
+    assert model.fuse(r, has, counted={**has, "b": has["a"]}).tolist() == [[3, 0], [0, 0], [0, 0]]
 
 
 def test_what_stands_where_a_modality_is_absent_does_not_matter_to_the_mean():
-    r = {"a": torch.tensor([[1.0], [float("nan")]]).requires_grad_(), "b": torch.tensor([[3.0], [7.0]])}
-    has = {"a": torch.tensor([True, False]), "b": torch.tensor([True, True])}
-    mean = mean_at_hand(r, has)
+    a = torch.tensor([[1.0], [float("nan")]]).requires_grad_()
+    has = [torch.tensor([True, False]), torch.tensor([True, True])]
+    mean = mean_of_shown([a, torch.tensor([[3.0], [7.0]])], has)
     mean.sum().backward()
     assert mean.tolist() == [[2], [7]]
-    assert r["a"].grad.tolist() == [[0.5], [0]]
+    assert a.grad.tolist() == [[0.5], [0]]
 
 
 def test_a_mean_has_no_part_and_the_task_takes_its_width():
@@ -84,7 +84,7 @@ def test_a_mean_has_no_part_and_the_task_takes_its_width():
     assert [fused_width(spec_of(fusion=kind)) for kind in ("concat", "mean", "joint")] == [256, 4, 4]
     assert build(spec, ["task"]).part("task").in_features == 4
     assert spec_problems(spec) == []
-    with pytest.raises(ModelError, match=r"some of the modalities \['a', 'b'\], but got \['a', 'x'\]"):
+    with pytest.raises(ModelError, match=r"needs the modalities \['a', 'b'\], but got \['a', 'x'\]"):
         build(spec, ["task"]).fuse({"a": torch.zeros(1, 4), "x": torch.zeros(1, 4)})
     with pytest.raises(ModelError, match=r"but got \[\]"):
         build(spec, ["task"]).fuse({})

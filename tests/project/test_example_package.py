@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from device_agent.trainer.local_trainer import _lacking
@@ -54,6 +55,57 @@ def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, s
     grouped = [round_["record"]["clusters"].keys() for round_ in report["rounds"]]  # by the bases that each has sent
     assert grouped == [first, first | second]
     assert not any(round_["record"]["refused"] for round_ in report["rounds"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_its_fusion_trains_a_fleet_over_a_broker_and_answers_with_one_modality(beside: dict[str, str], tmp_path: Path):
+    chosen = ["slots.select=all", "slots.objective=cross_entropy", "slots.fusion={gated: {gate: sigmoid}}"]
+    chosen += ["data.missing={rate: 0.3}", "training.rounds=[0, 2]"]
+    settings = [word for one in chosen for word in ("--set", one)]
+    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page"]
+    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["config"]["recipe"]["fusion"] == {"gated": {"gate": "sigmoid"}}
+    assert not any(round_["record"]["refused"] for round_ in report["rounds"])
+    (run,) = tmp_path.iterdir()
+    bundles = json.loads((run / "bundles" / "index.json").read_text())["bundles"]
+    assert [row["name"] for row in bundles] == ["upper", "lower", "upper+lower"]
+    assert max(row["max_difference"] for row in bundles) < 1e-4
+    with np.load(run / "shares" / "test.npz") as test:
+        np.savez(tmp_path / "upper.npz", **{name: test[name] for name in test.files if not name.startswith("lower")})
+    command = ("predict", str(run / "bundles" / "upper+lower"), str(tmp_path / "upper.npz"), "--format", "json")
+    done = ran(dict(os.environ), *command)  # a bundle needs no package
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert {tuple(row["given"]) for row in answers["predictions"]} == {("upper",)}
+    (alone,) = (
+        row["value"]
+        for row in report["evaluations"]
+        if (row["round"], row["available"], row["missing"], row["metric"]) == (2, ["upper"], "zero", "accuracy")
+    )
+    assert answers["accuracy"] == pytest.approx(alone, abs=0.01)
+
+
+@pytest.mark.slow
+def test_its_fusion_is_priced(beside: dict[str, str]):
+    """Of two modalities: 2 maps d w + w and gates 2 d x 2 w + 2 w, in place of layers 2 d w + w and w w + w."""
+    d, w, found = 256, 128, {}
+    for fusion in ("concat", "gated"):
+        settings = (
+            "--set",
+            f"slots.fusion={fusion}",
+            "--set",
+            f"model.head.out={d}",
+            "--set",
+            f"model.fusion_width={w}",
+        )
+        done = ran(beside, "plan", str(EXAMPLE / "run.yaml"), *settings, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        found[fusion] = json.loads(done.stdout)["schedules"][0]["memory"]["weights"]
+    gated, concat = 2 * (d * w + w) + 4 * d * w + 2 * w, 2 * d * w + w + w * w + w
+    assert found["gated"] - found["concat"] == 4 * (gated - concat)
 
 
 @pytest.mark.timeout(300)
@@ -140,6 +192,10 @@ def test_a_device_without_a_kind_of_encoder_refuses_in_words():
 
 def test_a_device_without_an_upload_refuses_in_words():
     assert _lacking(Job(slots=Slots(upload={"mfedmc": {}}))) == "not installed on this device: upload: mfedmc"
+
+
+def test_a_device_without_a_fusion_refuses_in_words():
+    assert _lacking(Job(model=ModelSpec(fusion="gated"))) == "not installed on this device: fusion: gated"
 
 
 def test_a_device_without_the_method_behind_a_signature_refuses_in_words():

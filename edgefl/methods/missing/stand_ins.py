@@ -51,13 +51,13 @@ def prototype(modality: str, given: AtHand) -> Made:
 
 def reconstruction(modality: str, given: AtHand) -> Made:
     """Predicted from the mean of the other modalities a row shows; no gradient reaches what it was predicted from."""
-    from edgefl.models.heads import mean_at_hand
+    from edgefl.models.heads import mean_of_shown
 
     others = {m: r.detach() for m, r in given.full.items() if m != modality}
     if not others:
         return zero(modality, given)
-    has = {m: given.has[m] if m in given.has else given.rows(True) for m in others} if given.has else None
-    return Made(given.model.reconstruct(modality, mean_at_hand(others, has)), given.rows(True))
+    has = [given.has[m] if m in given.has else given.rows(True) for m in others] if given.has else None
+    return Made(given.model.reconstruct(modality, mean_of_shown(list(others.values()), has)), given.rows(True))
 
 
 _DROP = {

@@ -38,14 +38,14 @@ def reconstruction(predicted: Mapping[str, Tensor], real: Embeddings, has: Flags
 
 def loss(forward: Forward) -> Tensor:
     """Each modality's projection predicted from the others' a sample has; the projections themselves do not move."""
-    from edgefl.models.heads import mean_at_hand  # loads torch
+    from edgefl.models.heads import mean_of_shown  # loads torch
 
     full, has = forward.spread
     predicted = {}
     for m in full:
         others = {other: r.detach() for other, r in full.items() if other != m}
         if others:
-            given = mean_at_hand(others, {other: has[other] for other in others})
+            given = mean_of_shown(list(others.values()), [has[other] for other in others])
             predicted[m] = forward.model.reconstruct(m, given)
     return reconstruction(predicted, full, has) if predicted else forward.nothing()
 

@@ -18,7 +18,7 @@ from edgefl.aggregation.mean import Load, Outcome
 from edgefl.aggregation.prototype_merge import averaged
 from edgefl.errors import Problem
 from edgefl.lazy import torch
-from edgefl.models.spec import EncoderSpec, ModelSpec, fused_width
+from edgefl.models.spec import EncoderSpec, ModelSpec, fused_width, fuses_tokens
 from edgefl.plan.job import Candidate, Job
 from edgefl.prototypes.mask import TRAINED_METRICS
 from edgefl.prototypes.table import FUSED, ClassMeans, Weighting
@@ -76,7 +76,7 @@ def _representations(
     with torch.no_grad():
         batch = make_batch(dataset, indices, modalities, device_of(model))
         states: dict[str, TokenState] = {}
-        if job.model.fusion == "joint":
+        if fuses_tokens(job.model):
             states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
             pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
         else:
