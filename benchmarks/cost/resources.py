@@ -157,7 +157,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         samples = Batch(batch, inputs, dict.fromkeys(inputs), None, complete=batch)
         steps.train_step(model, job, samples, optimizer, Auxiliary())
     figures = memory.figures()
-    cache_fill_flops = sum(price_part(job, m, p.parts[-1], p.depth)[1] for m, p in _prefixes(job).items())
+    cache_fill_flops = sum(price_part(job, m, p.steps[-1], p.depth)[1] for m, p in _prefixes(job).items())
     return Row(
         setting,
         batch,
@@ -182,7 +182,7 @@ def run_flops(setting: Setting, batch: int) -> float:
         if stage.rounds:
             total += stage.rounds * price_step(job, dict.fromkeys(job.model.encoders, batch))[1] / batch
         for m, prefix in _prefixes(job).items() if stage.rounds else ():
-            for depth, part in enumerate(prefix.parts):
+            for depth, part in enumerate(prefix.steps):
                 total += price_part(job, m, part, depth)[1] if part not in gone else 0.0
                 gone.add(part)
     return total

@@ -9,6 +9,7 @@ import pydantic
 from pydantic import Field
 
 from edgefl.config.encoder import EncoderConfig
+from edgefl.config.lora import LoraConfig
 from edgefl.config.slots import SlotsConfig
 from edgefl.config.yaml_files import (
     Bytes,
@@ -127,6 +128,11 @@ class ModelConfig(Values):
     stages: Annotated[int, Field(ge=1, le=64)] = Field(6, description="stages each encoder is cut into")
     head: HeadConfig = Field(HeadConfig(), description="projection heads")
     fusion_width: Positive = Field(128, description="width of the fused representation")
+    lora: LoraConfig | None = Field(
+        None,
+        description="low-rank terms are trained in place of the encoders that have them, which stay as they begin; "
+        "default: none",
+    )
 
 
 class MissingConfig(Values):

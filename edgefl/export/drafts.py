@@ -12,7 +12,7 @@ import numpy as np
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import USUAL, ZERO, Manifest, MaskName, table_names
 from edgefl.export.tables import table_arrays, unmarked
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, is_lora
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
@@ -58,13 +58,19 @@ class Draft:
 
 
 def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[str, ClassMeans]) -> list[Draft]:
-    """The bundles that the manifests describe. Raises ExportError when a network that a matcher needs is missing."""
+    """The bundles that the manifests describe; low-rank terms are in the weights.
+
+    Raises ExportError when a network that a matcher needs is missing.
+    """
     from edgefl.export.graph import BundleGraph
+    from edgefl.models.low_rank import merged
     from edgefl.models.parts import loaded
 
     model, matcher = state.model, state.matcher
     every = list(dict.fromkeys(m for one in manifests for m in one.modalities))
-    built = loaded(model, restrict(state.stage, every).present, state.parts)
+    present = [part for part in restrict(state.stage, every).present if not is_lora(part)]
+    plain = msgspec.structs.replace(model, lora=msgspec.UNSET)
+    built = loaded(plain, present, merged(state.parts, model.lora))
     matching = matcher.trained and any(one.capacity for one in manifests)
     networks = {m: _networks(state, m) for m in every} if matching else {}
     drafts = []

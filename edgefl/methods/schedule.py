@@ -6,8 +6,8 @@ layerwise:   stage s has encoder stages 1..s; stage s, the heads and the final n
              the first stage that has rounds, when nothing pretrained them).
 freeze:      in every stage everything exists; stage s trains encoder stages s to the last, and what follows them
              (FreezeOut, arXiv 1706.04983, in whole stages). Rounds [9, 0, 27]: 9 end-to-end, then 27 of the last stage.
-heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained. With frozen:
-             pretrained the encoders without a checkpoint are trained too, whole.
+heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained, and low-rank terms
+             (model.lora). With frozen: pretrained the encoders without a checkpoint are trained too, whole.
 mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
              progressive, or as much of that as they can, down to layerwise.
 """
@@ -23,6 +23,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import (
     ModelSpec,
     is_encoder,
+    is_lora,
     match_parts,
     modality_of,
     part_names,
@@ -92,7 +93,7 @@ def heads(
     fresh: set[str | None] = {m for m, e in spec.encoders.items() if frozen == "pretrained" and not e.pretrained}
     if fresh:
         fresh.add(None)  # the attention that all encoders share
-    trained = tuple(part for part in names if not is_encoder(part) or modality_of(part) in fresh)
+    trained = tuple(part for part in names if not is_encoder(part) or is_lora(part) or modality_of(part) in fresh)
     if spec.head.kind == "none" and all(part.startswith("head/") for part in trained):
         raise ModelError(
             "schedule heads would train nothing: the model has no heads, no reconstruction and no task",
@@ -152,7 +153,7 @@ register(
     ),
     Schedule(
         "heads",
-        "whole, frozen encoders; only heads, fusion and task are trained",
+        "whole, frozen encoders; only heads, fusion, task and model.lora are trained",
         {"frozen": _FROZEN},
         stages=heads,
         encoders=False,

@@ -8,8 +8,8 @@ import msgspec
 
 from edgefl.encoder_kinds import encoder_kind, kind_of, kinds_not_installed, preparation_faults
 from edgefl.errors import ModelError, Problem
-from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
-from edgefl.records import MODALITY_RULE, is_modality
+from edgefl.models.spec import EncoderSpec, ModelSpec, adaptable_parts, fuses_tokens, shares_attention
+from edgefl.records import MAX_RANK, MODALITY_RULE, is_modality
 from edgefl.registry import method, methods
 from edgefl.storage.checkpoint_paths import is_own
 
@@ -81,7 +81,8 @@ def _problems(spec: ModelSpec) -> list[Problem]:
             message = f"is {encoder.width}; without a head every encoder is as wide as the fusion takes, {head.out}"
             found.append(Problem(f"{path}.width", message))
         found += [Problem(f"{path}.{field}", message) for field, message in _encoder_faults(encoder, spec.stages)]
-    return found + [Problem(path, message) for path, message in (*_choice_faults(spec), *_multiway_faults(spec))]
+    more = (*_choice_faults(spec), *_multiway_faults(spec), *_lora_faults(spec))
+    return found + [Problem(path, message) for path, message in more]
 
 
 def check_spec(spec: ModelSpec) -> None:
@@ -107,6 +108,15 @@ def _choice_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         yield "matching", "'classifier' names classes, and the model has none; choose prior or none"
     if spec.matching == "prior" and len(spec.encoders) < 2:
         yield "matching", "'prior' leads from one modality to another; it needs two or more"
+
+
+def _lora_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    if spec.lora is msgspec.UNSET:
+        return
+    if not 1 <= spec.lora.rank <= MAX_RANK:
+        yield "lora.rank", f"is {spec.lora.rank}; use 1 to {MAX_RANK}"
+    if unknown := sorted(set(spec.lora.parts) - set(adaptable_parts(spec))):
+        yield "lora.parts", f"{unknown[0]!r} cannot be adapted; choose among {', '.join(adaptable_parts(spec))}"
 
 
 def _multiway_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:

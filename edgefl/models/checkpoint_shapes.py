@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from edgefl.errors import ModelError
-from edgefl.models.parts import stable_name
+from edgefl.models.tensor_names import stable_name
 
 #: A block's place in its list, and its tensor's name.
 _IN_BLOCK = re.compile(r"(?:^|.*\.)(?:layers?|blocks|h)\.(\d+)\.(.+)$")

@@ -25,8 +25,16 @@ from edgefl.models.check import CHOICES, check_spec, token_count
 from edgefl.models.checkpoint_shapes import place_of, stored_shapes
 from edgefl.models.own_checkpoint import SHARED, check_own, own_parts
 from edgefl.models.parts import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
-from edgefl.models.spec import EncoderSpec, ModelSpec, encoder_parts, is_encoder, part_names, shares_attention
-from edgefl.models.staged import build
+from edgefl.models.spec import (
+    EncoderSpec,
+    ModelSpec,
+    encoder_parts,
+    is_encoder,
+    is_lora,
+    part_names,
+    shares_attention,
+)
+from edgefl.models.staged import build, check_lora
 from edgefl.storage.checkpoint_paths import is_own, located
 
 
@@ -71,10 +79,11 @@ def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors
     Raises ModelError when a checkpoint can't be read or does not fit.
     """
     check_spec(spec)
+    check_lora(spec)
     loaded: tuple[str, dict[str, Tensors]] = ("", {})
     for part in part_names(spec):
         owner = part.partition("/")[0]
-        if is_encoder(part) and _checkpoint(spec, owner):
+        if is_encoder(part) and not is_lora(part) and _checkpoint(spec, owner):
             if loaded[0] != owner:
                 loaded = (owner, dict(pretrained_parts(spec, owner)))
             yield part, loaded[1].pop(part)

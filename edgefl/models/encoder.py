@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn, overrides
 from torch.autograd.function import FunctionCtx
 
+from edgefl.models.low_rank import parameters_read
 from edgefl.models.spec import EncoderSpec
 
 
@@ -147,7 +148,7 @@ def checkpoint(run: Run, tokens: Tensor, blocks: Sequence[nn.Module]) -> Tensor:
     """
     if not torch.is_grad_enabled():
         return run(tokens)
-    parameters = [p for block in blocks for p in block.parameters() if p.requires_grad]
+    parameters = [p for block in blocks for p in parameters_read(block) if p.requires_grad]
     result: Tensor = _Checkpoint.apply(run, tokens, *parameters)  # type: ignore[no-untyped-call]
     return result
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from edgefl.errors import ModelError
+from edgefl.models.low_rank import merged
 from edgefl.models.parts import Tensors, check_shapes, named_tensors, part_tensors
 from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names
 from edgefl.models.staged import StagedModel, build
@@ -37,15 +38,16 @@ class _Wanted(NamedTuple):
 def save_encoders(path: Path, model: StagedModel) -> None:
     """Write all encoders of ``model``, its shared attention included, to ``path``: whole or not at all.
 
-    Raises StoreError when the disk refuses.
+    Low-rank terms are in the weights. Raises StoreError when the disk refuses.
     """
     spec = model.spec
+    parts = merged({part: part_tensors(model, part) for part in filter(is_encoder, part_names(spec))}, spec.lora)
     alone = len(spec.encoders) == 1
     tensors: Tensors = {}
-    for part in filter(is_encoder, part_names(spec)):
+    for part, named in parts.items():
         owner = part.partition("/")[0]
         prefix = "" if alone and owner != SHARED else f"{owner}/"
-        tensors |= {_name(spec, part, prefix, name): value for name, value in part_tensors(model, part).items()}
+        tensors |= {_name(spec, part, prefix, name): value for name, value in named.items()}
     encoders = {"" if alone else modality: encoder for modality, encoder in spec.encoders.items()}
     about = {
         "format": _FORMAT,

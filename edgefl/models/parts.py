@@ -6,7 +6,6 @@ versions understand each other; dense layers of BERT travel under ViT's names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,18 +15,9 @@ from torch import Tensor, nn
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
+from edgefl.models.tensor_names import stable_name
 
 Tensors = dict[str, np.ndarray]
-
-#: Names inside ViT's and AST's blocks before `transformers` 5 -> those since. Order matters: the first match counts.
-_RENAMED = (
-    (re.compile(r"\battention\.attention\.query\."), "attention.q_proj."),
-    (re.compile(r"\battention\.attention\.key\."), "attention.k_proj."),
-    (re.compile(r"\battention\.attention\.value\."), "attention.v_proj."),
-    (re.compile(r"\battention\.output\.dense\."), "attention.o_proj."),
-    (re.compile(r"\bintermediate\.dense\."), "mlp.fc1."),
-    (re.compile(r"\boutput\.dense\."), "mlp.fc2."),
-)
 
 
 def part_tensors(model: StagedModel, part: str, *, copy: bool = True) -> Tensors:
@@ -112,15 +102,6 @@ def part_layout(model: StagedModel, part: str) -> dict[str, tuple[str, tuple[int
     """Tensor name -> (safetensors' type as it travels in f32, shape). Works on the meta device."""
     whole = {torch.int64: "I64"}
     return {n: (whole.get(t.dtype, "F32"), tuple(t.shape)) for n, t in named_tensors(model.part(part)).items()}
-
-
-def stable_name(name: str) -> str:
-    """A tensor's name, the same for every version of the library."""
-    for pattern, replacement in _RENAMED:
-        renamed, count = pattern.subn(replacement, name)
-        if count:
-            return renamed
-    return name
 
 
 def _to_numpy(tensor: Tensor, *, copy: bool) -> np.ndarray:

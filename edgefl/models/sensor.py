@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.encoder import Kind, TokenState, attend, first_token
+from edgefl.models.low_rank import some_rows
 from edgefl.models.spec import EncoderSpec
 
 #: Deviations from the mean that no value exceeds: beyond what sensors show, and a spike of 10^4 weighs as little.
@@ -70,8 +71,8 @@ class SensorBlock(nn.Module):
             q, k, v = self.qkv(normed).chunk(3, dim=2)
             return self._after(tokens, attend(q, k, v, self.heads, mask, share))
         width = self.out.in_features
-        q = F.linear(normed[:, :count], self.qkv.weight[:width], self.qkv.bias[:width])
-        k, v = F.linear(normed, self.qkv.weight[width:], self.qkv.bias[width:]).chunk(2, dim=2)
+        q = some_rows(self.qkv, normed[:, :count], slice(None, width))
+        k, v = some_rows(self.qkv, normed, slice(width, None)).chunk(2, dim=2)
         return self._after(tokens[:, :count], attend(q, k, v, self.heads, mask, share))
 
     def _after(self, tokens: Tensor, attended: Tensor) -> Tensor:

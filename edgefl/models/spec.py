@@ -9,11 +9,13 @@ A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` w
 
 With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own
 feed-forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other
-modalities, and ``match/<m>``, the small models that find what belongs to a projection.
+modalities, and ``match/<m>``, the small models that find what belongs to a projection. ``lora/<part>`` holds the
+low-rank terms of a part's linear maps (arXiv 2106.09685), and belongs to whom the part belongs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,6 +28,7 @@ from edgefl.registry import method
 #: ("part|tensor" -> its values) both ways in rounds that exchange nothing else.
 PROTOTYPES, SIGNATURE, LAYERS = "prototypes", "signature", "layers"
 _MATCH = "match/"
+_LORA = "lora/"
 
 Norm = Literal["batch", "layer", "none"]
 
@@ -97,6 +100,18 @@ class JointSpec(msgspec.Struct, frozen=True):
     shared: bool = False
 
 
+class LoraSpec(msgspec.Struct, frozen=True):
+    """Low-rank adaptation (LoRA, arXiv 2106.09685): W x + b + (alpha / rank) B A x with W frozen.
+
+    ``parts``: the adapted ones; ``maps``: patterns of the linear maps inside them, all by default.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    parts: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ("*",)
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """The whole model. ``classes`` = 0: no fusion and no task part (unlabelled training).
 
@@ -120,6 +135,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     bounded: bool = False
     reconstruction: bool = False
     matching: Literal["none", "classifier", "prior"] = "none"
+    lora: LoraSpec | msgspec.UnsetType = msgspec.UNSET
 
 
 #: First words of parts whose second word is a modality: everything after the encoders that is one modality's own.
@@ -156,6 +172,41 @@ def is_matcher(part: str) -> bool:
     return part.startswith(_MATCH)
 
 
+def lora_part(part: str) -> str:
+    """Name of the part that holds the low-rank terms of ``part``."""
+    return _LORA + part
+
+
+def is_lora(part: str) -> bool:
+    """Whether a part is ``lora/<part>``."""
+    return part.startswith(_LORA)
+
+
+def adapted_part(part: str) -> str:
+    """The part that ``lora/<part>`` adapts."""
+    return part.removeprefix(_LORA)
+
+
+def with_lora(spec: ModelSpec, part: str) -> list[str]:
+    """A part, and its ``lora/<part>`` where the model has one."""
+    adapted = spec.lora is not msgspec.UNSET and part in spec.lora.parts
+    return [part, lora_part(part)] if adapted else [part]
+
+
+def lora_parts(spec: ModelSpec, parts: Sequence[str]) -> list[str]:
+    """``lora/<part>`` of those of ``parts`` that have one."""
+    return [adapter for part in parts for adapter in with_lora(spec, part)[1:]]
+
+
+def adaptable_parts(spec: ModelSpec) -> list[str]:
+    """The parts that can have low-rank terms: encoder stages, and heads of several layers."""
+    parts = [part for m in spec.encoders for part in encoder_parts(spec, m)] + shared_parts(spec)
+    heads = spec.head.kind != "none" and not shares_projection(spec)
+    return [
+        p for p in parts if (p.rpartition("/")[2].startswith("stage") if is_encoder(p) else heads and modality_of(p))
+    ]
+
+
 def is_scheduled(part: str) -> bool:
     """Whether a schedule can train a part: not ``match/<m>``, nor what travels beside the model."""
     return part not in {PROTOTYPES, SIGNATURE, LAYERS} and not is_matcher(part)
@@ -180,12 +231,13 @@ def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
     """Every part of the model with stages 1..``through`` (default: all), in order; ``match/<m>`` with the last only."""
     names = [part for m in spec.encoders for part in encoder_parts(spec, m, through=through)]
     names += [*reconstruct_parts(spec), *shared_parts(spec, through=through)]
+    names += lora_parts(spec, names)
     return names + (match_parts(spec) if through is None or through >= spec.stages else [])
 
 
 def modality_of(part: str) -> str | None:
     """The modality a part belongs to; None for ``shared/stage<k>``, ``fusion``, ``task`` and ``prototypes``."""
-    owner, _, rest = part.partition("/")
+    owner, _, rest = part.removeprefix(_LORA).partition("/")
     if not rest or owner == "shared":
         return None
     return rest if owner in _AFTER_ENCODERS else owner
@@ -193,7 +245,7 @@ def modality_of(part: str) -> str | None:
 
 def is_encoder(part: str) -> bool:
     """Whether a part belongs to an encoder, shared attention included: all but heads, fusion and what follows."""
-    owner, _, rest = part.partition("/")
+    owner, _, rest = part.removeprefix(_LORA).partition("/")
     return bool(rest) and owner not in _AFTER_ENCODERS
 
 

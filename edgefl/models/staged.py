@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
 from edgefl.models.heads import classifier, fusion, matcher, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
+from edgefl.models.low_rank import LowRankPart, check_maps, chosen_maps, linear_maps, map_name
 from edgefl.models.multiway import (
     FeedForward,
     Index,
@@ -28,13 +30,16 @@ from edgefl.models.multiway import (
 )
 from edgefl.models.spec import (
     ModelSpec,
+    adapted_part,
     fused_width,
     fuses_tokens,
     is_encoder,
+    is_lora,
     modality_of,
     part_names,
     shares_attention,
     shares_projection,
+    with_lora,
 )
 from edgefl.registry import method
 
@@ -55,6 +60,10 @@ class StagedModel(nn.Module):
         self._parts = nn.ModuleDict(dict(modules))
         weightless = spec.classes and not method("fusion", spec.fusion).weights
         self._weightless = fusion(spec) if weightless else None  # no part: there is nothing to train or send
+        for part in modules:
+            for adapter in with_lora(spec, part)[1:]:
+                if isinstance(terms := modules.get(adapter), LowRankPart):
+                    terms.attach(modules[part])
 
     @property
     def parts_present(self) -> tuple[str, ...]:
@@ -302,7 +311,22 @@ _MODULES: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
 }
 
 
+def check_lora(spec: ModelSpec) -> None:
+    """Raise ModelError where a pattern of the linear maps to adapt fits none of them. Builds shapes only."""
+    if spec.lora is not msgspec.UNSET:
+        check_maps(
+            {part: list(map(map_name, linear_maps(_on_meta(spec, part)))) for part in spec.lora.parts}, spec.lora
+        )
+
+
+def _on_meta(spec: ModelSpec, part: str) -> nn.Module:
+    with torch.device("meta"):
+        return _module(spec, part)
+
+
 def _module(spec: ModelSpec, part: str) -> nn.Module:
+    if is_lora(part) and spec.lora is not msgspec.UNSET:
+        return LowRankPart(chosen_maps(_on_meta(spec, adapted_part(part)), spec.lora), spec.lora)
     owner, _, rest = part.partition("/")
     if owner in _MODULES:
         return _MODULES[owner](spec, rest)

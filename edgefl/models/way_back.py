@@ -12,6 +12,7 @@ from torch import nn
 
 from edgefl.errors import ModelError
 from edgefl.models.checkpoints import Source, split_modules
+from edgefl.models.low_rank import merged
 from edgefl.models.parts import named_tensors
 from edgefl.models.published import PIXEL_DEVIATION, PIXEL_MEAN
 from edgefl.models.spec import ModelSpec
@@ -25,6 +26,7 @@ def write_checkpoint(
 ) -> None:
     """Write the encoder of a modality to ``folder``, for the library's `AutoModel.from_pretrained`.
 
+    Low-rank terms are in its weights.
     Raises ModelError where it began with no checkpoint of the library, or with one that is not there any more.
     """
     encoder = spec.encoders[modality]
@@ -36,8 +38,9 @@ def write_checkpoint(
     source = Source(modality, encoder)
     module = source.load()
     targets = _library_modules(spec, modality, module) if encoder.config else split_modules(spec, modality, module)
+    trained = merged(parts, spec.lora)
     for part, modules in targets.items():
-        _replace(part, modules, parts.get(part, {}))
+        _replace(part, modules, trained.get(part, {}))
     source.whole.save_pretrained(folder)
     if encoder.kind == "vision" and not encoder.config:  # whose projection was made for our scale of pixels
         scale = {"do_normalize": True, "image_mean": [PIXEL_MEAN] * 3, "image_std": [PIXEL_DEVIATION] * 3}

@@ -26,15 +26,17 @@ from edgefl.models.spec import (
     Norm,
     fused_width,
     is_encoder,
+    is_lora,
     modality_of,
     shares_projection,
 )
 from edgefl.plan.checkpoint_fields import checkpoint_problems, told
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.lora import lora_problems, with_adaptation
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
 from edgefl.plan.privacy import spending, uncompared, uncovered
-from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, unmeasured, with_closing
+from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, planned, unmeasured, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen
 
@@ -62,7 +64,7 @@ def compile_run(
     if problems := problems + uncovered(config, recipe.slots, model):
         raise ConfigError(config.name, problems)
     schedule = choose("schedule", recipe.slots)
-    stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
+    stages = planned(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
     plan = RunPlan(
         run=run,
         name=config.name,
@@ -89,7 +91,10 @@ def compile_run(
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
-    return with_statistics(plan)
+    plan = with_statistics(plan)
+    if problems := lora_problems(plan):
+        raise ConfigError(config.name, problems)
+    return plan
 
 
 def _policy(config: RunConfig, recipe: RecipeConfig) -> RoundPolicy:
@@ -153,7 +158,8 @@ def model_spec(
         label_column=config.data.label,
         **_shape(recipe, encoders),
     )
-    problems += _wide_enough(spec, recipe)
+    spec, unfit = with_adaptation(config.model.lora, spec)
+    problems += unfit + _wide_enough(spec, recipe)
     if problems:
         raise ConfigError(config.name, problems)
     if faults := spec_problems(spec):
@@ -359,8 +365,11 @@ def warnings_of(plan: RunPlan) -> tuple[str, ...]:
     found = []
     if names := random_and_frozen(plan.model, plan.stages):
         fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
-        why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
-        way = f"name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end"
+        who, way = f"recipe {plan.recipe}", "set slots.schedule to one that trains them, such as end_to_end"
+        if plan.model.lora is not msgspec.UNSET:
+            who, way = "model.lora", "leave them out of model.lora.where"
+        why = f"{who} never trains encoders, and these start from random weights: {', '.join(names)}"
+        way = f"name a checkpoint in {fields}, or {way}"
         found.append(f"{why}; {way}")
     cost = spending(plan)
     if cost is not None and cost.rounds < cost.planned:
@@ -375,7 +384,8 @@ def warnings_of(plan: RunPlan) -> tuple[str, ...]:
 
 def random_and_frozen(model: ModelSpec, stages: Sequence[Stage]) -> list[str]:
     """The modalities whose encoder has no checkpoint to start from and is trained in no stage that has rounds."""
-    trained = {modality_of(part) for stage in stages if stage.rounds for part in stage.trained if is_encoder(part)}
+    every = {part for stage in stages if stage.rounds for part in stage.trained}
+    trained = {modality_of(part) for part in every if is_encoder(part) and not is_lora(part)}
     if None in trained:  # the attention that all encoders share
         return []
     return [m for m, encoder in model.encoders.items() if not encoder.pretrained and m not in trained]

@@ -17,14 +17,38 @@ import msgspec
 from edgefl.errors import Problem
 from edgefl.models.spec import (
     ModelSpec,
+    adapted_part,
     is_encoder,
+    is_lora,
     is_matcher,
     match_parts,
     modality_of,
     part_names,
+    with_lora,
 )
 from edgefl.plan.job import Exchange, Job, Slots, Stage
 from edgefl.registry import Choice, Recipe, Slot, choose
+
+
+def planned(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """A schedule's stages for a model: low-rank terms trained in place of what they adapt, and the closing round."""
+    return with_closing(spec, [_adapted(spec, stage) for stage in stages])
+
+
+def _adapted(spec: ModelSpec, stage: Stage) -> Stage:
+    """The stage in which ``lora/<part>`` is trained for its part, and of an encoder that has one nothing else is."""
+    if spec.lora is msgspec.UNSET:
+        return stage
+    wanted = set(stage.trained)
+    encoders = {modality_of(part) for part in spec.lora.parts if is_encoder(part)}
+
+    def trains(part: str) -> bool:
+        if is_lora(part):
+            return not wanted.isdisjoint((part, adapted_part(part)))
+        frozen = modality_of(part) in encoders if is_encoder(part) else len(with_lora(spec, part)) > 1
+        return part in wanted and not frozen
+
+    return msgspec.structs.replace(stage, trained=tuple(filter(trains, stage.present)))
 
 
 def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:

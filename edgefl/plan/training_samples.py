@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl.encoder_kinds import kind_of
 from edgefl.models.check import token_count
-from edgefl.models.spec import EncoderSpec, fuses_tokens, shares_attention
+from edgefl.models.spec import EncoderSpec, fuses_tokens, is_lora, shares_attention, with_lora
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
 from edgefl.records import Refusal
 from edgefl.registry import chosen
@@ -102,12 +102,19 @@ TOGETHER = 32
 class Prefix(NamedTuple):
     """The parts of one encoder that stand before anything trained, in order: ``<m>/embed``, then ``depth`` stages.
 
+    Each is followed by its ``lora/<part>``, if there is one.
+
     ``tokens``: how many of a sample's tokens are stored; fewer than there are where only the pooled ones are read.
     """
 
     parts: tuple[str, ...]
     depth: int
     tokens: int
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The embedding and the stages alone."""
+        return tuple(part for part in self.parts if not is_lora(part))
 
 
 def prefixes(job: Job) -> dict[str, Prefix]:
@@ -118,13 +125,15 @@ def prefixes(job: Job) -> dict[str, Prefix]:
     found = {}
     for m, encoder in job.model.encoders.items():
         parts = [f"{m}/embed", *(f"{m}/stage{k}" for k in range(1, job.stage.depth + 1))]
-        frozen = []
+        frozen: list[str] = []
+        depth = -1
         for part in parts:
-            if part not in present or part in trained:
+            together = with_lora(job.model, part)
+            if part not in present or trained.intersection(together):
                 break
-            frozen.append(part)
+            frozen += together
+            depth += 1
         if frozen and not shares_attention(job.model):
-            depth = len(frozen) - 1
             pooled = depth == job.stage.depth and encoder.pool != "mean" and not fuses_tokens(job.model)
             tokens = kind_of(encoder).pooled if pooled else token_count(encoder)
             found[m] = Prefix(tuple(frozen), depth, tokens)

@@ -36,16 +36,16 @@ class _Whole(NamedTuple):
 
 
 def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, EndToEnd]:
-    """Device -> its price; empty where the run trains everything at once itself."""
-    schedule = method("schedule", default("schedule"))
-    stage = Choice(schedule, {}).bind(schedule.stages)(plan.model, [stage.rounds for stage in plan.stages])[0]
+    """Device -> its price, of the weights themselves; empty where the run trains everything at once itself."""
+    schedule, spec = method("schedule", default("schedule")), replace(plan.model, lora=msgspec.UNSET)
+    stage = Choice(schedule, {}).bind(schedule.stages)(spec, [stage.rounds for stage in plan.stages])[0]
     held = [one for one in plan.stages if one.rounds]
     if all(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in held):
         return {}
-    model = build(plan.model, device="meta")
+    model = build(spec, device="meta")
     sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
     hyper = replace(plan.hypers[0], cache="", precision="f32")
-    job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
+    job = Job(spec, stage, hyper, plan.slots, transfer=plan.transfer)
     whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server)), process_pricer())
     trains = [row for row in devices if any(row.samples.get(m) for m in plan.model.encoders)]
     return {row.device: _price(whole, row) for row in trains}

@@ -16,6 +16,7 @@ from torch import nn
 from edgefl.budget.stage_cost import MEMORY, Priced
 from edgefl.models.check import token_count
 from edgefl.models.encoder import TokenState
+from edgefl.models.spec import with_lora
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing
@@ -90,7 +91,7 @@ class Pricer:
         stores = {
             part: (peak, samples.get(m, 0) * by_row)
             for m, prefix in prefixes(job).items()
-            for depth, part in enumerate(prefix.parts)
+            for depth, part in enumerate(prefix.steps)
             for peak, by_row in [self._store(job, m, part, depth)]
         }
         largest = self._largest[_kind_of_peak(job)]
@@ -157,7 +158,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
     """
     encoder, rows = job.model.encoders[modality], together_in(job)
     with LiveBytes() as live, FusedAttention(), torch.no_grad():
-        model = build(job.model, [part], device="meta").eval()
+        model = build(job.model, with_lora(job.model, part), device="meta").eval()
         shown = meta_input(with_cache(job, ""), modality, rows)
         with FlopCounter() as counter:
             if depth:

@@ -19,12 +19,12 @@ from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved, objec
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
 from edgefl.models.spec import ModelSpec
-from edgefl.models.staged import build
+from edgefl.models.staged import build, check_lora
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.periods import exchangeable, period_length, period_of
 from edgefl.plan.privacy import spending
-from edgefl.plan.stages import encoder_stage, stage_before, with_closing
+from edgefl.plan.stages import encoder_stage, planned, stage_before
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
@@ -79,6 +79,7 @@ class _Run(NamedTuple):
 
 def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOptions) -> RunPrice:
     """Price of every schedule with each batch size, and what each device would train in each stage of the run."""
+    check_lora(plan.model)
     model = build(plan.model, device="meta")
     layouts = {part: part_layout(model, part) for part in model.parts_present}
     sizes = {part: object_bytes(layout) for part, layout in layouts.items()}
@@ -130,7 +131,7 @@ def schedules_of(
         if not schedule.by_budget:
             with suppress(ModelError):
                 stages = Choice(schedule, dict(options or {})).bind(schedule.stages)(model, rounds)
-                found[name] = with_closing(model, stages)
+                found[name] = planned(model, stages)
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
+from edgefl.models.spec import is_lora
 from edgefl.plan.job import Placement
 from edgefl.plan.periods import whole_exchanges
 from edgefl.plan.stages import is_closing, trained_stages
@@ -210,7 +211,8 @@ def _trains(placement: Placement) -> str:
     if stages := [n for n in numbers if n]:
         first, last = stages[0], stages[-1]
         one = "its stage" if first == placement.stage.index else f"stage {first}"
-        names.append(one if first == last else f"stages {first}–{last}")
+        adapted = "LoRA of " if any(map(is_lora, placement.stage.trained)) else ""
+        names.append(adapted + (one if first == last else f"stages {first}–{last}"))
     return " + ".join(names) or "heads alone"
 
 

@@ -21,6 +21,7 @@ from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.check import token_count
 from edgefl.models.encoder import Input, TokenState
 from edgefl.models.parts import load_part
+from edgefl.models.spec import with_lora
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.training_samples import Prefix, prefixes, together_in
@@ -83,7 +84,10 @@ class PrefixCache:
         self, job: Job, dataset: Dataset, m: str, prefix: Prefix, parts: Mapping[str, Tensors], device: str
     ) -> Encoded:
         # The same tensors compute something else in another encoder, such as one with more heads.
-        names = tuple((job.model.encoders[m], self.identify(part)) for part in prefix.parts)
+        names = tuple(
+            (job.model.encoders[m], job.model.lora, *map(self.identify, with_lora(job.model, part)))
+            for part in prefix.steps
+        )
         kept = next((k for k in self._kept if k.dataset is dataset and k.modality == m), None)
         if kept is not None:
             self._kept.remove(kept)
@@ -93,9 +97,10 @@ class PrefixCache:
             encoded, done = kept.encoded, len(kept.names)
         del kept
         for depth in range(done, len(names)):
-            part = prefix.parts[depth]
-            model = build(job.model, [part], device=device)
-            load_part(model, part, parts[part])
+            together = with_lora(job.model, prefix.steps[depth])
+            model = build(job.model, together, device=device)
+            for part in together:
+                load_part(model, part, parts[part])
             shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})
             tokens = prefix.tokens if depth + 1 == len(names) else whole
             encoded = self._through(model.eval(), job, shown, m, depth, tokens)
@@ -105,8 +110,11 @@ class PrefixCache:
         return encoded
 
     def _through(self, model: StagedModel, job: Job, shown: Dataset, m: str, depth: int, tokens: int) -> Encoded:
-        """Every sample that has ``m`` through the one part of ``model``; ``depth``: stages it is through afterwards."""
-        (part,) = model.parts_present
+        """Every sample that has ``m`` through the one part of ``model``, with its low-rank terms if it has some.
+
+        ``depth``: stages it is through afterwards.
+        """
+        part = model.parts_present[0]
         rows, dtype = np.flatnonzero(shown.has(m)), _DTYPES[job.hyper.cache]
         shape = (len(rows), tokens, job.model.encoders[m].width)
         self._admit(int(np.prod(shape)) * np.dtype(dtype).itemsize, shown.encoded.get(m))

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map  # torch's own; no public alias
 
 from edgefl.models.encoder import Stage, TokenState, device_of_input, inject_gradients, rows_in, rows_of
 from edgefl.models.multiway import MultiwayStage, Piece, merged_states, pieces
-from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention
+from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention, with_lora
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job, Precision
 from edgefl.registry import Slot, chosen
@@ -49,7 +49,7 @@ def prepare(model: StagedModel, trained: Sequence[str], *, checkpoint: bool = Fa
         part.requires_grad_(name in trained)
         part.train(name in trained)
         if isinstance(part, Stage | MultiwayStage):
-            part.activation_checkpointing = checkpoint and name in trained
+            part.activation_checkpointing = checkpoint and not {*with_lora(model.spec, name)}.isdisjoint(trained)
 
 
 def make_optimizer(

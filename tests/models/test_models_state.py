@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from edgefl.errors import ModelError
 from edgefl.models.check import encoder_of_size
-from edgefl.models.parts import load_part, named_tensors, part_size_bytes, part_tensors, stable_name
+from edgefl.models.parts import load_part, named_tensors, part_size_bytes, part_tensors
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
+from edgefl.models.tensor_names import stable_name
 
 torch.set_num_threads(1)
 
