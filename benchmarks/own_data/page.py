@@ -20,7 +20,7 @@ _CAUSES = {
     "wine": "35 test samples: one of them is 2.9 points; within the interval",
     "wein": "35 test samples: one of them is 2.9 points; within the interval",
     "diabetes": "353 noisy rows: SVM 45.3, two-layer network 39.0; half the rate: 44.6 for 41.4, economy 68.7 for 77",
-    "economy": "160 rows, splits 30 points apart; no better by other rates, decay, dropout, levels (2 to 4 splits)",
+    "economy": "its loss: squares in place of cross entropy on levels have 85.8 for 69.9, and cost diabetes 7 (0066)",
 }
 _ORDER = ("majority", "logreg", "ridge", "tf-idf", "mel", "forest", "edgefl")
 _HEAD = """# Own data
