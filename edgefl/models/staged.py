@@ -233,7 +233,7 @@ class StagedModel(nn.Module):
         tokens: Mapping[str, TokenState] | None,
         rows: Rows,
     ) -> list[Given]:
-        """What a fusion of tokens is called with. Raises ModelError where there are none."""
+        """Inputs of a fusion of tokens. Raises ModelError where there are none."""
         if tokens is None:
             raise ModelError(
                 f"{self.spec.fusion} fusion needs the tokens of the modalities, not their projections alone",
