@@ -105,7 +105,7 @@ def played(directory: Path, script: Callable[[Scene], Awaitable[None]], **faults
     async def play() -> Scene:
         scene = Scene(directory, **faults)
         try:
-            await asyncio.wait_for(script(scene), 15)
+            await asyncio.wait_for(script(scene), 60)
         finally:
             await scene.close()
         return scene
