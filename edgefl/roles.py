@@ -98,7 +98,7 @@ class Sharing(Method):
 
 @dataclass(frozen=True)
 class Fusion(Method):
-    """How the modalities become one representation [B, width].
+    """Fusion of the modalities' projections into one representation [B, width].
 
     ``build``: (model, options) -> the module, called with two lists in the order of the model's encoders: projections
     [B, d], stand-ins where a row lacks a modality; and which rows show one or a stand-in that says something [B], or

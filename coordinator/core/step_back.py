@@ -16,7 +16,7 @@ from coordinator.core.moves import Steps, TakenBack
 from coordinator.core.outliers import longest
 from coordinator.core.state import Phase, State, Undo
 from edgefl.plan.periods import period_length
-from edgefl.registry import choose
+from edgefl.plan.privacy import is_private
 
 replace = msgspec.structs.replace
 
@@ -31,8 +31,7 @@ def undo_of(state: State) -> Undo | None:
     opened, plan = state.open, state.plan
     packed = any(how != "f32" for _, how in plan.transfer.down)
     in_periods = period_length(plan, plan.stages[state.stage - 1]) > 1
-    private = choose("combine", plan.server).method.account is not None
-    if opened is None or state.policy.keeps or packed or in_periods or private:
+    if opened is None or state.policy.keeps or packed or in_periods or is_private(plan.server):
         return None
     device = longest(state)
     return Undo(opened.attempt, state.memory, device) if device else None

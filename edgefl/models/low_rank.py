@@ -45,7 +45,7 @@ def linear_maps(part: nn.Module) -> dict[str, nn.Linear]:
 
 
 def chosen_maps(part: nn.Module, spec: LoraSpec) -> dict[str, nn.Linear]:
-    """Those of the linear maps whose names fit one of the patterns."""
+    """The linear maps with a name that matches a pattern of ``spec.maps``."""
     return {
         path: layer
         for path, layer in linear_maps(part).items()
@@ -78,6 +78,7 @@ class LowRankPart(nn.Module):
             if isinstance(term, LowRank):
                 layer = part.get_submodule(path)
                 layer.__dict__["low_rank"] = term  # past torch's register: no tensor of the part
+                # By the layer, not by ``term``: a deep copy of the model then adds the copy's own term.
                 layer.register_forward_hook(lambda layer, given, result: result + layer.__dict__["low_rank"](given[0]))
 
 
@@ -94,7 +95,7 @@ def some_rows(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
 
 
 def parameters_read(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that a module computes with: its own, and those of its low-rank terms."""
+    """A module's parameters and those of its low-rank terms."""
     yield from module.parameters()
     for layer in module.modules():
         if (term := _term_of(layer)) is not None:
@@ -102,9 +103,9 @@ def parameters_read(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def check_maps(part_maps: Mapping[str, Sequence[str]], spec: LoraSpec) -> None:
-    """Raise ModelError for a pattern that fits no linear map, and for a part of which none is fitted.
+    """Check that each pattern matches a linear map, and each adapted part has a match.
 
-    ``part_maps``: adapted part -> the names of its linear maps.
+    ``part_maps``: adapted part -> the names of its linear maps. Raises ModelError.
     """
     known = {name for names in part_maps.values() for name in names}
     for pattern in spec.maps:

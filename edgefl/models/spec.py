@@ -10,7 +10,7 @@ A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` w
 With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own
 feed-forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other
 modalities, and ``match/<m>``, the small models that find what belongs to a projection. ``lora/<part>`` holds the
-low-rank terms of a part's linear maps (arXiv 2106.09685), and belongs to whom the part belongs.
+low-rank terms of a part's linear maps (arXiv 2106.09685), of the same modality as the part.
 """
 
 from __future__ import annotations
@@ -178,12 +178,12 @@ def lora_part(part: str) -> str:
 
 
 def is_lora(part: str) -> bool:
-    """Whether a part is ``lora/<part>``."""
+    """True for a part of low-rank terms."""
     return part.startswith(_LORA)
 
 
 def adapted_part(part: str) -> str:
-    """The part that ``lora/<part>`` adapts."""
+    """Name of the part with the adapted weights."""
     return part.removeprefix(_LORA)
 
 
@@ -194,12 +194,12 @@ def with_lora(spec: ModelSpec, part: str) -> list[str]:
 
 
 def lora_parts(spec: ModelSpec, parts: Sequence[str]) -> list[str]:
-    """``lora/<part>`` of those of ``parts`` that have one."""
+    """Parts of the low-rank terms of ``parts``."""
     return [adapter for part in parts for adapter in with_lora(spec, part)[1:]]
 
 
 def adaptable_parts(spec: ModelSpec) -> list[str]:
-    """The parts that can have low-rank terms: encoder stages, and heads of several layers."""
+    """Parts open to low-rank adaptation: encoder stages, and heads of several layers."""
     parts = [part for m in spec.encoders for part in encoder_parts(spec, m)] + shared_parts(spec)
     heads = spec.head.kind != "none" and not shares_projection(spec)
     return [

@@ -35,11 +35,11 @@ from edgefl.models.spec import (
     fuses_tokens,
     is_encoder,
     is_lora,
+    lora_parts,
     modality_of,
     part_names,
     shares_attention,
     shares_projection,
-    with_lora,
 )
 from edgefl.registry import method
 
@@ -61,7 +61,7 @@ class StagedModel(nn.Module):
         weightless = spec.classes and not method("fusion", spec.fusion).weights
         self._weightless = fusion(spec) if weightless else None  # no part: there is nothing to train or send
         for part in modules:
-            for adapter in with_lora(spec, part)[1:]:
+            for adapter in lora_parts(spec, [part]):
                 if isinstance(terms := modules.get(adapter), LowRankPart):
                     terms.attach(modules[part])
 
@@ -312,7 +312,7 @@ _MODULES: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
 
 
 def check_lora(spec: ModelSpec) -> None:
-    """Raise ModelError where a pattern of the linear maps to adapt fits none of them. Builds shapes only."""
+    """Check the patterns of low-rank adaptation on the model's shapes. Raises ModelError."""
     if spec.lora is not msgspec.UNSET:
         check_maps(
             {part: list(map(map_name, linear_maps(_on_meta(spec, part)))) for part in spec.lora.parts}, spec.lora

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of a run: the parts that are adapted, and what it does not go with."""
+"""Low-rank adaptation of a run: the adapted parts, and contradicting settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_adaptation(given: LoraConfig | None, spec: ModelSpec) -> tuple[ModelSpe
 
 
 def lora_problems(plan: RunPlan) -> list[Problem]:
-    """Choices of a recipe that low-rank terms do not go with."""
+    """Settings that contradict low-rank terms."""
     lora = plan.model.lora
     if lora is msgspec.UNSET:
         return []
@@ -45,6 +45,6 @@ def lora_problems(plan: RunPlan) -> list[Problem]:
     if plan.slots.exchange != "all":
         why.append(f"weight {choose('weight', plan.server).name} exchanges whole ones")
     if plan.slots.statistics:
-        why.append("their batch statistics are taken anew (set model.head.norm: layer)")
+        why.append("devices recompute their batch statistics (set model.head.norm: layer)")
     text = "; or leave them out, such as by '*/stage*'"
     return found + [Problem("model.lora.where", f"adapts heads, and {reason}{text}") for reason in why]

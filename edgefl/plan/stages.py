@@ -27,7 +27,7 @@ from edgefl.models.spec import (
     with_lora,
 )
 from edgefl.plan.job import Exchange, Job, Slots, Stage
-from edgefl.registry import Choice, Recipe, Slot, choose
+from edgefl.registry import Choice, Recipe, Slot, choose, chosen
 
 
 def planned(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -205,7 +205,7 @@ def sent(stage: Stage, exchange: Exchange) -> tuple[str, ...]:
 
 def may_omit(stage: Stage, slots: Slots) -> bool:
     """True where an update may lack parts that the device trained; never in the closing round."""
-    return not is_closing(stage) and bool(choose("upload", {"upload": slots.upload}).method.omits)
+    return not is_closing(stage) and bool(chosen("upload", slots.upload)[0].method.omits)
 
 
 def kept(job: Job) -> tuple[str, ...]:

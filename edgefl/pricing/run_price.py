@@ -28,7 +28,7 @@ from edgefl.plan.stages import encoder_stage, planned, stage_before
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
-from edgefl.registry import Choice, choose, method, methods
+from edgefl.registry import Choice, choose, chosen, method, methods
 from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import meta_input
 
@@ -88,7 +88,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
-    pace, upload = choose("pace", plan.server), choose("upload", {"upload": plan.slots.upload})
+    pace, upload = choose("pace", plan.server), chosen("upload", plan.slots.upload)[0]
     schedules: list[StagePrice] = []
     for schedule, stages in schedules_of(plan.model, options.rounds, options.slot).items():
         for size in options.batch_sizes:

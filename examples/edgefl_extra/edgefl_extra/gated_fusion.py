@@ -1,4 +1,4 @@
-"""Gated multimodal fusion (GMU: Arevalo et al. 2017, arXiv 1702.01992): each entry of f weighs the modalities anew.
+"""Gated multimodal fusion (GMU: Arevalo et al. 2017, arXiv 1702.01992): a gate a modality and entry.
 
 h_m = tanh(W_m r_m), z = gates of V [r_1; …; r_M], f = sum over m of z_m * h_m, entry by entry.
 sigmoid: each gate by itself, the paper's unit of M modalities.  softmax: the gates of an entry sum to 1 over the
