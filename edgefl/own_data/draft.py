@@ -39,8 +39,10 @@ _MOST_EPOCHS, _LEAST_ROUNDS, _MOST_ROUNDS = 8, 4, 10
 #: Of a table's first stage, its later ones get half: with three times as many in all, 100 R2 of the progression of
 #: diabetes is 33 in place of 42, and other tables are as good.
 _TABLE_STEPS = 120
-#: Where devices hold out enough rows of a table, its stages end by these, at the latest after so many passes.
-_HOLDOUT, _JUDGES, _MOST_PASSES = 0.1, 30, 40
+#: Where devices hold out enough rows of a table, its stages end by these, at the latest after so many rounds.
+_HOLDOUT, _JUDGES, _MOST_ROUNDS_JUDGED = 0.1, 30, 40
+#: The same of a number to be predicted, whose loss a few rows tell: noisy ones take a quarter of the steps of others.
+_HOLDOUT_OF_NUMBERS, _JUDGES_OF_NUMBERS, _ROUND_STEPS_OF_NUMBERS = 0.2, 8, 15
 #: Rows whose mean and variance a batch norm can be trained on: with 3 it stays at chance where layer norm is right.
 _LEAST_FOR_BATCH_NORM = 8
 
@@ -73,13 +75,15 @@ class Paths(NamedTuple):
 class Outline(NamedTuple):
     """Facts of the samples that a run file is drafted by: how many, labelled or not, in how many groups.
 
-    ``several``: a sample may have several labels, for which prototypes have no meaning.
+    ``several``: a sample may have several labels, for which prototypes have no meaning; ``numeric``: its label is a
+    number to be predicted.
     """
 
     samples: int
     labelled: bool
     groups: int
     several: bool = False
+    numeric: bool = False
 
 
 def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishes: Wishes) -> dict[str, object]:
@@ -90,13 +94,14 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
     batch = max(2, min(16, share // 4))
     steps = max(1, share // batch)
     head = {"width": 128, "out": 64, **({"norm": "layer"} if batch < _LEAST_FOR_BATCH_NORM else {})}
-    epochs = min(_MOST_EPOCHS, max(1, round(_ROUND_STEPS / steps)))
     tables = all(each.kind == "table" for each in facts.values())
+    holdout = (
+        _holdout(share, numeric=outline.numeric) if tables and not wishes.pretrained and not wishes.recipe else 0.0
+    )
+    round_steps = _ROUND_STEPS_OF_NUMBERS if holdout and outline.numeric else _ROUND_STEPS
+    epochs = min(_MOST_EPOCHS, max(1, round(round_steps / steps)))
     wanted = (_TABLE_STEPS if tables else _STAGE_STEPS) / (steps * epochs)
-    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(wanted)))
-    judged = tables and not wishes.pretrained and not wishes.recipe and share * _HOLDOUT >= _JUDGES
-    if judged:
-        rounds = _MOST_PASSES
+    rounds = _MOST_ROUNDS_JUDGED if holdout else min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(wanted)))
     later = rounds // 2 if tables else rounds
     stages = _stages(facts, wishes.pretrained)
     return {
@@ -104,19 +109,26 @@ def run_values(paths: Paths, facts: Mapping[str, Facts], outline: Outline, wishe
         "seed": 1,
         "recipe": wishes.recipe or recipe_for(outline, len(facts)),
         "data": _data(paths, facts, given, natural=outline.groups > len(profiles), skip_bad=wishes.skip_bad),
-        **_slots(facts, wishes.pretrained, judged=judged),
+        **_slots(facts, wishes.pretrained, judged=holdout > 0),
         "model": {"stages": stages, "encoders": given, "head": head, "fusion_width": 64},
         "training": {
             "rounds": _rounds(rounds, later, stages, facts, wishes.pretrained),
             "epochs": epochs,
             "batch_size": batch,
-            **({"holdout": _HOLDOUT} if judged else {}),
+            **({"holdout": holdout} if holdout else {}),
             "lr": {"encoder": 1.0e-3, "head": 1.0e-3},
         },
         "round": {"join_s": 120, "quorum": 0.5, "deadline_s": 600},
         "evaluate": "stage",
         "fleet": [{"name": f"device-{i}", "profile": profile} for i, profile in enumerate(profiles, start=1)],
     }
+
+
+def _holdout(share: int, *, numeric: bool) -> float:
+    """The part of a device's ``share`` of a table by which its stages end; 0.0: they end as planned."""
+    if share * _HOLDOUT >= _JUDGES:
+        return _HOLDOUT
+    return _HOLDOUT_OF_NUMBERS if numeric and share * _HOLDOUT_OF_NUMBERS >= _JUDGES_OF_NUMBERS else 0.0
 
 
 def _slots(facts: Mapping[str, Facts], pretrained: Mapping[str, str], *, judged: bool) -> dict[str, object]:

@@ -92,7 +92,7 @@ def from_files(
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")
-    outline = Outline(len(found.samples), bool(found.labels), len(found.groups), found.several)
+    outline = Outline(len(found.samples), bool(found.labels), len(found.groups), found.several, found.numeric)
     return Source(
         places[0],
         facts,
@@ -228,7 +228,7 @@ def _counted(found: Understood) -> list[str]:
 
 def _outline(data: Dataset) -> Outline:
     groups = 0 if data.groups is None else len(set(data.groups.tolist()))
-    return Outline(len(data), data.labels is not None, groups, data.sets is not None)
+    return Outline(len(data), data.labels is not None, groups, data.sets is not None, data.targets is not None)
 
 
 def _told(data: Dataset) -> list[str]:

@@ -48,8 +48,8 @@ from edgefl.training.step import FusedAttention, prepare, run_backward, run_forw
 #: trainer's first round, 2.2 to 2.9 in the second; in models of hundreds of MiB 1 to 2 %.
 LIBRARIES_BYTES = 7 * 2**19
 #: More where patches are convolutions, whose kernels oneDNN makes with the first batch: 7.9 MiB for one of 16 x 16
-#: pixels, 10.4 for the four of the conv encoder on 8 x 8 pixels. With MiniLM and a ViT of 192 beside each other, a round
-#: measured 1.18 of the price without it, 1.09 with 8 MiB.
+#: pixels, 10.4 for the four of the conv encoder on 8 x 8 pixels. With MiniLM and a ViT of 192 beside each other, a
+#: round measured 1.18 of the price without it, 1.09 with 8 MiB.
 CONVOLUTION_BYTES = 10 * 2**20
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from edgefl.data import arrays
 from edgefl.data.dataset import Dataset
-from edgefl.data.levels import expected_value, levels_in, target_errors
+from edgefl.data.levels import expected_value, levels_in, ranked_probability_score, target_errors
 from edgefl.data.sources import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.encoder import TokenState
@@ -285,11 +285,13 @@ def _scores(logits: np.ndarray, data: Dataset, rows: np.ndarray) -> dict[str, fl
     if data.sets is not None:
         return _several(torch.from_numpy(logits), data.sets[rows])
     labels, levels = np.asarray(data.labels)[rows], levels_in(data.label_names)
-    loss = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
+    given = torch.from_numpy(logits)
     if data.targets is not None and levels is not None:
-        answers = expected_value(torch.from_numpy(logits).double().softmax(1).numpy(), levels)
-        figures = target_errors(answers, data.targets[rows])
+        truth = data.targets[rows]
+        figures = target_errors(expected_value(given.double().softmax(1).numpy(), levels), truth)
+        loss = float(ranked_probability_score(given.double(), torch.from_numpy(truth), levels))
         return {"r2": figures.pop("r2"), "loss": loss, **figures}
+    loss = float(F.cross_entropy(given, torch.from_numpy(labels)))
     figures = classification(logits.argmax(1), labels)
     return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures}
 

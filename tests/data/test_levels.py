@@ -13,15 +13,16 @@ from edgefl.data.label_sets import plain_names
 from edgefl.data.levels import (
     MOST_LEVELS,
     as_labels,
+    between_levels,
     expected_value,
     level_names,
     levels_in,
     nearest_level,
+    ranked_probability_score,
     target_errors,
 )
 from edgefl.data.sources import load
 from edgefl.errors import DataError
-from edgefl.methods.objective.terms import between_levels, soft_cross_entropy
 
 
 def test_levels_are_quantiles_and_their_names_give_them_back() -> None:
@@ -42,17 +43,31 @@ def test_levels_are_quantiles_and_their_names_give_them_back() -> None:
 def test_a_target_is_the_mean_of_two_neighbouring_levels_by_hand() -> None:
     levels = np.array([0.0, 10.0, 30.0])
     weights = between_levels(torch.tensor([0.0, 15.0, 99.0, float("nan")]), levels)
-    # 15 lies a quarter of the way from 10 to 30; 99 is beyond the last level; NaN has no weight.
-    assert weights.tolist() == [[1, 0, 0], [0, 0.75, 0.25], [0, 0, 1], [0, 0, 0]]
+    # 15 lies a quarter of the way from 10 to 30; 99 is beyond the last level; NaN is as the first.
+    assert weights.tolist() == [[1, 0, 0], [0, 0.75, 0.25], [0, 0, 1], [1, 0, 0]]
     assert expected_value(weights.numpy(), levels).tolist() == [0, 15, 30, 0]
     assert nearest_level(np.array([4.9, 5.1, 21.0, np.nan]), levels).tolist() == [0, 1, 2, -1]
 
 
-def test_soft_cross_entropy_counts_only_rows_with_a_target() -> None:
-    weights = torch.tensor([[0.5, 0.5], [0.0, 0.0]])
-    loss = soft_cross_entropy(torch.tensor([[0.0, 0.0], [9.0, -9.0]]), weights)
-    assert loss.item() == pytest.approx(np.log(2))
-    assert soft_cross_entropy(torch.zeros(1, 2), torch.zeros(1, 2)).item() == 0
+def test_the_ranked_probability_score_counts_only_rows_with_a_target() -> None:
+    levels = np.array([0.0, 10.0, 30.0])
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]).log()
+    # of 15, W = 0, 0.75: (0.5 - 0)^2 * 10 + (0.75 - 0.75)^2 * 20 over the mean step of 15
+    score = ranked_probability_score(logits, torch.tensor([15.0, float("nan")]), levels)
+    assert score.item() == pytest.approx(2.5 / 15)
+    assert ranked_probability_score(logits[:1], torch.tensor([float("nan")]), levels).item() == 0
+    sure = torch.tensor([[-99.0, 0.0, -99.0]])
+    assert ranked_probability_score(sure, torch.tensor([10.0]), levels).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_score_is_the_integral_over_fine_levels() -> None:
+    # Of a standard normal forecast and the target 0: 0.2337, from the closed form (Gneiting and Raftery 2007, eq. 21)
+    levels = np.linspace(-6, 6, 2401)
+    logits = -0.5 * torch.as_tensor(levels)[None] ** 2
+    score = (
+        ranked_probability_score(logits, torch.zeros(1, dtype=torch.float64), levels).item() * np.diff(levels).mean()
+    )
+    assert score == pytest.approx((np.sqrt(2) - 1) / np.sqrt(np.pi), rel=2e-3)
 
 
 def test_errors_by_hand() -> None:

@@ -55,3 +55,12 @@ def test_stages_of_a_table_end_by_hold_outs_where_devices_have_rows_for_them(sam
     wishes = Wishes(("cpu", "cpu"), recipe="mmic-layer")
     own = run_values(Paths("own", "own"), {"features": Facts("table")}, Outline(samples, True, 0), wishes)
     assert "slots" not in own, "a recipe of the user's own may not take it"
+
+
+@pytest.mark.parametrize(("samples", "judged"), [(203, True), (90, False)])
+def test_stages_of_a_number_end_by_fewer_rows(samples: int, judged: bool) -> None:
+    outline = Outline(samples, True, 0, numeric=True)
+    values = run_values(Paths("own", "own"), {"features": Facts("table")}, outline, Wishes(("cpu", "cpu")))
+    assert values.get("slots", {}) == ({"pace": "early_stopping"} if judged else {})
+    assert values["training"].get("holdout", 0.0) == (0.2 if judged else 0.0)
+    assert drafted(samples, {"features": Facts("table")}).get("slots", {}) == {}, "classes take more rows"

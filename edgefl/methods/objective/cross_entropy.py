@@ -1,6 +1,6 @@
 """Classification: CE(task(fusion([r_1; …; r_M])), y), the mean over the labelled samples; absent r_m are stand-ins.
 
-A numeric target is a pair of weights on its neighbouring levels (``edgefl.data.levels``), and CE that of soft labels.
+A numeric target has the ranked probability score over its levels in place of CE (``edgefl.data.levels``).
 Where a sample may have several classes (``edgefl.data.label_sets``), CE is the sum over the classes of binary ones.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.data.levels import levels_in
-from edgefl.methods.objective.terms import between_levels, binary_cross_entropy, known_cross_entropy, soft_cross_entropy
+from edgefl.data.levels import levels_in, ranked_probability_score
+from edgefl.methods.objective.terms import binary_cross_entropy, known_cross_entropy
 from edgefl.registry import TERM_WEIGHT, register
 from edgefl.roles import Objective
 
@@ -27,7 +27,7 @@ def loss(forward: Forward) -> Tensor:
         return binary_cross_entropy(forward.logits, forward.sets, forward.labels >= 0)
     levels = levels_in(forward.model.spec.label_names)
     if forward.targets is not None and levels is not None:
-        return soft_cross_entropy(forward.logits, between_levels(forward.targets, levels))
+        return ranked_probability_score(forward.logits, forward.targets, levels)
     return known_cross_entropy(forward.logits, forward.labels)
 
 

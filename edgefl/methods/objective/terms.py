@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import numpy as np
-
 from edgefl.lazy import F, torch
 from edgefl.registry import Option, Rule
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -61,26 +58,6 @@ def binary_cross_entropy(logits: Tensor, sets: Tensor, known: Tensor) -> Tensor:
     """
     each = F.binary_cross_entropy_with_logits(logits, sets, reduction="none").sum(dim=1)
     return mean_where(each, known)
-
-
-def between_levels(targets: Tensor, levels: npt.ArrayLike) -> Tensor:
-    """Weights [N, K] of the levels [K] whose mean is each target [N]; zeros where it is NaN.
-
-    A target beyond the levels is the nearest of them.
-    """
-    points = torch.as_tensor(np.asarray(levels), dtype=targets.dtype, device=targets.device)
-    inside = targets.nan_to_num().clamp(points[0], points[-1])
-    upper = torch.searchsorted(points, inside.contiguous()).clamp(1, len(points) - 1)
-    share = (inside - points[upper - 1]) / (points[upper] - points[upper - 1])
-    weights = torch.zeros(len(targets), len(points), dtype=targets.dtype, device=targets.device)
-    weights.scatter_(1, upper[:, None], share[:, None]).scatter_(1, upper[:, None] - 1, 1 - share[:, None])
-    return weights * ~targets.isnan()[:, None]
-
-
-def soft_cross_entropy(logits: Tensor, weights: Tensor) -> Tensor:
-    """CE of ``logits`` [N, K] with soft labels [N, K]: the mean over the rows that have one; 0 when none has."""
-    known = weights.sum(dim=1) > 0
-    return -(weights * F.log_softmax(logits, dim=1)).sum() / known.sum().clamp(min=1)
 
 
 def nothing(embeddings: Embeddings) -> Tensor:
