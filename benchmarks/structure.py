@@ -296,7 +296,7 @@ MEASURES = (
     ),
     Measure(
         "hooks with one user", "≤ 8", lambda tree: f"{len(single_hooks(tree))} of {len(tree.hooks)}",
-        "functions and traits of the roles' kinds that one shipped method sets, or none",
+        "functions and traits of the roles' kinds that one method sets, shipped or of examples/edgefl_extra, or none",
     ),
     Measure(
         "untyped hooks", "0", lambda tree: str(untyped_hooks(tree)),

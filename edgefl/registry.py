@@ -80,6 +80,8 @@ class Method:
     ``partial``: it leaves devices out of a round: no asynchronous rounds.
     ``headless``: why it has no meaning for a model without projection heads.
     ``shape``: (encoders by modality, options) -> the fields of the model's specification that it decides.
+    ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).
+    ``moves``: with it the global weights are not the mean of the devices' models.
     """
 
     role: ClassVar[str] = ""
@@ -94,6 +96,12 @@ class Method:
     partial: bool = False
     headless: str = ""
     shape: Callable[Concatenate[Mapping[str, Any], ...], Mapping[str, object]] | None = None
+    returns: bool = False
+    moves: bool = False
+
+    def has(self, trait: str) -> bool:
+        """Whether it has a trait, such as ``returns``."""
+        return bool(getattr(self, trait))
 
     def problems(self, role: str, recipe: Recipe) -> list[Problem]:
         """The rules that a recipe with this method in ``role`` breaks, each with the way out."""
@@ -320,7 +328,7 @@ def _signatures() -> dict[str, Signature]:
 
 def offers(recipe: Recipe, role: str, trait: str) -> bool:
     """Whether a method that ``recipe`` has in this role has a trait, such as ``labels`` of a term of the loss."""
-    return any(getattr(choice.method, trait) for choice in chosen(role, recipe[role]))
+    return any(choice.method.has(trait) for choice in chosen(role, recipe[role]))
 
 
 def not_installed(slots: Recipe, asked: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from edgefl.registry import Method, Signature
 
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     )
 
 
+#: What a term of the loss needs beside the model.
+Auxiliary = Literal["reconstruction", "private_head", "teacher", "received"]
+
+
 @dataclass(frozen=True)
 class Schedule(Method):
     """Which parts exist and are trained in each stage. ``stages``: (model, rounds of each stage, options) -> stages.
@@ -73,7 +77,7 @@ class Pace(Method):
 
     ``judge``: (rounds of the stage so far, each an ``edgefl.aggregation.pace.StageRound``; options) -> the ``Verdict``.
     None: every planned round takes place. A stage that ends early leaves the model of its best round. ``fewest``:
-    (options) -> rounds after which it ends at the soonest. ``returns``: as a selection's.
+    (options) -> rounds after which it ends at the soonest.
     ``observe``: (state or None, tensors of a trained part before the round, after it, options) -> (its facts {name:
     number}, the next state); the state begins with each stage.
     """
@@ -82,7 +86,6 @@ class Pace(Method):
     judge: PaceJudge | None = None
     observe: PaceObserve | None = None
     fewest: PaceFewest | None = None
-    returns: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,10 @@ class Cluster(Method):
 
 @dataclass(frozen=True)
 class Select(Method):
-    """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen.
-
-    ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).
-    """
+    """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen."""
 
     role: ClassVar[str] = "select"
     draw: SelectDraw | None = None
-    returns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +202,10 @@ class Objective(Method):
     ``modalities``: fewest of a model that it is for.
     ``joint``: it compares the fused representation with projections, which have to be as wide.
     ``unlabelled``: it trains the fusion on samples without a label too.
-    ``reconstructs``: it trains the networks that predict a modality's projection from the others'.
-    ``private_head``: devices without labels train a copy of their mappings by it, on pseudo-labels.
-    ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received. What these make
-    for a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
+    ``auxiliaries``: what it needs beside the model: ``reconstruction`` networks that predict a modality's projection
+    from the others', which it trains; a ``private_head``, a copy of their mappings that devices without labels train on
+    pseudo-labels; a ``teacher``, the mappings as received; the trained parameters as ``received``. What these make for
+    a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
     """
 
     role: ClassVar[str] = "objective"
@@ -217,10 +216,11 @@ class Objective(Method):
     modalities: int = 1
     joint: bool = False
     unlabelled: bool = False
-    reconstructs: bool = False
-    private_head: bool = False
-    teacher: bool = False
-    received: bool = False
+    auxiliaries: tuple[Auxiliary, ...] = ()
+
+    def has(self, trait: str) -> bool:
+        """As a method's; an auxiliary is a trait too."""
+        return trait in self.auxiliaries if trait in get_args(Auxiliary) else super().has(trait)
 
     @property
     def task(self) -> bool:
@@ -236,14 +236,13 @@ class Upload(Method):
     keeps for it until its next round); None: every part as it was trained.
     ``omits``: it may leave parts out, all but one. ``most``: ({part: its bytes}, options) -> the most bytes of these
     that an update has; None: all of them.
-    ``returns``: as a selection's; it is given the losses by the modalities at hand.
+    With ``returns`` it is given the losses by the modalities at hand.
     """
 
     role: ClassVar[str] = "upload"
     send: UploadSend | None = None
     omits: bool = False
     most: UploadMost | None = None
-    returns: bool = False
 
 
 @dataclass(frozen=True)
@@ -256,8 +255,7 @@ class Repair(Method):
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
     ``observe``: (job, model, options) -> the observer of a device's training. ``copied``: (job, model, options) -> the
     parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it cannot observe it.
-    ``personal``: devices keep a model of their own; ``part``: name of the part they are sent for it. ``moves``: as a
-    weight's.
+    ``part``: name of the part that devices are sent for a model of their own, which they keep; "": they keep none.
     With periods (``edgefl.plan.periods``): ``period``: (options) -> the ``Period``; None: one of one round.
     ``ask``: ({device: ``Member``}, options) -> {device: layers to upload}. ``lend``: (updates, {device: its layer by
     the update before}, store, {device: cluster}, options) -> ({device: {layer: values}}, the record of ``mend``).
@@ -269,9 +267,7 @@ class Repair(Method):
     observe: RepairObserve | None = None
     copied: RepairCopied | None = None
     unreadable: RepairUnreadable | None = None
-    personal: bool = False
     part: str = ""
-    moves: bool = False
     period: RepairPeriod | None = None
     ask: RepairAsk | None = None
     lend: RepairLend | None = None
@@ -284,7 +280,7 @@ class Weight(Method):
     ``weigh``: ({device: samples}, {device: modalities it trained}, options) -> {device: weight}. ``similarity``:
     ({device: outputs [m, d] on the same probe samples}, options) -> {device: weight}, by the models' outputs.
     ``personal``: ({device: loader of a mapping}, options) -> {device: {device: weight}}: each has a mean of its own.
-    ``exchange``: which trained parts travel. ``moves``: global weights are not the mean of the devices' models.
+    ``exchange``: which trained parts travel.
     """
 
     role: ClassVar[str] = "weight"
@@ -292,7 +288,6 @@ class Weight(Method):
     similarity: WeightSimilarity | None = None
     personal: WeightPersonal | None = None
     exchange: Literal["all", "mappings", "nothing"] = "all"
-    moves: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,7 +298,7 @@ class Combine(Method):
     the part}, layout, options) -> (its tensors, {device: share of its values that do not count}). ``screen``, before
     either: ({part: ``aggregation.pieces.Changes``}, options) -> ({device: factor of its change; 0: the update is left
     out}, the record).
-    ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's. ``keeps``: (options) ->
+    ``equal``: all devices count alike, whatever the slot weight says. ``keeps``: (options) ->
     whether devices that left an encoder stage out count as keeping it.
     ``noise``: (devices that a round is planned for, rounds of the run, options) -> the ``Noise`` on every part that the
     stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more.
@@ -314,7 +309,6 @@ class Combine(Method):
     accumulate: CombineAccumulate | None = None
     merge: CombineMerge | None = None
     equal: bool = False
-    moves: bool = False
     keeps: CombineKeeps | None = None
     noise: CombineNoise | None = None
     account: CombineAccount | None = None
@@ -326,14 +320,12 @@ class Optimise(Method):
 
     ``step``: (state, previous tensors, combined tensors, options) -> (next tensors, next state).
     ``adjust``: (history, {device: cluster}, {device: weight}, options) -> (options of this round's steps, the record).
-    ``moves``: as a weight's. ``returns``: as a selection's.
     """
 
     role: ClassVar[str] = "optimise"
     step: OptimiseStep | None = None
-    adjust: OptimiseAdjust | None = None
     moves: bool = True
-    returns: bool = False
+    adjust: OptimiseAdjust | None = None
 
 
 class Role(NamedTuple):

@@ -9,10 +9,19 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import grimp
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Beside the tree that is asked, the folder this runs in.
+OUTSIDE = Path("examples/edgefl_extra")
 PACKAGES = ("edgefl", "coordinator", "device_agent")
 
 
@@ -33,10 +42,15 @@ def _roles() -> dict[str, Any]:
 
 
 def hooks() -> dict[str, int]:
-    """ "role.hook" -> methods that set it, of what each role's kind adds to a method; none before the registry."""
+    """ "role.hook" -> methods that set it, of what each role's kind adds to a method; none before the registry.
+
+    Those of the tree's outside package count: a hook that one paper inside and one outside share is proven by two.
+    """
     if importlib.util.find_spec("edgefl.registry") is None:
         return {}
     registry = importlib.import_module("edgefl.registry")
+    registry.methods("select")  # the product's own come first
+    _register_outside()
     shared = {one.name for one in dataclasses.fields(registry.Method)}
     return {
         f"{role}.{one.name}": sum(getattr(each, one.name) != one.default for each in registry.methods(role).values())
@@ -44,6 +58,15 @@ def hooks() -> dict[str, int]:
         for one in dataclasses.fields(kind)
         if one.name not in shared
     }
+
+
+def _register_outside() -> None:
+    project = OUTSIDE / "pyproject.toml"
+    if project.exists():
+        points = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"]["edgefl.methods"]
+        sys.path.insert(0, str(OUTSIDE))
+        for module in points.values():
+            importlib.import_module(module)
 
 
 def imports() -> dict[str, frozenset[str]]:

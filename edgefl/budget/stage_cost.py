@@ -230,7 +230,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     Copies of what is sent and kept, with a part in hand; one batch as read, or as its stored prefixes are; what fills a
     store.
     """
-    personal = chosen("repair", job.slots.repair)[0].method.personal
+    personal = chosen("repair", job.slots.repair)[0].method.part
     staying = job.stage.trained if personal else kept(job)
     copies = bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
     stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)

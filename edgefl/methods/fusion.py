@@ -18,7 +18,7 @@ def _one_projection(recipe: Recipe) -> list[Problem]:
     """Joint fusion has one projection for all modalities, so that none has a mapping that could be its own."""
     if not offers(recipe, "objective", "labels"):
         return []
-    terms = [term.name for term in chosen("objective", recipe["objective"]) if term.method.private_head]
+    terms = [t.name for t in chosen("objective", recipe["objective"]) if "private_head" in t.method.auxiliaries]
     weights = [weight.name for weight in chosen("weight", recipe["weight"]) if weight.method.personal]
     text = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
     return [Problem("fusion", text.format(name)) for name in (*terms, *weights)]

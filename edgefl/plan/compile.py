@@ -200,7 +200,7 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
         text = f"is batch, and its statistics are not of the weights that a layer is replaced in: {why}; set layer"
         found.append(Problem("model.head.norm", text))
     for term in chosen("objective", recipe.slots["objective"]):
-        if term.method.received:
+        if "received" in term.method.auxiliaries:
             text = f"{term.name} compares with the parts received, and {why}, in which a device goes on from its own"
             found.append(Problem("slots.objective", f"{text}; leave {term.name} out, or exchange everything"))
     for direction in ("up", "down"):

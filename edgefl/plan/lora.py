@@ -40,7 +40,9 @@ def lora_problems(plan: RunPlan) -> list[Problem]:
         found.append(Problem("slots.repair", text))
     if all(is_encoder(part) for part in lora.parts):
         return found
-    terms = [t for t in chosen("objective", plan.slots.objective) if t.method.teacher or t.method.private_head]
+    terms = [
+        t for t in chosen("objective", plan.slots.objective) if {"teacher", "private_head"} & {*t.method.auxiliaries}
+    ]
     why = [f"objective {term.name} needs the whole ones" for term in terms]
     if plan.slots.exchange != "all":
         why.append(f"weight {choose('weight', plan.server).name} exchanges whole ones")

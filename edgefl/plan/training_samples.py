@@ -79,7 +79,8 @@ def clusters_apart(slots: Slots, stage: Stage) -> bool:
     ``stage`` is the device's own: without labels it trains no classifier.
     """
     return (
-        any(term.method.private_head for term in chosen("objective", slots.objective)) and "task" not in stage.trained
+        any("private_head" in term.method.auxiliaries for term in chosen("objective", slots.objective))
+        and "task" not in stage.trained
     )
 
 

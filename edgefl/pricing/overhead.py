@@ -109,7 +109,7 @@ class Overhead:
         if not job.slots.statistics:
             return 0.0
         personal = _personal(job) and share.holdout > 0
-        teachers = any(term.method.teacher for term in chosen("objective", job.slots.objective))
+        teachers = any("teacher" in term.method.auxiliaries for term in chosen("objective", job.slots.objective))
         passes = 1 + personal + teachers
         flops = 0.0
         for m in job.model.encoders:
@@ -135,8 +135,7 @@ class Overhead:
 
 def _personal(job: Job) -> bool:
     """Whether the device has a personal model too, which is evaluated like the others."""
-    personal: bool = chosen("repair", job.slots.repair)[0].method.personal
-    return personal
+    return bool(chosen("repair", job.slots.repair)[0].method.part)
 
 
 def zero_prototypes(job: Job) -> dict[str, dict[str, np.ndarray]]:

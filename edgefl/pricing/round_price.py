@@ -254,12 +254,13 @@ def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
     """The auxiliary tensors of the second round and later, on the meta device."""
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
-    received = any(term.received for term in terms)
+    received = any("received" in term.auxiliaries for term in terms)
+    taught = any("teacher" in term.auxiliaries for term in terms)
     trained = [p for p in model.parameters() if p.requires_grad and received]
     return Auxiliary(
         tables_of(zero_prototypes(job), torch.device("meta")),
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
-        {m: copied(head, trained=False) for m, head in heads.items()} if any(term.teacher for term in terms) else {},
+        {m: copied(head, trained=False) for m, head in heads.items()} if taught else {},
         tuple((p, p.detach().clone()) for p in trained),
         matcher_of(job.slots, {}, job.k),
     )

@@ -164,11 +164,12 @@ def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kep
         if clusters_apart(job.slots, job.stage):
             private_heads[m] = copied(head, trained=True)
             load_module(PRIVATE_HEAD + m, private_heads[m], kept.get(PRIVATE_HEAD + m, parts[f"head/{m}"]))
-        if any(term.teacher for term in terms):
+        if any("teacher" in term.auxiliaries for term in terms):
             teachers[m] = copied(head, trained=False)
             load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
     trained = [p for part in job.stage.trained for p in model.part(part).parameters()]
-    received = tuple((p, p.detach().clone()) for p in trained if any(term.received for term in terms))
+    compared = any("received" in term.auxiliaries for term in terms)
+    received = tuple((p, p.detach().clone()) for p in trained if compared)
     tables = tables_of(parts, device_of(model))
     initial = {} if tables else initial_tables(job, device_of(model))
     return Auxiliary(tables, private_heads, teachers, received, matcher_of(job.slots, {}, job.k), initial)

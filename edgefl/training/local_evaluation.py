@@ -37,7 +37,7 @@ def personal_evaluation(
     """
     own = [part for part in job.stage.trained if part in kept]
     repair = chosen("repair", job.slots.repair)[0].method
-    if not repair.personal or not len(holdout) or len(own) < len(job.stage.trained):
+    if not repair.part or not len(holdout) or len(own) < len(job.stage.trained):
         return {}
     better = by_part(parts.get(repair.part, {}))
     before = {part: part_tensors(model, part) for part in own}

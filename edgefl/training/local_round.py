@@ -156,7 +156,7 @@ def _training_round(
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = training.update()
     sending, noted = uploaded(job, model, sending, Seen(holdout, parts, local.kept), rng)
-    staying = job.stage.trained if repair.method.personal else kept_parts(job)
+    staying = job.stage.trained if repair.method.part else kept_parts(job)
     return RoundResult(
         parts=sending,
         kept={p: part_tensors(model, p, copy=False) for p in staying} | noted | private_head_tensors(auxiliary),

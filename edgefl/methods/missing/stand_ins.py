@@ -89,7 +89,7 @@ register(
         "reconstruction",
         "predicted from the modalities at hand by a small network trained along (MMiC)",
         _DROP,
-        rules=(Rule("objective", "reconstructs", _TERM),),
+        rules=(Rule("objective", "reconstruction", _TERM),),
         make=reconstruction,
         offered=lambda model, tables: model.reconstruction,
         inferred="what a small network, trained along, makes of the others",

@@ -179,7 +179,7 @@ register(
         ),
         headless="cluster_contrast trains a copy of the mappings, the heads, and without them there is none",
         loss=cluster_loss,
-        private_head=True,
+        auxiliaries=("private_head",),
     ),
     Objective(
         "prototype_transfer",
@@ -200,6 +200,6 @@ register(
             ),
         ),
         loss=model_loss,
-        teacher=True,
+        auxiliaries=("teacher",),
     ),
 )

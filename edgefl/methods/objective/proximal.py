@@ -48,7 +48,7 @@ register(
         "the model stays near the one received (FedProx, arXiv 1812.06127)",
         _WEIGHT,
         loss=proximal,
-        received=True,
+        auxiliaries=("received",),
     ),
     Objective(
         "regulariser",

@@ -62,7 +62,7 @@ register(
         {"weight": TERM_WEIGHT},
         loss=loss,
         modalities=2,
-        reconstructs=True,
+        auxiliaries=("reconstruction",),
         shape=shape,
     )
 )

@@ -87,7 +87,6 @@ register(
         copied=copied,
         unreadable=unreadable,
         part=PART,
-        personal=True,
         moves=True,
         period=period,
         ask=ask,
