@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     ClusterGroup = Callable[Concatenate[Mapping[str, Mapping[str, Array]], np.random.Generator, ...], dict[str, int]]
     ClusterOwnModels = OfOptions[bool]
     SelectDraw = Callable[Concatenate[Sequence[str], np.random.Generator, Memory, ...], list[str]]
+    StandInBuild = Callable[Concatenate[ModelSpec, ...], nn.Module]
     StandInMake = Callable[[str, AtHand], object]
     StandInOffered = Callable[[ModelSpec, Mapping[str, object]], bool]
     StandInCompletedData = Callable[Concatenate[Dataset, Mapping[str, EncoderSpec], ...], object]

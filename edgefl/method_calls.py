@@ -20,6 +20,7 @@ CALLS: dict[str, dict[str, str]] = {
     "select": {"draw": "devices generator history"},
     "missing": {
         "make": "modality at_hand",
+        "build": "model",
         "offered": "model tables",
         "completed_data": "dataset encoders",
         "completed_counts": "samples encoders",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from edgefl.registry import Method, Signature
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edgefl.hooks import (
         ClusterGroup,
         ClusterOwnModels,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         RepairUnreadable,
         ScheduleStages,
         SelectDraw,
+        StandInBuild,
         StandInCompletedCounts,
         StandInCompletedData,
         StandInMake,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         WeightSimilarity,
         WeightWeigh,
     )
+    from edgefl.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,9 @@ class StandIn(Method):
     """A stand-in for an absent modality.
 
     ``make``: (modality, what is at hand) -> its stand-ins (``edgefl.training.fill``), in training, evaluation and
-    exported graphs. ``offered``: (model, prototype tables) -> whether inference can make it; None: it never can.
+    exported graphs. ``build``: (model, options) -> the module with its weights, the model's part ``missing``, which is
+    ``module`` of what is at hand; it imports torch.
+    ``offered``: (model, prototype tables) -> whether inference can make it; None: where the model was built for it.
     ``tables``: it is made of the prototype tables. ``inferred``: what it is at inference, in a report's words; "":
     its summary.
     ``complete_only``: samples that lack a modality are not trained on. ``completed_data``: (dataset, encoders, options)
@@ -156,12 +162,17 @@ class StandIn(Method):
 
     role: ClassVar[str] = "missing"
     make: StandInMake
+    build: StandInBuild | None = None
     offered: StandInOffered | None = None
     tables: bool = False
     inferred: str = ""
     complete_only: bool = False
     completed_data: StandInCompletedData | None = None
     completed_counts: StandInCompletedCounts | None = None
+
+    def offers(self, model: ModelSpec, tables: Mapping[str, object]) -> bool:
+        """Whether inference can make it."""
+        return self.name in (model.stand_in or ()) if self.offered is None else self.offered(model, tables)
 
 
 @dataclass(frozen=True)

@@ -245,12 +245,14 @@ def _upload_problems(recipe: RecipeConfig) -> list[Problem]:
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
     """Fields of the model that the recipe decides."""
-    fusion = choose("fusion", recipe.slots)
+    fusion, missing = choose("fusion", recipe.slots), choose("missing", recipe.slots)
     fields: dict[str, Any] = {
         "encoder_sharing": next(iter(recipe.slots["sharing"])),
         "fusion": fusion.name,
         "fusion_options": fusion.taken(fusion.method.build),
     }
+    if missing.method.build is not None:
+        fields["stand_in"] = {missing.name: missing.taken(missing.method.build)}
     for choice in (one for role in recipe.slots for one in chosen(role, recipe.slots[role])):
         if choice.method.shape is not None:
             fields |= choice.bind(choice.method.shape)(encoders)
