@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     PrototypesRows = Callable[Concatenate[ModelSpec, ...], dict[str, tuple[int, int]]]
     PrototypesLocalRows = Callable[Concatenate[Job, Candidate, Sequence[str], ...], dict[str, tuple[int, int]]]
     PrototypesCandidates = OfOptions[tuple[int, ...]]
+    ObjectiveKeep = Callable[Concatenate[np.ndarray, np.ndarray, np.ndarray, ...], np.ndarray]
     ObjectiveLoss = Callable[Concatenate[Forward, ...], Tensor]
     RepairMend = Callable[
         Concatenate[Sequence[UpdateInfo], Manifest, ObjectStore, Mapping[str, int], Mapping[str, float], ...],

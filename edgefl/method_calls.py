@@ -33,7 +33,7 @@ CALLS: dict[str, dict[str, str]] = {
         "local_rows": "job candidate modalities",
         "candidates": "",
     },
-    "objective": {"loss": "forward"},
+    "objective": {"loss": "forward", "keep": "kept received trained"},
     "repair": {
         "mend": "updates state store clusters weights",
         "unlikely": "samples modalities",

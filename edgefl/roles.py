@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CombineNoise,
         CombineScreen,
         FusionBuild,
+        ObjectiveKeep,
         ObjectiveLoss,
         OptimiseAdjust,
         OptimiseStep,
@@ -218,6 +219,8 @@ class Objective(Method):
     ``private_head``: devices without labels train a copy of their mappings by it, on pseudo-labels.
     ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received. What these make
     for a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
+    ``keep``: (kept, received, trained, options) -> what the device keeps until its next round, of one parameter: arrays
+    of one shape, ``kept`` zeros at first. Its loss reads ``forward.auxiliary.kept``, and ``received`` as well.
     """
 
     role: ClassVar[str] = "objective"
@@ -232,6 +235,7 @@ class Objective(Method):
     private_head: bool = False
     teacher: bool = False
     received: bool = False
+    keep: ObjectiveKeep | None = None
 
     @property
     def task(self) -> bool:
