@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,33 +107,38 @@ def test_a_device_goes_on_with_what_it_kept() -> None:
     )
 
 
+SHARES = {"x": share(24, {"a": 1.0, "b": 1.0}, 1), "y": share(36, {"a": 1.0, "b": 1.0}, 2)}
+
+
+def weights_of(directory: Path, rounds: int, slots: list[str]) -> dict[str, np.ndarray]:
+    """The classifier's weights before ("first") and after a run of a fleet, and h of them where there is one."""
+    directory.mkdir()
+    settings = [f"training.rounds=[0,{rounds}]", "slots.weight=equal", "model.head.norm=layer", *slots]
+    plan = plan_of(directory, "end_to_end", "ab", 2, settings)
+    assert run_fleet(directory, plan, SHARES).status == "done"
+    store, state = state_of(directory)
+    found = {key: decode_part(store.read(ref.id))["weight"] for key, ref in state.items() if key.endswith("task")}
+    return found | {"first": part_tensors(build(plan.model, ["task"], seed=plan.seed), "task")["weight"]}
+
+
+DYNAMIC = ["slots.objective={cross_entropy: {}, feddyn: {alpha: 0.3}}", "slots.optimise={feddyn: {alpha: 0.3}}"]
+
+
 def test_the_first_round_goes_as_far_again_as_fedprox(tmp_path: Path) -> None:
     """g = 0, all devices take part: h = -α (mean - θ), and θ' = mean - h / α = 2 mean - θ, mean that of FedProx."""
-    shares = {"x": share(24, {"a": 1.0, "b": 1.0}, 1), "y": share(36, {"a": 1.0, "b": 1.0}, 2)}
-    found = []
-    for name, slots in (
-        ("dyn", ["slots.objective={cross_entropy: {}, feddyn: {alpha: 0.3}}", "slots.optimise={feddyn: {alpha: 0.3}}"]),
-        ("prox", ["slots.objective={cross_entropy: {}, proximal: {weight: 0.3}}"]),
-    ):
-        (tmp_path / name).mkdir()
-        settings = [
-            "training.rounds=[0,1]",
-            "slots.weight=equal",
-            "slots.prototypes=none",
-            "model.head.norm=layer",
-            *slots,
-        ]
-        plan = plan_of(tmp_path / name, "end_to_end", "ab", 2, settings)
-        report = run_fleet(tmp_path / name, plan, shares)
-        store, state = state_of(tmp_path / name)
-        found.append({key: decode_part(store.read(ref.id)) for key, ref in state.items() if key.endswith("task")})
-    first = part_tensors(build(plan.model, ["task"], seed=plan.seed), "task")["weight"]
-    (dyn, prox) = (one["task"]["weight"] for one in found)
-    np.testing.assert_allclose(dyn, 2 * prox - first, atol=1e-6)
-    h = found[0]["server/optimise/task"]["weight"]
-    np.testing.assert_allclose(h, -0.3 * (prox - first), atol=1e-6)
-    assert np.abs(h).max() > 1e-4
-    assert report.status == "done"
+    dyn = weights_of(tmp_path / "dyn", 1, DYNAMIC)
+    prox = weights_of(tmp_path / "prox", 1, ["slots.objective={cross_entropy: {}, proximal: {weight: 0.3}}"])
+    np.testing.assert_allclose(dyn["task"], 2 * prox["task"] - dyn["first"], atol=1e-6)
+    np.testing.assert_allclose(dyn["server/optimise/task"], -0.3 * (prox["task"] - dyn["first"]), atol=1e-6)
+    assert np.abs(dyn["server/optimise/task"]).max() > 1e-4
+
+
+def test_devices_of_a_fleet_go_on_with_what_they_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dyn = weights_of(tmp_path / "dyn", 2, DYNAMIC)
+    forgetful = replace(module.TERM, keep=lambda kept, received, trained: np.zeros_like(kept))
+    monkeypatch.setitem(registry._methods["objective"], "feddyn", forgetful)
+    forgets = weights_of(tmp_path / "forgets", 2, DYNAMIC)
+    assert np.abs(dyn["task"] - forgets["task"]).max() > 1e-4
 
 
 def test_two_copies_of_what_is_trained_are_priced() -> None:

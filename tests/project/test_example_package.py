@@ -84,8 +84,6 @@ def test_its_fusion_stand_ins_and_feddyn_train_a_fleet_over_a_broker(beside: dic
     (tokens,) = decode_part(store.read(last["missing"].id)).values()
     assert np.abs(tokens).max(axis=1).min() > 1e-3  # each began as zeros
     assert all(np.abs(h).max() > 0 for h in decode_part(store.read(last["server/optimise/fusion"].id)).values())
-    kept = [decode_part(path.read_bytes()) for path in run.glob("devices/*/objects/*/*")]
-    assert any("missing|tokens" in one and np.abs(one["missing|tokens"]).max() > 0 for one in kept)
 
 
 @pytest.mark.slow
