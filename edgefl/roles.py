@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from edgefl.registry import Method, Signature
+from edgefl.errors import Problem
+from edgefl.registry import Method, Recipe, Signature, offers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -316,12 +317,12 @@ class Combine(Method):
 
     ``accumulate``: (layout of the part, options) -> an accumulator with add and result. ``merge``: ({device: loader of
     the part}, layout, options) -> (its tensors, {device: share of its values that do not count}). ``screen``, before
-    either: ({part: ``aggregation.pieces.Changes``}, options) -> ({device: factor of its change; 0: the update is left
-    out}, the record).
+    either: ({part: ``aggregation.pieces.Changes``}, options) -> the ``Screening``, or its first two.
     ``equal``: all devices count alike, whatever the slot weight says. ``moves``: as a weight's. ``keeps``: (options) ->
     whether devices that left an encoder stage out count as keeping it.
     ``noise``: (devices that a round is planned for, rounds of the run, options) -> the ``Noise`` on every part that the
-    stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more.
+    stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more. A
+    method with an account is refused beside whatever takes more of the devices' data than their clipped changes.
     """
 
     role: ClassVar[str] = "combine"
@@ -333,6 +334,25 @@ class Combine(Method):
     keeps: CombineKeeps | None = None
     noise: CombineNoise | None = None
     account: CombineAccount | None = None
+
+    def problems(self, role: str, recipe: Recipe) -> list[Problem]:
+        """As of any method, and where it has an account what that does not cover."""
+        why = f"{self.name} accounts for the devices' changes alone, and"
+        beside = _UNCOVERED if self.account else ()
+        found = [Problem(role, f"{why} {text}") for other, trait, text in beside if offers(recipe, other, trait)]
+        return super().problems(role, recipe) + found
+
+
+#: (role, trait of a method that takes more of the devices' data, why and the way out).
+_UNCOVERED = (
+    ("prototypes", "local", "prototypes are means of samples; set slots.prototypes to none"),
+    ("cluster", "signature", "clusters are made of their signatures; set slots.cluster to none"),
+    ("repair", "mend", "a repair puts one device's weights in another's; set slots.repair to none"),
+    ("upload", "omits", "which parts a device sends depends on its data; set slots.upload to whole"),
+    ("pace", "returns", "this pace goes by their hold-outs; set slots.pace to planned"),
+    ("select", "returns", "this selection goes by their hold-outs; set slots.select to all or random"),
+    ("optimise", "returns", "this step goes by their hold-outs; set another slots.optimise"),
+)
 
 
 @dataclass(frozen=True)
