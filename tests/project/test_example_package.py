@@ -179,6 +179,21 @@ def test_its_upload_sends_one_modality_a_device_and_round_over_a_broker(beside: 
     assert list(turns.values()) == [{"upper", "lower"}] * 4
 
 
+@pytest.mark.timeout(300)
+def test_its_private_combination_trains_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
+    chosen = ["recipe=dp-fedavg", "slots.objective=cross_entropy", "slots.select=all", "training.rounds=[3, 0]"]
+    chosen += ["slots.combine={adaptive_clip: {noise: 2, epsilon: 3}}", "fleet=[{name: north}, {name: south}]"]
+    settings = [word for one in chosen for word in ("--set", one)]
+    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
+    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
+    assert done.returncode == 0, done.stderr
+    rounds = [row["record"] for row in json.loads(done.stdout)["rounds"]]
+    assert [row["account"]["epsilon"] for row in rounds] == pytest.approx([1.993, 2.943], abs=1e-3)  # three: 3.7
+    clips = [row["screened"]["bound"] for row in rounds]
+    assert clips[0] == 0.1 != clips[1] == rounds[0]["screened"]["next"]
+    assert [row["noise"]["deviation"] for row in rounds] == pytest.approx([2 / 0.9**0.5 * c / 2 for c in clips])
+
+
 def test_its_options_are_checked_like_our_own(beside: dict[str, str]):
     done = ran(beside, "plan", str(EXAMPLE / "run.yaml"), "--set", "slots.objective={focal: {gama: 1}}")
     assert done.returncode == 10
