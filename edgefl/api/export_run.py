@@ -12,7 +12,7 @@ import msgspec
 from edgefl.api.runs import BUNDLES, read_run
 from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ExportError, RunError
-from edgefl.export.bundle_format import BOTH, USUAL, ZERO, MaskName
+from edgefl.export.bundle_format import BOTH, USUAL, ZERO, MaskName, OwnMask
 from edgefl.export.form import OPSETS, PLAIN, Form
 from edgefl.export.precision_record import EXACT
 from edgefl.models.spec import PROTOTYPES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 #: Folder of a run's encoders as checkpoints of `transformers`.
 CHECKPOINTS = "checkpoints"
-MaskChoice = Literal["auto", "prototype", "zero", "both", "reconstruction"]
+MaskChoice = Literal["auto", OwnMask, "both"]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from edgefl.data.label_sets import THRESHOLD, classes_in
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
-from edgefl.export.bundle_format import STAND_INS, Manifest
+from edgefl.export.bundle_format import STAND_INS, Manifest, OwnMask
 from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
@@ -58,7 +58,7 @@ def command(
         typer.Option(help="Use only this modality of the file, or say what a single sample's file is; repeatable."),
     ] = None,
     mask: Annotated[
-        Literal["prototype", "zero", "reconstruction"] | None,
+        OwnMask | None,
         typer.Option(help="What stands in for absent modalities."),
     ] = None,
     device: Annotated[

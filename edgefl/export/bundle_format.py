@@ -43,6 +43,8 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 
 #: A mask: the method that fills in the modalities that a sample lacks.
 MaskName = CellName
+#: Those that a command line names; another package's is the recipe's, and taken by itself.
+OwnMask = Literal["prototype", "zero", "reconstruction"]
 #: What an export may be asked for in place of one mask: prototypes, and zeros for a call that brings none.
 BOTH = "both"
 #: Mask -> what it fills in with, in words; "none": nothing; another package's method: its name.

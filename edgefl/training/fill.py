@@ -52,7 +52,7 @@ class AtHand:
 
     @property
     def module(self) -> nn.Module:
-        """What the method's ``build`` made."""
+        """The module that the method's ``build`` makes."""
         return self.model.part(MISSING)
 
     def zeros(self) -> Tensor:
