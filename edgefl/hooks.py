@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgefl.plan.job import Candidate, Job, Stage
     from edgefl.prototypes.table import ClassMeans
     from edgefl.records import Manifest
-    from edgefl.registry import Account, Member, Observer, Period, Trained, Verdict
+    from edgefl.registry import Account, Member, Observer, Period, Screening, Trained, Verdict
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.fill import AtHand
     from edgefl.training.forward import Auxiliary, Forward
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     ClusterGroup = Callable[Concatenate[Mapping[str, Mapping[str, Array]], np.random.Generator, ...], dict[str, int]]
     ClusterOwnModels = OfOptions[bool]
     SelectDraw = Callable[Concatenate[Sequence[str], np.random.Generator, Memory, ...], list[str]]
+    StandInBuild = Callable[Concatenate[ModelSpec, ...], nn.Module]
     StandInMake = Callable[[str, AtHand], object]
     StandInOffered = Callable[[ModelSpec, Mapping[str, object]], bool]
     StandInCompletedData = Callable[Concatenate[Dataset, Mapping[str, EncoderSpec], ...], object]
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     PrototypesRows = Callable[Concatenate[ModelSpec, ...], dict[str, tuple[int, int]]]
     PrototypesLocalRows = Callable[Concatenate[Job, Candidate, Sequence[str], ...], dict[str, tuple[int, int]]]
     PrototypesCandidates = OfOptions[tuple[int, ...]]
+    ObjectiveKeep = Callable[Concatenate[np.ndarray, np.ndarray, np.ndarray, ...], np.ndarray]
     ObjectiveLoss = Callable[Concatenate[Forward, ...], Tensor]
     RepairMend = Callable[
         Concatenate[Sequence[UpdateInfo], Manifest, ObjectStore, Mapping[str, int], Mapping[str, float], ...],
@@ -77,7 +79,9 @@ if TYPE_CHECKING:
     WeightWeigh = Callable[Concatenate[Mapping[str, int], Mapping[str, int], ...], dict[str, float]]
     WeightSimilarity = Callable[Concatenate[Mapping[str, np.ndarray], ...], dict[str, float]]
     WeightPersonal = Callable[Concatenate[Mapping[str, Load], ...], dict[str, dict[str, float]]]
-    CombineScreen = Callable[Concatenate[Mapping[str, Changes], ...], tuple[dict[str, float], dict[str, object]]]
+    CombineScreen = Callable[
+        Concatenate[Mapping[str, Changes], ...], Screening | tuple[dict[str, float], dict[str, object]]
+    ]
     CombineAccumulate = Callable[Concatenate[Layout, ...], WeightedMean]
     CombineMerge = Callable[Concatenate[Mapping[str, Load], Layout, ...], tuple[Tensors, dict[str, float]]]
     CombineKeeps = OfOptions[bool]

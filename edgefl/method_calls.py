@@ -20,6 +20,7 @@ CALLS: dict[str, dict[str, str]] = {
     "select": {"draw": "devices generator history"},
     "missing": {
         "make": "modality at_hand",
+        "build": "model",
         "offered": "model tables",
         "completed_data": "dataset encoders",
         "completed_counts": "samples encoders",
@@ -32,7 +33,7 @@ CALLS: dict[str, dict[str, str]] = {
         "local_rows": "job candidate modalities",
         "candidates": "",
     },
-    "objective": {"loss": "forward"},
+    "objective": {"loss": "forward", "keep": "kept received trained"},
     "repair": {
         "mend": "updates state store clusters weights",
         "unlikely": "samples modalities",
@@ -78,8 +79,8 @@ _BESIDE = {
     "period": ("ask", "lend"),
     "judge": ("fewest",),
     "most": ("send",),
-    "noise": ("account", "accumulate"),
-    "account": ("noise",),
+    "noise": ("account", "accumulate", "screen"),
+    "account": ("noise", "screen"),
 }
 
 
@@ -91,6 +92,8 @@ def misfit(role: str, method: Any) -> str:
     for name, others in _BESIDE.items():
         if getattr(method, name, None) is not None and any(getattr(method, other) is None for other in others):
             return f"has {name} without {' and '.join(others)}; give it these as well"
+    if getattr(method, "account", None) is not None and not method.per_round:
+        return "has account without per_round=True, and an account counts whole rounds; declare it"
     for name, function, given in _functions(role, method):
         options = () if name in _WITHOUT_OPTIONS else method.options
         if why := _refusal(function, given, options):

@@ -52,8 +52,8 @@ _MODALITY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 #: Names with another meaning in part names, manifests or prototype tables.
 RESERVED = frozenset(
     {
-        *("fused", "fusion", "group", "head", "id", "ids", "label", "label_names", "match", "meta", "prototypes"),
-        *("lora", "reconstruct", "shared", "task"),
+        *("fused", "fusion", "group", "head", "id", "ids", "label", "label_names", "match", "meta", "missing"),
+        *("lora", "prototypes", "reconstruct", "shared", "task"),
     }
 )
 MODALITY_RULE = (

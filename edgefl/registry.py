@@ -189,6 +189,17 @@ class Trained(NamedTuple):
     kept: Mapping[str, Array]
 
 
+class Screening(NamedTuple):
+    """Judgement of a round's changes. ``factors``: {device: factor of its change; 0: the update is left out}.
+
+    ``options``: of the method's, as they are from the next round on.
+    """
+
+    factors: dict[str, float]
+    record: dict[str, object]
+    options: Mapping[str, float] = {}
+
+
 class Account(NamedTuple):
     """Account of privacy after a round. ``spent``: adds up over rounds, from 0; ``over``: no other round may follow.
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
-from edgefl.registry import Method, Signature
+from edgefl.errors import Problem
+from edgefl.registry import Method, Recipe, Signature, offers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edgefl.hooks import (
         ClusterGroup,
         ClusterOwnModels,
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
         CombineNoise,
         CombineScreen,
         FusionBuild,
+        ObjectiveKeep,
         ObjectiveLoss,
         OptimiseAdjust,
         OptimiseStep,
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
         RepairUnreadable,
         ScheduleStages,
         SelectDraw,
+        StandInBuild,
         StandInCompletedCounts,
         StandInCompletedData,
         StandInMake,
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
         WeightSimilarity,
         WeightWeigh,
     )
+    from edgefl.models.spec import ModelSpec
 
 
 #: What a term of the loss needs beside the model.
@@ -146,7 +152,9 @@ class StandIn(Method):
     """A stand-in for an absent modality.
 
     ``make``: (modality, what is at hand) -> its stand-ins (``edgefl.training.fill``), in training, evaluation and
-    exported graphs. ``offered``: (model, prototype tables) -> whether inference can make it; None: it never can.
+    exported graphs. ``build``: (model, options) -> the module with its weights, the model's part ``missing``, which is
+    ``module`` of what is at hand; it imports torch.
+    ``offered``: (model, prototype tables) -> whether inference can make it; None: where the model was built for it.
     ``tables``: it is made of the prototype tables. ``inferred``: what it is at inference, in a report's words; "":
     its summary.
     ``complete_only``: samples that lack a modality are not trained on. ``completed_data``: (dataset, encoders, options)
@@ -155,12 +163,17 @@ class StandIn(Method):
 
     role: ClassVar[str] = "missing"
     make: StandInMake
+    build: StandInBuild | None = None
     offered: StandInOffered | None = None
     tables: bool = False
     inferred: str = ""
     complete_only: bool = False
     completed_data: StandInCompletedData | None = None
     completed_counts: StandInCompletedCounts | None = None
+
+    def offers(self, model: ModelSpec, tables: Mapping[str, object]) -> bool:
+        """Whether inference can make it."""
+        return self.name in (model.stand_in or ()) if self.offered is None else self.offered(model, tables)
 
 
 @dataclass(frozen=True)
@@ -206,6 +219,8 @@ class Objective(Method):
     from the others', which it trains; a ``private_head``, a copy of their mappings that devices without labels train on
     pseudo-labels; a ``teacher``, the mappings as received; the trained parameters as ``received``. What these make for
     a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
+    ``keep``: (kept, received, trained, options) -> what the device keeps until its next round, of one parameter: arrays
+    of one shape, ``kept`` zeros at first. Its loss reads ``forward.auxiliary.kept``, and ``received`` as well.
     """
 
     role: ClassVar[str] = "objective"
@@ -217,6 +232,7 @@ class Objective(Method):
     joint: bool = False
     unlabelled: bool = False
     auxiliaries: tuple[Auxiliary, ...] = ()
+    keep: ObjectiveKeep | None = None
 
     def has(self, trait: str) -> bool:
         """As a method's; an auxiliary is a trait too."""
@@ -296,12 +312,12 @@ class Combine(Method):
 
     ``accumulate``: (layout of the part, options) -> an accumulator with add and result. ``merge``: ({device: loader of
     the part}, layout, options) -> (its tensors, {device: share of its values that do not count}). ``screen``, before
-    either: ({part: ``aggregation.pieces.Changes``}, options) -> ({device: factor of its change; 0: the update is left
-    out}, the record).
+    either: ({part: ``aggregation.pieces.Changes``}, options) -> the ``Screening``, or its first two.
     ``equal``: all devices count alike, whatever the slot weight says. ``keeps``: (options) ->
     whether devices that left an encoder stage out count as keeping it.
     ``noise``: (devices that a round is planned for, rounds of the run, options) -> the ``Noise`` on every part that the
-    stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more.
+    stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more. A
+    method with an account is refused beside whatever takes more of the devices' data than their clipped changes.
     """
 
     role: ClassVar[str] = "combine"
@@ -312,6 +328,25 @@ class Combine(Method):
     keeps: CombineKeeps | None = None
     noise: CombineNoise | None = None
     account: CombineAccount | None = None
+
+    def problems(self, role: str, recipe: Recipe) -> list[Problem]:
+        """As of any method, and where it has an account what that does not cover."""
+        why = f"{self.name} accounts for the devices' changes alone, and"
+        beside = _UNCOVERED if self.account else ()
+        found = [Problem(role, f"{why} {text}") for other, trait, text in beside if offers(recipe, other, trait)]
+        return super().problems(role, recipe) + found
+
+
+#: (role, trait of a method that takes more of the devices' data, why and the way out).
+_UNCOVERED = (
+    ("prototypes", "local", "prototypes are means of samples; set slots.prototypes to none"),
+    ("cluster", "signature", "clusters are made of their signatures; set slots.cluster to none"),
+    ("repair", "mend", "a repair puts one device's weights in another's; set slots.repair to none"),
+    ("upload", "omits", "which parts a device sends depends on its data; set slots.upload to whole"),
+    ("pace", "returns", "this pace goes by their hold-outs; set slots.pace to planned"),
+    ("select", "returns", "this selection goes by their hold-outs; set slots.select to all or random"),
+    ("optimise", "returns", "this step goes by their hold-outs; set another slots.optimise"),
+)
 
 
 @dataclass(frozen=True)

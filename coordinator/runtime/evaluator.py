@@ -116,6 +116,7 @@ class Evaluator:
                 matcher=matcher,
                 networks=networks,
                 statistics=plan.slots.statistics,
+                missing=plan.slots.missing,
             ),
         )
 

@@ -54,7 +54,7 @@ from edgefl.plan.job import Transfer
 from edgefl.plan.stages import compared_k, exchange_of
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
-from edgefl.registry import Recipe, choose
+from edgefl.registry import Recipe, Screening, choose
 from edgefl.storage.objects import ObjectStore
 
 #: The slots that act on updates, in this order. Selection comes before a round.
@@ -128,7 +128,9 @@ class _Round:
     def __init__(
         self, updates: Sequence[UpdateInfo], store: ObjectStore, previous: Manifest, recipe: Recipe, terms: RoundTerms
     ) -> None:
-        slots = {role: choose(role, recipe) for role in _ROLES}
+        slots, memory = {role: choose(role, recipe) for role in _ROLES}, history.load(store, previous)
+        options = {**slots["combine"].options, **(memory.combine or {})}
+        slots["combine"] = slots["combine"]._replace(options=options)
         if len({update.name for update in updates}) != len(updates):
             raise ValueError("a device appears twice among the updates of one round")
         self.record: Record = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
@@ -151,7 +153,6 @@ class _Round:
         signatures, strange = sign(slots["cluster"], updates, store, terms.signatures, previous)
         self._refuse(SIGNATURE, strange)
         self.state = without_passing(previous) | signatures
-        memory = history.load(store, previous)
         groups = assign(slots["cluster"], self.state, store, memory, terms.seed)
         if groups:
             self.record["clusters"] = groups
@@ -244,9 +245,10 @@ class _Round:
             for part in filter(is_scheduled, update.manifest.keys() & self.previous.keys()):
                 holders.setdefault(part, []).append(update)
         changes = {part: self._changes(part, own) for part, own in sorted(holders.items())}
-        factors: dict[str, float]
-        factors, told = combine.bind(combine.method.screen)(changes)
+        factors, told, options = Screening(*combine.bind(combine.method.screen)(changes))
         self.record["screened"] = {"factors": factors, **told}
+        if options:
+            self.memory = msgspec.structs.replace(self.memory, combine={**(self.memory.combine or {}), **options})
         left = {part for u in self.updates if factors.get(u.name) != 0 for part in u.manifest}
         self.record["kept"] |= dict.fromkeys(sorted(holders.keys() - left), "every device that trained it was left out")
         return factors

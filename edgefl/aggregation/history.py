@@ -110,6 +110,7 @@ class Memory(msgspec.Struct, frozen=True):
     stage: StageTrack = StageTrack()
     spent: float | msgspec.UnsetType = msgspec.UNSET
     over: bool | msgspec.UnsetType = msgspec.UNSET
+    combine: dict[str, float] | msgspec.UnsetType = msgspec.UNSET  # options of the slot that the last round has set
 
     def ended(self, stage: int) -> bool:
         """True for a stage that is over before its last planned round."""

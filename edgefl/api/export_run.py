@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from edgefl.api.runs import BUNDLES, read_run
 from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ExportError, RunError
-from edgefl.export.bundle_format import USUAL, ZERO, Mask, MaskName
+from edgefl.export.bundle_format import BOTH, USUAL, ZERO, MaskName, OwnMask
 from edgefl.export.form import OPSETS, PLAIN, Form
 from edgefl.export.precision_record import EXACT
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
-from edgefl.registry import chosen, method
+from edgefl.registry import chosen
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.checkpoint_paths import is_own
 from edgefl.storage.disk import ledger_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 #: Folder of a run's encoders as checkpoints of `transformers`.
 CHECKPOINTS = "checkpoints"
-MaskChoice = Literal["auto", Mask]
+MaskChoice = Literal["auto", OwnMask, "both"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def export_run(
     state = final_state(directory)
     say(_what(state))
     trained = _trained(state, ObjectStore(directory / "objects"))
-    offered = _own_mask(state.plan, trained.parts) if mask == "auto" else mask
+    offered = _own_mask(state.plan, trained.parts, say) if mask == "auto" else mask
     target = output or directory / BUNDLES
     rows = export_bundles(
         trained,
@@ -160,6 +160,7 @@ def _trained(state: FinalState, store: ObjectStore) -> TrainedState:
         networks,
         tuple(state.untrained),
         _default_mask(state.plan),
+        state.plan.slots.missing,
     )
 
 
@@ -224,16 +225,19 @@ def _default_mask(plan: RunPlan) -> MaskName:
     return ZERO if chosen("missing", plan.slots.missing)[0].name == ZERO else USUAL
 
 
-def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:
-    """The stand-in that the recipe trained its model with."""
-    masks: tuple[MaskName, ...] = get_args(MaskName)
-    for mask in masks:
-        one = method("missing", mask)
-        if mask in plan.slots.missing and not one.default and one.offered(plan.model, {}):
-            return mask
+def _own_mask(plan: RunPlan, parts: Collection[str], say: Callable[[str], None]) -> str:
+    """The stand-in that the recipe trained its model with, or where inference cannot make it those in its place."""
+    from edgefl.training.fill import at_inference
+
+    own, mask = chosen("missing", plan.slots.missing)[0], at_inference(plan.slots.missing, plan.model, {})
+    if mask != ZERO:
+        return mask
     made = chosen("prototypes", plan.slots.prototypes)[0].method
     clusters = made.local is not None and not made.classes
-    return "both" if PROTOTYPES in parts and not clusters else ZERO
+    mask = BOTH if PROTOTYPES in parts and not clusters else ZERO
+    if own.name != ZERO and not (own.method.tables and mask == BOTH):
+        say(f"stand-ins in the bundles: {mask}; those of missing: {own.name} are made in training alone")
+    return mask
 
 
 def _what(state: FinalState) -> str:

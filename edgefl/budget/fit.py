@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures, largest_layer
-from edgefl.models.spec import ModelSpec, is_encoder
+from edgefl.models.spec import MISSING, ModelSpec, is_encoder
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.privacy import Spending
@@ -141,7 +141,7 @@ def place(
     if needs_pairs(slots) and not any(candidate.class_counts):
         # Without labels, beside others that have them: no classifier, nor what only it needs.
         fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
-        useless = {"task"} if fused else {"task", "fusion"}
+        useless = {"task"} if fused else {"task", "fusion", MISSING}
         own = msgspec.structs.replace(own, trained=tuple(part for part in own.trained if part not in useless))
     job = msgspec.structs.replace(job, stage=own)
     if not candidate.capabilities.torch_device.startswith("cuda"):

@@ -192,10 +192,10 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     if libraries:
         memory["libraries"] = libraries
     once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
-    # In a period a device retains what it trained in the round before, beside what it receives and what it trains.
-    retained = (
-        bytes_of(sent(job.stage, job.slots.exchange), part_bytes) if period_of(job.slots.repair).rounds > 1 else 0
-    )
+    # In a period a device retains what it trained in the round before, beside what it receives and what it trains; of
+    # what a term keeps two rounds, since one may be tried again, and the third is written before one goes.
+    times = int(period_of(job.slots.repair).rounds > 1) + 3 * terms_that_keep(job)
+    retained = times * bytes_of(sent(job.stage, job.slots.exchange), part_bytes)
     cost = msgspec.structs.replace(
         bytes_,
         step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
@@ -232,13 +232,19 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     """
     personal = chosen("repair", job.slots.repair)[0].method.part
     staying = job.stage.trained if personal else kept(job)
-    copies = bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
+    times = 1 + terms_that_keep(job)
+    copies = times * bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
     stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
     rows = sum(
         stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
         for m, encoder in job.model.encoders.items()
     )
     return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
+
+
+def terms_that_keep(job: Job) -> int:
+    """Terms of the objective of which a device keeps as much as it trains."""
+    return sum(term.method.keep is not None for term in chosen("objective", job.slots.objective))
 
 
 def _raw_bytes(encoder: EncoderSpec) -> int:

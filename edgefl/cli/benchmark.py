@@ -306,8 +306,8 @@ def _notes(rows: Sequence[Row], threads: int) -> Iterator[str]:
             if even
             else (f"{score} of the samples that have what is given: {each}.")
         )
-    filled = dict.fromkeys(STAND_INS[row.mask] for row in rows if row.mask in STAND_INS)
-    if filled:
+    words = (STAND_INS.get(row.mask, row.mask) for row in rows)
+    if filled := dict.fromkeys(filter(None, words)):
         yield f"Absent modalities are filled in by {' or '.join(filled)}."
     calls = sorted({row.calls for row in rows})
     yield f"Time: median of {' to '.join(map(str, dict.fromkeys((calls[0], calls[-1]))))} calls, after one to warm up."

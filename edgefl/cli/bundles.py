@@ -33,8 +33,8 @@ def command(
     mask: Annotated[
         MaskChoice,
         typer.Option(
-            help="What stands in for absent modalities; auto: reconstruction where the recipe trained it, both where "
-            "the run has prototypes, else zero. Of both, a call that names none has zeros where the recipe trained "
+            help="What stands in for absent modalities; auto: the recipe's own where it trained one, both where the "
+            "run has prototypes, else zero. Of both, a call that names none has zeros where the recipe trained "
             "with zeros, else prototypes."
         ),
     ] = "auto",

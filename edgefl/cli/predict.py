@@ -22,7 +22,7 @@ from edgefl.data.label_sets import THRESHOLD, classes_in
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
-from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
+from edgefl.export.bundle_format import STAND_INS, Manifest, OwnMask
 from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
@@ -58,7 +58,7 @@ def command(
         typer.Option(help="Use only this modality of the file, or say what a single sample's file is; repeatable."),
     ] = None,
     mask: Annotated[
-        MaskName | None,
+        OwnMask | None,
         typer.Option(help="What stands in for absent modalities."),
     ] = None,
     device: Annotated[
@@ -254,8 +254,8 @@ def _notes(data: Dataset, before: Seen, answers: list[Answers], shown: int) -> l
         words = [] if before.held is None else in_words(before.held, answers)
         rest = f"On the {known(before.held)} of its test set: {words[0]}" if before.held is not None and words else ""
         notes.append(f"The run trained on {before.trained} of them. {rest or 'New ones may be answered worse.'}")
-    masks = [f"by {STAND_INS[one.mask]} (given {given(one)})" for one in answers if one.mask in STAND_INS]
-    if masks:
+    filled = [(STAND_INS.get(one.mask, one.mask), given(one)) for one in answers]
+    if masks := [f"by {stand_in} (given {some})" for stand_in, some in filled if stand_in]:
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
     notes.append(f"Computed by {' and '.join(dict.fromkeys(one.runs_on for one in answers))}.")
     return notes

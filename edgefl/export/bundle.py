@@ -12,7 +12,6 @@ import importlib.util
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -21,18 +20,18 @@ from edgefl.data.tokens import FILE_ENDING, tokenizer_file
 from edgefl.errors import EdgeFLError, ExportError, MissingDependencyError
 from edgefl.export import triton
 from edgefl.export.bundle_format import (
+    BOTH,
     INDEX_FILE,
     INDEX_FORMAT,
     MANIFEST_FILE,
-    MASKS,
     MATCHED,
     MODEL_FILE,
     TABLES_FILE,
+    USUAL,
     WEIGHTS,
     ZERO,
     Index,
     Manifest,
-    Mask,
     MaskName,
     TokenizerFile,
     bundle_name,
@@ -57,7 +56,7 @@ from edgefl.export.tables import encode_tables, padded
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans
-from edgefl.registry import method
+from edgefl.registry import methods
 from edgefl.run_records import BundleRow
 from edgefl.storage.checkpoint_paths import is_own
 from edgefl.storage.disk import write_new
@@ -70,7 +69,7 @@ def export_bundles(
     directory: Path,
     *,
     capacity: int | None = None,
-    mask: Mask = "both",
+    mask: str = BOTH,
     tolerance: float = 1e-4,
     form: Form = PLAIN,
     samples: Samples | None = None,
@@ -79,9 +78,9 @@ def export_bundles(
     """Write ``directory``/<modalities>/{model.onnx, manifest.json, …} and index.json; replaces an earlier export there.
 
     A lower precision goes to ``directory`` with its name at the end; ``samples``: what it is measured with.
-    ``mask`` "zero" and "reconstruction" leave the prototype tables out. ``capacity``: rows of each table, the number of
-    classes by default. ``progress`` is called with a line before each bundle is made. Rows by precision, in the order:
-    single modalities, then all.
+    ``mask``: a stand-in, or ``BOTH``; one that is not made of prototype tables leaves these out. ``capacity``: rows of
+    each table, the number of classes by default. ``progress`` is called with a line before each bundle is made. Rows by
+    precision, in the order: single modalities, then all.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, onnxruntime and torch differ by
     more than ``tolerance``, or a lower precision costs too much; StoreError when the disk refuses;
@@ -142,18 +141,18 @@ def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
             f"the state lacks {len(missing)} parts of stage {state.stage.index}: {', '.join(missing[:5])}",
             remedy="Export a state that a finished round wrote.",
         )
-    if mask not in MASKS:
-        raise ExportError(f"unknown mask {mask!r}", remedy=f"Choose one of: {', '.join(MASKS)}.")
-    makers = [method("missing", one) for one in MASKS[mask]]
-    if not all(one.tables or one.offered(state.model, {}) for one in makers):
+    makers, masks = methods("missing"), (USUAL, ZERO) if mask == BOTH else (mask,)
+    if not makers.keys() >= {*masks}:
+        raise ExportError(f"unknown mask {mask!r}", remedy=f"Choose one of: {', '.join([*makers, BOTH])}.")
+    if not all(makers[one].tables or makers[one].offers(state.model, {}) for one in masks):
         raise ExportError(
-            "the model has no parts that reconstruct a modality",
+            f"the model cannot make the stand-ins {mask}",
             remedy=f"Export with another --mask, or train with missing: {mask}.",
         )
-    return MASKS[mask]
+    return masks
 
 
-def _default_mask(wanted: MaskName, masks: tuple[MaskName, ...]) -> MaskName | Literal["none"]:
+def _default_mask(wanted: MaskName, masks: tuple[MaskName, ...]) -> MaskName:
     """Mask of a call without one: the wanted mask, or the first that the bundle has."""
     if not masks:
         return "none"

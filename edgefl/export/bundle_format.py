@@ -6,7 +6,7 @@ where not; whatever finite numbers stand in the input there do not count. Labell
 inputs: ``prototypes.<m>`` [capacity, d] and ``prototypes.<m>.valid`` [capacity], 1 or 0 for each row. What an export
 found is in ``TABLES_FILE`` beside the model, or inside it as the inputs' defaults; without tables among its inputs
 the model has them for good (docs/decisions/0051). A call whose ``valid`` is all 0 gets the zero mask, so one file
-serves both. A model that reconstructs absent modalities holds the networks for it, and has that mask alone.
+serves both. A model that makes stand-ins of its own weights holds these, and has that mask alone.
 """
 
 from __future__ import annotations
@@ -41,19 +41,14 @@ MIN_LENGTH = 3
 #: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
 MAX_MANIFEST_BYTES = 64 * 2**20
 
-#: The masks of the format: what fills in the modalities that a sample lacks.
-MaskName = Literal["prototype", "zero", "reconstruction"]
-#: What an export may be asked for.
-Mask = Literal["prototype", "zero", "both", "reconstruction"]
-#: The masks each choice checks and offers.
-MASKS: dict[str, tuple[MaskName, ...]] = {
-    "prototype": ("prototype",),
-    "zero": ("zero",),
-    "both": ("prototype", "zero"),
-    "reconstruction": ("reconstruction",),
-}
-#: Mask -> what it fills in with, in words.
-STAND_INS: dict[str, str] = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
+#: A mask: the method that fills in the modalities that a sample lacks.
+MaskName = CellName
+#: Those that a command line names; another package's is the recipe's, and taken by itself.
+OwnMask = Literal["prototype", "zero", "reconstruction"]
+#: What an export may be asked for in place of one mask: prototypes, and zeros for a call that brings none.
+BOTH = "both"
+#: Mask -> what it fills in with, in words; "none": nothing; another package's method: its name.
+STAND_INS: dict[str, str] = {"prototype": "prototypes", "zero": "zeros", "none": ""}
 #: The mask for which every row of the tables counts as absent.
 ZERO: MaskName = "zero"
 #: The mask of a call that names none, where the recipe does not train with zeros and the bundle has tables.
@@ -132,7 +127,7 @@ class Manifest(msgspec.Struct, frozen=True):
     table_sha256: str = ""
     outputs: tuple[Port, ...] = ()
     axes: dict[str, Axis] = {}
-    mask: Literal["none", MaskName] = "none"  # what a plain call does
+    mask: MaskName = "none"  # what a plain call does
     masks: tuple[MaskName, ...] = ()
     metric: str = "cosine"
     top_k: int = 0

@@ -18,7 +18,7 @@ from edgefl.plan.stages import restrict
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State
-from edgefl.registry import method
+from edgefl.registry import Slot
 
 if TYPE_CHECKING:
     from edgefl.export.graph import BundleGraph
@@ -35,7 +35,8 @@ class TrainedState:
     ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
     the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
     trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record. ``plain``:
-    the mask of a call that names none, where the bundle has it.
+    the mask of a call that names none, where the bundle has it. ``missing``: the recipe's slot, for the options of its
+    stand-in.
     """
 
     model: ModelSpec
@@ -46,6 +47,7 @@ class TrainedState:
     networks: Networks = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     plain: MaskName = USUAL
+    missing: Slot = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[
     from edgefl.export.graph import BundleGraph
     from edgefl.models.low_rank import merged
     from edgefl.models.parts import loaded
+    from edgefl.training.fill import inferred
 
     model, matcher = state.model, state.matcher
     every = list(dict.fromkeys(m for one in manifests for m in one.modalities))
@@ -75,11 +78,12 @@ def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[
     networks = {m: _networks(state, m) for m in every} if matching else {}
     drafts = []
     for one in manifests:
-        given, make = one.modalities, method("missing", one.masks[0] if one.masks else ZERO).make
+        given = one.modalities
+        make, options = inferred(one.masks[0] if one.masks else ZERO, state.missing)
         tables = {m: padded[m] for m in table_names(model, given, matcher) if one.capacity}
         own = {m: networks[m] for m in given if tables and matcher.trained}
         weights = tuple(weight for each in own.values() for weight, _ in each)
-        graph = BundleGraph(built, one.depth, given, make, matcher, own)
+        graph = BundleGraph(built, one.depth, given, make, matcher, own, options)
         arrays = table_arrays(tables)
         own_tables = unmarked(arrays) if one.mask == ZERO else arrays
         drafts.append(Draft(graph, msgspec.structs.replace(one, networks=weights), own_tables))

@@ -35,7 +35,8 @@ class Encoded(NamedTuple):
 class BundleGraph(nn.Module):
     """The model for the modalities ``given``, of which a row has one at least; stand-ins for the others by ``make``.
 
-    ``matcher``: how prototypes are found; ``networks``: those of each modality of ``given`` where it is a trained one.
+    ``options``: of ``make``; ``matcher``: how prototypes are found; ``networks``: those of each modality of ``given``
+    where it is a trained one.
     Labelled models give logits and probabilities [B, C] and, with tables, for the O modalities that may be absent the
     matched rows [B, O, k] (-1: none) and their weights. Unlabelled ones give each modality's normalised projection
     [B, d], zero where it is absent.
@@ -49,12 +50,13 @@ class BundleGraph(nn.Module):
         make: Make,
         matcher: Matcher = DEFAULT_MATCHER,
         networks: Mapping[str, WeightedNetworks] | None = None,
+        options: Mapping[str, float | str] = BY_MATCH,
     ) -> None:
         super().__init__()
         self.model = model
         self.depth = depth
         self.given = tuple(given)
-        self.make = make
+        self.make, self.options = make, options
         self.matcher = matcher
         self.networks = nn.ModuleList(network for each in (networks or {}).values() for _, network in each)
         self.answers = {m: answers(each, m) for m, each in (networks or {}).items()}
@@ -94,7 +96,7 @@ class BundleGraph(nn.Module):
 
     def at_hand(self, r: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table]) -> AtHand:
         """Values that stand-ins are made of."""
-        return AtHand(r, has, self.model, tables, None, BY_MATCH, self.matcher, self.answers)
+        return AtHand(r, has, self.model, tables, None, self.options, self.matcher, self.answers)
 
     def _encode(self, inputs: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> dict[str, TokenState]:
         # Past StagedModel.embed, whose check of the sample's shape would fix the length of texts.

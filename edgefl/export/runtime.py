@@ -92,7 +92,7 @@ class Bundle:
 
         A bundle that serves any subset (``manifest.subsets``) takes fewer modalities too, and ``present``: which
         samples have one [N], all where nothing is said; what stands in the rows of the others is not looked at.
-        ``mask``: "prototype", "zero" or "reconstruction", where the manifest offers it (None: its default).
+        ``mask``: one that the manifest offers, such as "prototype" or "zero" (None: its default).
         ``prototypes``: tables used instead of those of the bundle, by modality, of at most ``manifest.capacity`` rows;
         where networks match, that of a modality at hand is not looked at.
         Texts may be shorter than the model's length. Raises DataError for input that does not fit, ExportError for a

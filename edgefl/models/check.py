@@ -46,7 +46,8 @@ def token_count(encoder: EncoderSpec) -> int:
 
 def spec_problems(spec: ModelSpec) -> list[Problem]:
     """Every fault of the specification; the paths are fields of ``ModelSpec``. Empty: sound."""
-    chosen = (("encoder_sharing", "sharing", spec.encoder_sharing), ("fusion", "fusion", spec.fusion))
+    chosen = [("encoder_sharing", "sharing", spec.encoder_sharing), ("fusion", "fusion", spec.fusion)]
+    chosen += [("stand_in", "missing", name) for name in spec.stand_in or ()]
     unknown = [
         Problem(field, f"'{name}' is unknown; choose {', '.join(methods(role))}")
         for field, role, name in chosen

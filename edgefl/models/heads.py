@@ -62,6 +62,13 @@ def fusion(spec: ModelSpec) -> nn.Module:
     return module
 
 
+def stand_in(spec: ModelSpec) -> nn.Module:
+    """The part ``missing``. Raises ConfigError for unknown options."""
+    (one,) = chosen("missing", spec.stand_in or {})
+    module: nn.Module = one.bind(one.method.build)(spec)
+    return module
+
+
 def concatenation(spec: ModelSpec) -> nn.Module:
     """Projections, each [B, head.out] -> f [B, fusion_width] by an MLP on their concatenation, stand-ins included.
 

@@ -9,8 +9,9 @@ A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` w
 
 With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own
 feed-forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other
-modalities, and ``match/<m>``, the small models that find what belongs to a projection. ``lora/<part>`` holds the
-low-rank terms of a part's linear maps (arXiv 2106.09685), of the same modality as the part.
+modalities, ``match/<m>``, the small models that find what belongs to a projection, and ``missing``, the weights of
+stand-ins. ``lora/<part>`` holds the low-rank terms of a part's linear maps (arXiv 2106.09685), of the same modality as
+the part.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from edgefl.registry import method
 #: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
 #: ("part|tensor" -> its values) both ways in rounds that exchange nothing else.
 PROTOTYPES, SIGNATURE, LAYERS = "prototypes", "signature", "layers"
+#: The part that makes the stand-ins of absent modalities, where they have weights.
+MISSING = "missing"
 _MATCH = "match/"
 _LORA = "lora/"
 
@@ -117,8 +120,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     ``encoder_sharing``: "multiway" shares the attention among the modalities. ``fusion``: "concat" is an MLP on the
     concatenated projections (``bounded``: which ends in tanh(layer norm / 2)), "mean" their mean, "joint" attends
-    between the tokens; ``fusion_options``: those that it is built with and that are no fields. ``matching``: small
-    models after training, r_m to a class ("classifier") or to the other modalities' projections ("prior").
+    between the tokens; ``fusion_options``: those that it is built with and that are no fields. ``stand_in``: the
+    method of the part ``missing`` and the options that it is built with. ``matching``: small models after training, r_m
+    to a class ("classifier") or to the other modalities' projections ("prior").
     """
 
     encoders: dict[str, EncoderSpec] = {}
@@ -131,6 +135,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     encoder_sharing: str = "separate"
     fusion: str = "concat"
     fusion_options: dict[str, float | str] = {}
+    stand_in: dict[str, dict[str, float | str]] | msgspec.UnsetType = msgspec.UNSET
     joint: JointSpec = JointSpec()
     bounded: bool = False
     reconstruction: bool = False
@@ -154,6 +159,7 @@ def shared_parts(spec: ModelSpec, *, through: int | None = None) -> list[str]:
     last = spec.stages if through is None else through
     stages = range(1, last + 1) if shares_attention(spec) else ()
     joined = ["fusion"] if method("fusion", spec.fusion).weights else []  # a mean has no weights
+    joined += [MISSING] if spec.stand_in else []
     return [*(f"shared/stage{k}" for k in stages), *((*joined, "task") if spec.classes else ())]
 
 

@@ -14,7 +14,7 @@ from edgefl.encoder_kinds import kind_of
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
-from edgefl.models.heads import classifier, fusion, matcher, modality_head, reconstruction
+from edgefl.models.heads import classifier, fusion, matcher, modality_head, reconstruction, stand_in
 from edgefl.models.joint_fusion import Given, JointFusion
 from edgefl.models.low_rank import LowRankPart, check_maps, chosen_maps, linear_maps, map_name
 from edgefl.models.multiway import (
@@ -304,6 +304,7 @@ def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> 
 #: Part, or the first word of its name -> how it is made of the specification and the rest of its name.
 _MODULES: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
     "fusion": lambda spec, _: fusion(spec),
+    "missing": lambda spec, _: stand_in(spec),
     "task": lambda spec, _: classifier(spec),
     "head": modality_head,
     "reconstruct": lambda spec, _: reconstruction(spec),

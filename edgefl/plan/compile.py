@@ -200,7 +200,7 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
         text = f"is batch, and its statistics are not of the weights that a layer is replaced in: {why}; set layer"
         found.append(Problem("model.head.norm", text))
     for term in chosen("objective", recipe.slots["objective"]):
-        if "received" in term.method.auxiliaries:
+        if "received" in term.method.auxiliaries or term.method.keep is not None:
             text = f"{term.name} compares with the parts received, and {why}, in which a device goes on from its own"
             found.append(Problem("slots.objective", f"{text}; leave {term.name} out, or exchange everything"))
     for direction in ("up", "down"):
@@ -245,12 +245,14 @@ def _upload_problems(recipe: RecipeConfig) -> list[Problem]:
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
     """Fields of the model that the recipe decides."""
-    fusion = choose("fusion", recipe.slots)
+    fusion, missing = choose("fusion", recipe.slots), choose("missing", recipe.slots)
     fields: dict[str, Any] = {
         "encoder_sharing": next(iter(recipe.slots["sharing"])),
         "fusion": fusion.name,
         "fusion_options": fusion.taken(fusion.method.build),
     }
+    if missing.method.build is not None:
+        fields["stand_in"] = {missing.name: missing.taken(missing.method.build)}
     for choice in (one for role in recipe.slots for one in chosen(role, recipe.slots[role])):
         if choice.method.shape is not None:
             fields |= choice.bind(choice.method.shape)(encoders)

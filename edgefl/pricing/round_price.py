@@ -38,7 +38,7 @@ from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
 from edgefl.training.fill import matcher_of
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in, shapes_of
-from edgefl.training.forward import Auxiliary, copied, tables_of
+from edgefl.training.forward import Auxiliary, copied, kept_of, received_of, tables_of
 from edgefl.training.optimizers import TOGETHER_BYTES, OptimizerInBackward, factor_shapes, may_update_in_backward
 from edgefl.training.prefix_cache import through_part
 from edgefl.training.step import FusedAttention, prepare, run_backward, run_forward
@@ -254,13 +254,13 @@ def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
     """The auxiliary tensors of the second round and later, on the meta device."""
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
-    received = any("received" in term.auxiliaries for term in terms)
     taught = any("teacher" in term.auxiliaries for term in terms)
-    trained = [p for p in model.parameters() if p.requires_grad and received]
+    received = received_of(job, model)
     return Auxiliary(
         tables_of(zero_prototypes(job), torch.device("meta")),
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if taught else {},
-        tuple((p, p.detach().clone()) for p in trained),
+        received,
         matcher_of(job.slots, {}, job.k),
+        kept=kept_of(job, received, {}),
     )

@@ -51,7 +51,7 @@ class _Given(NamedTuple):
 
 def masks() -> dict[str, str]:
     """Name -> sentence of each stand-in that inference can make; the first is the one the others are compared with."""
-    offered = {name: one for name, one in methods("missing").items() if one.offered}
+    offered = {name: one for name, one in methods("missing").items() if one.offered or one.build}
     return {name: f"The absent modality is replaced by {one.inferred or one.summary}." for name, one in offered.items()}
 
 

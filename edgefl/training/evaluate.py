@@ -35,10 +35,10 @@ from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Networks, Table, in_torch
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import ORACLE, EvaluationRow
-from edgefl.registry import default, method, methods
+from edgefl.registry import Slot, default, methods
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings, take_statistics, to_numpy
-from edgefl.training.fill import BY_LABEL, BY_MATCH, AtHand, Make, fill
+from edgefl.training.fill import BY_LABEL, AtHand, Make, fill, inferred
 from edgefl.training.metrics import classification, pairs, ranking, retrieval, same_items, several_labels
 
 #: What a model can be judged by: labels, and pairs of modalities.
@@ -63,7 +63,7 @@ class Criteria:
     ``prototypes``: also with the prototype mask, matched by ``matcher`` (``networks``: those a trained one needs).
     ``mask``: the stand-in a device's own judgement uses; None: the role's default. ``statistics``: those of batch norm
     are first taken on the inputs of the test set. ``candidates``: values of the matcher's k that a device's own
-    judgement compares.
+    judgement compares. ``missing``: the recipe's slot, for the options of its stand-in.
     """
 
     tasks: frozenset[str] | None = None
@@ -73,6 +73,7 @@ class Criteria:
     networks: Networks = field(default_factory=dict)
     statistics: bool = False
     candidates: tuple[int, ...] = ()
+    missing: Slot = field(default_factory=dict)
 
     def of(self, model: ModelSpec) -> frozenset[str]:
         """The tasks of a model. Raises ModelError for one it was not made for."""
@@ -121,11 +122,12 @@ class _Judged:
             r = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
         else:
             r = {m: torch.from_numpy(self.alone[m][rows]).to(device) for m in available}
-        told, by = None, BY_MATCH
+        name = mask if len(available) < len(model.spec.encoders) else default("missing")
+        make, options = inferred(name, self.criteria.missing)
+        told = None
         if oracle and self.data.labels is not None:
-            told, by = torch.from_numpy(self.data.labels[rows]).to(device), BY_LABEL
-        given = AtHand(r, {}, model, self.tables, told, by, self.criteria.matcher, self.criteria.networks)
-        make = method("missing", mask if len(available) < len(model.spec.encoders) else default("missing")).make
+            told, options = torch.from_numpy(self.data.labels[rows]).to(device), {**options, **BY_LABEL}
+        given = AtHand(r, {}, model, self.tables, told, options, self.criteria.matcher, self.criteria.networks)
         return to_numpy(logits_of(given, make, states))
 
     def pair(self, a: str, b: str) -> tuple[dict[str, float], int]:
@@ -218,7 +220,7 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         raise DataError("the test set has no labels", remedy="Add an array 'label', or train with objective: clip.")
     rows = []
     spec, tables = judged.model.spec, judged.tables
-    offered = {name: one for name, one in methods("missing").items() if one.offered and one.offered(spec, tables)}
+    offered = {name: one for name, one in methods("missing").items() if one.offers(spec, tables)}
     of_tables = [name for name, one in offered.items() if one.tables]
     conditions = _conditions(judged.names, len(spec.encoders), [*offered, *([ORACLE] if of_tables else [])])
     for available, mask in conditions:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from edgefl.lazy import torch
+from edgefl.models.spec import MISSING
 from edgefl.prototypes.mask import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import Slot, chosen, default
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from edgefl.models.spec import ModelSpec
     from edgefl.models.staged import StagedModel
@@ -48,6 +49,11 @@ class AtHand:
     options: Mapping[str, float | str] = field(default_factory=dict)
     matcher: Matcher = DEFAULT_MATCHER
     networks: Networks = field(default_factory=dict)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that the method's ``build`` makes."""
+        return self.model.part(MISSING)
 
     def zeros(self) -> Tensor:
         """[B, d]."""
@@ -113,8 +119,13 @@ def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
 def at_inference(missing: Slot, model: ModelSpec, tables: Mapping[str, object]) -> str:
     """Name of the recipe's own stand-in where inference can make it, else of the default, zeros."""
     (own,) = chosen("missing", missing)
-    offered = own.method.offered
-    return own.name if offered and offered(model, tables) else default("missing")
+    return own.name if own.method.offers(model, tables) else default("missing")
+
+
+def inferred(name: str, missing: Slot) -> tuple[Make, dict[str, float | str]]:
+    """A stand-in at inference and its options: the recipe's where it is the recipe's own, else its defaults."""
+    (one,) = chosen("missing", {name: missing.get(name, {})})
+    return one.method.make, {**one.options, **BY_MATCH}
 
 
 def matcher_of(slots: Slots, networks: Mapping[str, object], k: int | msgspec.UnsetType = msgspec.UNSET) -> Matcher:

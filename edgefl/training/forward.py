@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ModelError
 from edgefl.models.encoder import TokenState
-from edgefl.models.parts import load_module, module_tensors
+from edgefl.models.parts import load_module, module_tensors, named_parameters
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
@@ -32,16 +33,18 @@ class Auxiliary:
 
     ``tables``: the global prototypes, and the ``matcher`` that finds them while training; ``initial``: stand-ins of a
     run that has none yet. By modality:
-    ``private_heads``, copies that are trained along, and ``teachers``, the heads as received. ``received``: (parameter,
-    its value when it came) of all trained.
+    ``private_heads``, copies that are trained along, and ``teachers``, the heads as received. ``received``:
+    "part|tensor" -> (parameter, its value when it came) of all trained; ``kept``: term -> the same names -> what the
+    device kept of each in its last round, zeros before.
     """
 
     tables: Mapping[str, Table] = field(default_factory=dict)
     private_heads: Mapping[str, nn.Module] = field(default_factory=dict)
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)
-    received: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+    received: Mapping[str, tuple[nn.Parameter, Tensor]] = field(default_factory=dict)
     matcher: Matcher = DEFAULT_MATCHER
     initial: Mapping[str, Table] = field(default_factory=dict)
+    kept: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     @property
     def extra(self) -> list[nn.Parameter]:
@@ -146,6 +149,8 @@ class Forward:
 Tensors = Mapping[str, np.ndarray]
 #: What a private copy is called among the parts a device keeps.
 PRIVATE_HEAD = "twin/"
+#: Before a term's name: what it keeps, there.
+KEPT = "objective/"
 
 
 def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
@@ -167,12 +172,59 @@ def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kep
         if any("teacher" in term.auxiliaries for term in terms):
             teachers[m] = copied(head, trained=False)
             load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
-    trained = [p for part in job.stage.trained for p in model.part(part).parameters()]
-    compared = any("received" in term.auxiliaries for term in terms)
-    received = tuple((p, p.detach().clone()) for p in trained if compared)
+    received = received_of(job, model)
     tables = tables_of(parts, device_of(model))
     initial = {} if tables else initial_tables(job, device_of(model))
-    return Auxiliary(tables, private_heads, teachers, received, matcher_of(job.slots, {}, job.k), initial)
+    matcher = matcher_of(job.slots, {}, job.k)
+    return Auxiliary(tables, private_heads, teachers, received, matcher, initial, kept_of(job, received, kept))
+
+
+def received_of(job: Job, model: StagedModel) -> dict[str, tuple[nn.Parameter, Tensor]]:
+    """The trained parameters as received, where a term needs them."""
+    terms = [term.method for term in chosen("objective", job.slots.objective)]
+    if not any("received" in term.auxiliaries or term.keep for term in terms):
+        return {}
+    return {
+        f"{part}|{name}": (parameter, parameter.detach().clone())
+        for part in job.stage.trained
+        for name, parameter in named_parameters(model.part(part)).items()
+    }
+
+
+def kept_of(
+    job: Job, received: Mapping[str, tuple[nn.Parameter, Tensor]], kept: Mapping[str, Tensors]
+) -> dict[str, dict[str, Tensor]]:
+    """What terms kept of each trained parameter, of the parts ``kept`` by the device."""
+    found = {}
+    for term in chosen("objective", job.slots.objective):
+        if term.method.keep is not None:
+            own = kept.get(KEPT + term.name, {})
+            found[term.name] = {
+                name: torch.from_numpy(np.array(own[name])).to(value) if name in own else torch.zeros_like(value)
+                for name, (_, value) in received.items()
+            }
+    return found
+
+
+def keeping(job: Job, auxiliary: Auxiliary, kept: Mapping[str, Tensors]) -> dict[str, dict[str, np.ndarray]]:
+    """What terms keep of a round, as parts; of parameters that it did not train what they kept before.
+
+    Raises ModelError, naming the term, for an array of another shape.
+    """
+    found = {}
+    for term in chosen("objective", job.slots.objective):
+        if term.method.keep is not None:
+            keep, own = term.bind(term.method.keep), dict(kept.get(KEPT + term.name, {}))
+            for name, (parameter, value) in auxiliary.received.items():
+                before = auxiliary.kept[term.name][name]
+                own[name] = keep(*(t.detach().cpu().numpy() for t in (before, value, parameter))).astype(np.float32)
+                if own[name].shape != value.shape:
+                    raise ModelError(
+                        f"objective: {term.name} keeps {list(own[name].shape)} of {name}, which is {list(value.shape)}",
+                        remedy="Mend the method's keep, or leave the term out.",
+                    )
+            found[KEPT + term.name] = own
+    return found
 
 
 def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, Table]:

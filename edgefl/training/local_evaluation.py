@@ -105,7 +105,8 @@ def local_evaluation(
     tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
     mask = at_inference(job.slots.missing, job.model, tables)
-    criteria = Criteria(tasks, mask=mask, matcher=matcher_of(job.slots, {}, job.k), candidates=candidates)
+    matcher = matcher_of(job.slots, {}, job.k)
+    criteria = Criteria(tasks, mask=mask, matcher=matcher, candidates=candidates, missing=job.slots.missing)
     compared = (f"k={k}" for k in candidates)
     kind = "+".join(("evaluation", *sorted(tasks), *compared)).encode() + kind_of_step(job, with_tables=bool(tables))
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())

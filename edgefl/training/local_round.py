@@ -33,7 +33,14 @@ from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches
 from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
 from edgefl.training.exchanged_layers import asked_layers, between, by_part
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
-from edgefl.training.forward import Auxiliary, auxiliary_of, local_tables, private_head_tensors, pseudo_labels_of
+from edgefl.training.forward import (
+    Auxiliary,
+    auxiliary_of,
+    keeping,
+    local_tables,
+    private_head_tensors,
+    pseudo_labels_of,
+)
 from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
 from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
@@ -156,10 +163,11 @@ def _training_round(
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = training.update()
     sending, noted = uploaded(job, model, sending, Seen(holdout, parts, local.kept), rng)
+    noted |= private_head_tensors(auxiliary) | keeping(job, auxiliary, local.kept)
     staying = job.stage.trained if repair.method.part else kept_parts(job)
     return RoundResult(
         parts=sending,
-        kept={p: part_tensors(model, p, copy=False) for p in staying} | noted | private_head_tensors(auxiliary),
+        kept={p: part_tensors(model, p, copy=False) for p in staying} | noted,
         samples=samples,
         metrics=training.metrics() | received | personal | trained,
         compute_s=training.compute_s,

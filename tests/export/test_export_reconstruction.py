@@ -135,7 +135,7 @@ def test_a_graph_that_reconstructs_from_something_else_is_refused(monkeypatch: p
 def test_a_model_without_the_networks_is_refused(tmp_path: Path):
     spec = two_sensors()
     _, parts = some_state(spec, prototypes=False)
-    with pytest.raises(ExportError, match="no parts that reconstruct a modality"):
+    with pytest.raises(ExportError, match="the model cannot make the stand-ins reconstruction"):
         export_bundles(TrainedState(spec, stage_of(spec), parts), tmp_path / "b", mask="reconstruction")
     assert list(tmp_path.iterdir()) == []
 

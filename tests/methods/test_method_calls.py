@@ -29,6 +29,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "missing": {"make": lambda modality, given: None, "completed_counts": lambda samples, encoders: samples},
     "prototypes": {"rows": lambda model: {}, "local_rows": lambda job, candidate, own: {}},
     "repair": {"ask": lambda members: {}, "lend": lambda updates, needs, store, clusters: ({}, {})},
+    "objective": {"loss": lambda forward: None},
     "pace": {"fewest": lambda: 1},
     "upload": {"send": lambda trained, generator: (trained.parts, {})},
     "weight": {"weigh": lambda samples, modalities: samples},

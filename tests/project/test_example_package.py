@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.ledger.ledger import Ledger
 from device_agent.trainer.local_trainer import _lacking
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Slots
+from edgefl.protocol.tensors import decode_part
+from edgefl.storage.objects import ObjectStore
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "edgefl_extra"
@@ -57,10 +60,37 @@ def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, s
     assert not any(round_["record"]["refused"] for round_ in report["rounds"])
 
 
+@pytest.mark.timeout(300)
+def test_its_fusion_stand_ins_and_feddyn_train_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
+    chosen = ["slots.schedule=end_to_end", "slots.select=all", "slots.fusion=gated", "slots.weight=equal"]
+    chosen += ["slots.missing={learned_token: {spread: 0}}", "data.missing={rate: 0.3}", "training.rounds=[2, 0]"]
+    chosen += ["slots.objective={cross_entropy: {}, feddyn: {}}", "slots.optimise=feddyn"]
+    chosen += ["fleet=[{name: north}, {name: south}]"]
+    settings = [word for one in chosen for word in ("--set", one)]
+    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
+    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for round_ in report["rounds"]:
+        assert not round_["record"]["refused"]
+        assert {"fusion", "missing"} < round_["record"]["parts"].keys()
+        assert round_["record"]["feddyn"] == {"part": 1.0}
+    masks = {row["missing"] for row in report["evaluations"] if row["available"] == ["upper"]}
+    assert masks == {"zero", "learned_token"}
+    (run,) = tmp_path.iterdir()
+    with Ledger(run / "ledger.sqlite", create=False) as ledger:
+        states = ledger.states(report["run"])
+    store, last = ObjectStore(run / "objects"), states[max(states)]
+    (tokens,) = decode_part(store.read(last["missing"].id)).values()
+    assert np.abs(tokens).max(axis=1).min() > 1e-3  # each began as zeros
+    assert all(np.abs(h).max() > 0 for h in decode_part(store.read(last["server/optimise/fusion"].id)).values())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_its_fusion_trains_a_fleet_over_a_broker_and_answers_with_one_modality(beside: dict[str, str], tmp_path: Path):
     chosen = ["slots.select=all", "slots.objective=cross_entropy", "slots.fusion={gated: {gate: sigmoid}}"]
+    chosen += ["slots.missing={learned_token: {drop: 0.2}}"]
     chosen += ["data.missing={rate: 0.3}", "training.rounds=[0, 2]"]
     settings = [word for one in chosen for word in ("--set", one)]
     options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page"]
@@ -83,7 +113,8 @@ def test_its_fusion_trains_a_fleet_over_a_broker_and_answers_with_one_modality(b
     (alone,) = (
         row["value"]
         for row in report["evaluations"]
-        if (row["round"], row["available"], row["missing"], row["metric"]) == (2, ["upper"], "zero", "accuracy")
+        if (row["round"], row["available"], row["missing"], row["metric"])
+        == (2, ["upper"], "learned_token", "accuracy")
     )
     assert answers["accuracy"] == pytest.approx(alone, abs=0.01)
 
@@ -146,6 +177,21 @@ def test_its_upload_sends_one_modality_a_device_and_round_over_a_broker(beside: 
             assert {f"head/{modality}", f"{modality}/embed", f"{modality}/stage2"} < mine
             turns.setdefault(device, set()).add(modality)
     assert list(turns.values()) == [{"upper", "lower"}] * 4
+
+
+@pytest.mark.timeout(300)
+def test_its_private_combination_trains_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
+    chosen = ["recipe=dp-fedavg", "slots.objective=cross_entropy", "slots.select=all", "training.rounds=[3, 0]"]
+    chosen += ["slots.combine={adaptive_clip: {noise: 2, epsilon: 3}}", "fleet=[{name: north}, {name: south}]"]
+    settings = [word for one in chosen for word in ("--set", one)]
+    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
+    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
+    assert done.returncode == 0, done.stderr
+    rounds = [row["record"] for row in json.loads(done.stdout)["rounds"]]
+    assert [row["account"]["epsilon"] for row in rounds] == pytest.approx([1.993, 2.943], abs=1e-3)  # three: 3.7
+    clips = [row["screened"]["bound"] for row in rounds]
+    assert clips[0] == 0.1 != clips[1] == rounds[0]["screened"]["next"]
+    assert [row["noise"]["deviation"] for row in rounds] == pytest.approx([2 / 0.9**0.5 * c / 2 for c in clips])
 
 
 def test_its_options_are_checked_like_our_own(beside: dict[str, str]):

@@ -23,7 +23,7 @@ from edgefl.aggregation.pieces import Changes
 from edgefl.errors import Problem
 from edgefl.methods.combine.norm_clipping import norm_clipping
 from edgefl.methods.combine.trimmed import alike
-from edgefl.registry import Account, Option, Recipe, Rule, choose, register
+from edgefl.registry import Account, Option, Recipe, choose, register
 from edgefl.roles import Combine
 
 #: Where the ratio of Mills is taken by its series, which is then right to 2e-5.
@@ -95,12 +95,7 @@ def too_little(recipe: Recipe) -> list[Problem]:
     if not noise or (first := epsilon_of(noise**-2, delta)) <= budget:
         return []
     text = f"one round with noise {noise:g} costs epsilon {first:.3g} at delta {delta:g}, and the budget is {budget:g}"
-    return [Problem("combine.gaussian_noise", f"{text}; give more noise, or a larger epsilon")]
-
-
-def _none(role: str, trait: str, what: str, way: str) -> Rule:
-    """The rule that another slot takes nothing of the devices' data beside their clipped changes."""
-    return Rule(role, trait, f"gaussian_noise accounts for the devices' changes alone, and {what}; {way}", wanted=False)
+    return [Problem(f"combine.{slot.name}", f"{text}; give more noise, or a larger epsilon")]
 
 
 register(
@@ -123,16 +118,7 @@ register(
                 0.0, "W, what the sum is divided by; 0: round.devices; where a selection asks fewer, as many", least=0
             ),
         },
-        rules=(
-            *alike("gaussian_noise"),
-            _none("prototypes", "local", "prototypes are means of samples", "set slots.prototypes to none"),
-            _none("cluster", "signature", "clusters are made of their signatures", "set slots.cluster to none"),
-            _none("repair", "mend", "a repair puts one device's weights in another's", "set slots.repair to none"),
-            _none("upload", "omits", "which parts a device sends depends on its data", "set slots.upload to whole"),
-            _none("pace", "returns", "this pace goes by their hold-outs", "set slots.pace to planned"),
-            _none("select", "returns", "this selection goes by their hold-outs", "set slots.select to all or random"),
-            _none("optimise", "returns", "this step goes by their hold-outs", "set another slots.optimise"),
-        ),
+        rules=alike("gaussian_noise"),
         conflicts=too_little,
         per_round=True,
         screen=clipped,
