@@ -6,17 +6,17 @@ each set is a softmax over its own classes, by a part ``task/<set>`` that the de
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
-from edgefl.records import is_modality
-
-_MARK, _END = "@", ":"
+_MARK = "@"
+_NAME = re.compile(rf"{_MARK}([A-Za-z][A-Za-z0-9_-]{{0,31}}):(.+)", re.DOTALL)
 
 
 def space_of(name: str) -> str:
     """The label set that a label name says; "": none."""
-    space, end, label = name.removeprefix(_MARK).partition(_END)
-    return space if name.startswith(_MARK) and end and label and is_modality(space) else ""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else ""
 
 
 def spaces_in(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -29,9 +29,9 @@ def spaces_in(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def words_of(names: Sequence[str]) -> tuple[str, ...]:
     """Names of classes as people call them: with their set where there are several; () where a name says none."""
-    spaces = spaces_in(names)
-    plain = tuple(name.removeprefix(_MARK) for name in names)
-    return tuple(name.partition(_END)[2] for name in plain) if len(spaces) == 1 else plain if spaces else ()
+    found = [_NAME.fullmatch(name) for name in names]
+    several = len(spaces_in(names)) > 1
+    return () if None in found else tuple(f"{one[1]}:{one[2]}" if several else one[2] for one in found if one)
 
 
 def samples_key(space: str) -> str:

@@ -18,6 +18,7 @@ is right. Averaging shares classifiers too, each among the devices of its set.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -42,6 +44,7 @@ from edgefl.plan.job import Job
 from edgefl.training import local_evaluation
 from edgefl.training.batches import Split
 from edgefl.training.embeddings import embeddings
+from edgefl.training.evaluate import judge
 from edgefl.training.metrics import average_precision
 
 PAGE = "label_sets.md"
@@ -170,18 +173,17 @@ def precision(queries: np.ndarray, candidates: np.ndarray, same: npt.NDArray[np.
     return float(np.mean([average_precision(row, right) for row, right in zip(cosines, same, strict=True)]))
 
 
-def retrieval_of(sets: Sets) -> Callable[..., dict[str, float]]:
-    """``training.evaluate.judge`` with mean average precisions where there are pairs."""
-    judge = local_evaluation.judge
+def retrieval_of(sets: Sets, judge: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    """``judge`` with mean average precisions where there are pairs."""
 
     def judged(model: Any, data: Dataset, depth: int, tables: Any, names: Sequence[str], criteria: Any) -> Any:
         figures = judge(model, data, depth, tables, names, criteria)
         if len(names) > 1:
-            z = [embeddings(model, m, data, depth) for m in names]
+            one, other = (embeddings(model, m, data, depth) for m in names)
             for by in ("group", "subgroup"):
                 of = np.array(getattr(sets, by))[concepts_in(data)]
                 same = of[:, None] == of
-                figures[f"map_{by}"] = (precision(*z, same) + precision(*reversed(z), same)) / 2
+                figures[f"map_{by}"] = (precision(one, other, same) + precision(other, one, same)) / 2
         return figures
 
     return judged
@@ -190,7 +192,7 @@ def retrieval_of(sets: Sets) -> Callable[..., dict[str, float]]:
 @contextmanager
 def judged_by(test: Dataset, sets: Sets) -> Iterator[None]:
     """Devices of this process judge their own models on ``test`` by their own label set, not on samples set apart."""
-    split, judge = LocalTrainer._split, local_evaluation.judge  # noqa: SLF001 - put in the place of a hold-out
+    split = LocalTrainer._split  # noqa: SLF001 - wrapped below
     by = {"pictures": "group", "texts": "subgroup", "pairs": ""}
     sides = {"pictures": ("image",), "texts": ("text",), "pairs": ("image", "text")}
     tests = {kind: only(labelled(test, sets, by[kind]), *sides[kind]) for kind in by}
@@ -198,11 +200,9 @@ def judged_by(test: Dataset, sets: Sets) -> Iterator[None]:
     def with_test(trainer: LocalTrainer, job: Job) -> Split:
         return split(trainer, job)._replace(holdout=tests[trainer.settings.device.partition("-")[0]])
 
-    LocalTrainer._split, local_evaluation.judge = with_test, retrieval_of(sets)  # type: ignore[method-assign]  # noqa: SLF001
-    try:
+    judged = retrieval_of(sets, judge)
+    with patch.object(LocalTrainer, "_split", with_test), patch.object(local_evaluation, "judge", judged):
         yield
-    finally:
-        LocalTrainer._split, local_evaluation.judge = split, judge  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def values_of(way: str, seed: int, image: Path) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def figures_of(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in FIGURES}
     for own in metrics.values():
         for name in ("accuracy_group", "accuracy_subgroup", "map_group", "map_subgroup"):
-            found[name] += [100 * own[f"trained_{name}"]] * (f"trained_{name}" in own)
+            found[name] += [100 * value for key, value in own.items() if key == f"trained_{name}"]
         for k in (1, 10):
             recalls = [100 * value for name, value in own.items() if _is_recall(name, k)]
             found[f"recall_{k}"] += [statistics.mean(recalls)] if recalls else []
@@ -302,7 +302,7 @@ def half_width(values: Sequence[float]) -> float:
     """Half of the 95 % interval of a mean; infinite of one value."""
     if len(values) < 2:
         return float("inf")
-    return STUDENT[len(values) - 1] * statistics.stdev(values) / len(values) ** 0.5
+    return STUDENT[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _interval(values: Sequence[float]) -> str:
