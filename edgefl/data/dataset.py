@@ -292,16 +292,17 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
     labels = labels_of(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
+    known = labels.numbers is not None and bool((labels.numbers >= 0).any())
     return Dataset(
         modalities=modalities,
         present=flags,
-        labels=labels.numbers,
+        labels=labels.numbers if known else None,
         label_names=labels.names,
         ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else class_names(arrays["group"].astype(np.str_)),
         recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
         targets=labels.targets,
-        sets=labels.sets,
+        sets=labels.sets if known else None,
     )
 
 

@@ -54,7 +54,7 @@ FLEET = {
     "a-1": of_shape(30, "a", seed=1),
     "a-2": of_shape(18, "a", seed=2),
     "b": of_size(24, "b", seed=3),
-    "pairs": share(24, {"a": 1.0, "b": 1.0}, seed=4, labelled=False),
+    "pairs": replace(share(24, {"a": 1.0, "b": 1.0}, seed=4), labels=np.full(24, -1), label_names=EVERY),
 }
 
 
