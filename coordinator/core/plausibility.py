@@ -11,7 +11,7 @@ import msgspec
 from coordinator.core.state import Assignment, Claim, State
 from edgefl.aggregation.mean import OF
 from edgefl.aggregation.server_state import is_shared
-from edgefl.models.spec import LAYERS, PROTOTYPES, is_scheduled, modality_of
+from edgefl.models.spec import LAYERS, PROTOTYPES, is_scheduled, modality_of, space_of_part
 from edgefl.plan.choice_of_k import candidates, doubt, most_judged
 from edgefl.plan.job import WHOLE_ROUND, Placement
 from edgefl.plan.stages import may_omit, sent
@@ -54,8 +54,8 @@ LEAST_RATIO, MOST_RATIO = 0.25, 4.0
 def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | None:
     """Why an update to this assignment is unusable: other parts than were asked for, or more samples than it has.
 
-    A device that had no sample of a modality leaves out all that modality's parts; an upload that omits leaves others
-    out, but not all.
+    A device that had no sample of a modality leaves out all that modality's parts, and one without a label of a set its
+    classifier; an upload that omits leaves others out, but not all.
     """
     period = assignment.period or WHOLE_ROUND
     inside = not period.whole
@@ -68,7 +68,8 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     if unasked:
         return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")
     brought = {modality_of(part) for part in update.manifest if part in wanted}
-    missing = [part for part in wanted if part not in update.manifest and modality_of(part) in {None, *brought}]
+    given = [part for part in wanted if modality_of(part) in {None, *brought} and not space_of_part(part)]
+    missing = [part for part in given if part not in update.manifest]
     if may_omit(assignment.placement.stage, state.plan.slots):
         missing = [] if brought else list(wanted)
     if missing:

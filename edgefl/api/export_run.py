@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,8 +15,10 @@ from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import BOTH, USUAL, ZERO, MaskName, OwnMask
 from edgefl.export.form import OPSETS, PLAIN, Form
 from edgefl.export.precision_record import EXACT
-from edgefl.models.spec import PROTOTYPES
+from edgefl.label_spaces import spaces_in
+from edgefl.models.spec import PROTOTYPES, is_task
 from edgefl.plan.job import RunPlan, Stage
+from edgefl.plan.stages import of_spaces
 from edgefl.records import Manifest
 from edgefl.registry import chosen
 from edgefl.run_records import BundleRow, RunReport
@@ -73,6 +75,7 @@ def export_run(
     *,
     output: Path | None = None,
     mask: MaskChoice = "auto",
+    labels: str = "",
     capacity: int | None = None,
     tolerance: float = TOLERANCE,
     form: Form = PLAIN,
@@ -81,31 +84,36 @@ def export_run(
 ) -> Exported:
     """Export the run in ``directory`` and record the bundles in its ledger; ``say`` takes its progress in words.
 
-    ``calibrate``: samples for precisions below f32; None: the run's test set. Raises RunError (nothing finished yet),
-    ExportError (nothing is published then), DataError, StoreError.
+    ``labels``: the label set that bundles answer, "": of several each, in a folder of its name. ``calibrate``: samples
+    for precisions below f32; None: the run's test set. Raises RunError (nothing finished yet), ExportError (nothing is
+    published then), DataError, StoreError.
     """
     from coordinator.ledger.ledger import Ledger
     from edgefl.export.bundle import export_bundles
 
     if form.opset not in OPSETS:
         raise ExportError(f"unknown operator set {form.opset}", remedy=f"Choose {', '.join(map(str, OPSETS))}.")
-    state = final_state(directory)
-    say(_what(state))
-    trained = _trained(state, ObjectStore(directory / "objects"))
-    offered = _own_mask(state.plan, trained.parts, say) if mask == "auto" else mask
-    target = output or directory / BUNDLES
-    rows = export_bundles(
-        trained,
-        target,
-        capacity=capacity,
-        mask=offered,
-        tolerance=tolerance,
-        form=form,
-        samples=_samples(state.plan, calibrate) if set(form.precisions) - {EXACT} else None,
-        progress=lambda line: say(f"  {line}"),
-    )
-    if state.untrained:
-        say(f"warning: {_never_trained(state)}")
+    state, target, rows = final_state(directory), output or directory / BUNDLES, []
+    spaces = spaces_in(state.plan.model.label_names)
+    every = not labels and len(spaces) > 1
+    for space in spaces if every else [labels]:
+        one = with_labels(state, space)
+        say(_what(one) + (f"; label set {space}" if every else ""))
+        trained = _trained(one, ObjectStore(directory / "objects"))
+        offered = _own_mask(one.plan, trained.parts, say) if mask == "auto" else mask
+        found = export_bundles(
+            trained,
+            target / space if every else target,
+            capacity=capacity,
+            mask=offered,
+            tolerance=tolerance,
+            form=form,
+            samples=_samples(one.plan, calibrate) if set(form.precisions) - {EXACT} else None,
+            progress=lambda line: say(f"  {line}"),
+        )
+        if one.untrained:
+            say(f"warning: {_never_trained(one)}")
+        rows += [msgspec.structs.replace(row, name=f"{space}/{row.name}") for row in found] if every else found
     with Ledger(ledger_of(directory), create=False) as ledger:
         for row in rows:  # those inside the run's directory by their path from there
             path = Path(row.path)
@@ -203,6 +211,23 @@ def final_state(directory: Path) -> FinalState:
     return FinalState(report, plan, stage, position.round, position.manifest, first)
 
 
+def with_labels(state: FinalState, space: str) -> FinalState:
+    """The state with the classifier of one label set alone, "": as it is. Raises ExportError for an unknown set."""
+    model = state.plan.model
+    spaces = spaces_in(model.label_names)
+    if not space:
+        return state
+    if space not in spaces:
+        known = f"it has {', '.join(spaces)}" if spaces else "its labels are of no set"
+        raise ExportError(
+            f"the run has no label set {space!r:.60}: {known}", remedy="Leave --labels out, or name one of its sets."
+        )
+    names = tuple(model.label_names[place] for place in spaces[space])
+    own = msgspec.structs.replace(model, classes=len(names), label_names=names)
+    plan = msgspec.structs.replace(state.plan, model=own)
+    return replace(state, plan=plan, stage=of_spaces(state.stage, [space]))
+
+
 def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tensors]:
     """The heads with batch statistics taken on the test set's inputs, where those of the state are other weights'."""
     if not state.plan.slots.statistics:
@@ -249,7 +274,7 @@ def _what(state: FinalState) -> str:
 
 def _never_trained(state: FinalState) -> str:
     text = f"no device sent an update of {', '.join(state.untrained)}: in the bundles these are as the run began"
-    if "task" not in state.untrained:
+    if not any(map(is_task, state.untrained)):
         return text
     why = " (its classifiers stay on the devices)" if state.plan.slots.exchange != "all" else ""
     return f"{text}{why}, and labels are made by an untrained classifier"

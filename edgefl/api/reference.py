@@ -17,6 +17,7 @@ from edgefl.data.arrays import Array, Rows
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import Sets
 from edgefl.data.levels import target_errors
+from edgefl.label_spaces import spaces_in
 from edgefl.run_records import Reference
 from edgefl.training.metrics import several_labels
 
@@ -33,14 +34,15 @@ _WIDEST = 2**15
 
 
 def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | None:
-    """Accuracy, or R² of a numeric target, on ``test`` of simple models fitted on all ``shares``; None: no labels.
+    """Accuracy, or R² of a numeric target, on ``test`` of simple models fitted on all ``shares``; None: no labels,
+    or several label sets, of which a sample does not say which is asked.
 
     Of several labels mean average precision. Raises ModuleNotFoundError without scikit-learn.
     """
     names, numeric = test.label_names, test.targets is not None
     labelled = [share.relabelled(names) for share in shares if share.labels is not None]
     truth = _truth(test)
-    if not labelled or truth is None:
+    if not labelled or truth is None or len(spaces_in(names)) > 1:
         return None
     y = np.concatenate([_truth(share) for share in labelled])
     known, tested = np.flatnonzero(~np.isnan(y)), np.flatnonzero(~np.isnan(truth))

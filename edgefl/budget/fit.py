@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures, largest_layer
-from edgefl.models.spec import MISSING, ModelSpec, is_encoder
+from edgefl.label_spaces import keyed_spaces, samples_key, spaces_in
+from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.privacy import Spending
-from edgefl.plan.stages import is_closing, restrict, shallower, trained_stages
+from edgefl.plan.stages import is_closing, of_spaces, restrict, shallower, trained_stages
 from edgefl.plan.training_samples import (
     after_completion,
     can_cache,
@@ -136,12 +137,13 @@ def place(
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
+    own = of_spaces(own, [space for space in spaces_in(model.label_names) if candidate.samples.get(samples_key(space))])
     if is_closing(stage) and (refusal := _unteachable(model, own, filled)) is not None:
         return Placement(device=candidate.device, stage=own, refusal=refusal)
     if needs_pairs(slots) and not any(candidate.class_counts):
         # Without labels, beside others that have them: no classifier, nor what only it needs.
         fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
-        useless = {"task"} if fused else {"task", "fusion", MISSING}
+        useless = {*task_parts(model), *(() if fused else ("fusion", MISSING))}
         own = msgspec.structs.replace(own, trained=tuple(part for part in own.trained if part not in useless))
     job = msgspec.structs.replace(job, stage=own)
     if not candidate.capabilities.torch_device.startswith("cuda"):
@@ -226,13 +228,17 @@ def trained_depth(stage: Stage) -> int:
 
 def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     model, slots = job.model, job.slots
+    told, spaces = keyed_spaces(candidate.samples), spaces_in(model.label_names)
+    if unknown_sets := sorted(told - spaces.keys()):
+        known = ", ".join(spaces) or "none"
+        return Refusal("data", detail=f"its labels are of the set {', '.join(unknown_sets)}, the model knows {known}")
     for modality, shape in candidate.modalities.items():
         spec = model.encoders.get(modality)
         if shape and spec is not None and tuple(spec.input_shape) != tuple(shape):
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
     if not any(candidate.samples.get(modality) for modality in model.encoders):
-        own = ", ".join(m for m in candidate.samples if m) or "no modality"
+        own = ", ".join(m for m in candidate.samples if m and m not in told) or "no modality"
         return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
     unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
     labelled = None if unknown else sum(candidate.class_counts)

@@ -38,6 +38,12 @@ def command(
             "with zeros, else prototypes."
         ),
     ] = "auto",
+    labels: Annotated[
+        str,
+        typer.Option(
+            metavar="SET", help="Label set that the bundles answer; default: of several each, in a folder of its name."
+        ),
+    ] = "",
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Rows of each prototype table; default: the number of classes.")
     ] = None,
@@ -105,6 +111,7 @@ def command(
         directory,
         output=output,
         mask=mask,
+        labels=labels,
         capacity=capacity,
         tolerance=tolerance,
         form=form,

@@ -26,7 +26,7 @@ from edgefl.export.bundle_format import STAND_INS, Manifest, OwnMask
 from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
-from edgefl.models.spec import EncoderSpec
+from edgefl.models.spec import EncoderSpec, is_task
 from edgefl.own_data.table_rows import head_of
 from edgefl.own_data.trained_folders import is_new_folder, read_folder
 from edgefl.own_data.trained_tables import read_trained, takes_tables
@@ -36,8 +36,6 @@ from edgefl.report.grid import Cell, Column, Grid, table
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
-#: Parts that make labels of projections.
-CLASSIFIER = {"task", "fusion"}
 UNTRAINED = (
     "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
 )
@@ -167,7 +165,8 @@ def _by_modality(files: list[str], wanted: Mapping[str, EncoderSpec]) -> dict[st
 
 def trusted(bundles: Mapping[Path, Manifest], data: Dataset) -> Dataset:
     """The samples; without their labels, and with a warning, where no device trained the classifier."""
-    if not any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
+    untrained = {part for manifest in bundles.values() for part in manifest.untrained}
+    if not any(part == "fusion" or is_task(part) for part in untrained):
         return data
     sys.stderr.write(f"warning: {UNTRAINED}\n")
     return replace(data, labels=None)

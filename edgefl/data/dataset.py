@@ -24,6 +24,7 @@ from edgefl.data.labels import class_name, class_names, places_of
 from edgefl.data.levels import Targets, levels_in, nearest_level
 from edgefl.data.values import as_cells, as_values
 from edgefl.errors import DataError, Problem
+from edgefl.label_spaces import samples_key, space_of, spaces_in, words_of
 from edgefl.records import MODALITY_RULE, is_modality
 
 Flags = npt.NDArray[np.bool_]
@@ -92,8 +93,14 @@ class Dataset:
         return {m: tuple(a.shape[1:]) for m, a in self.modalities.items() if self.present[m].any()}
 
     def samples(self) -> dict[str, int]:
-        """Modality -> samples that have it; "" -> all samples (as a device says it in its hello)."""
-        return {"": len(self)} | {m: int(self.present[m].sum()) for m in self.signature()}
+        """Modality -> samples that have it; "" -> all samples (as a device says it in its hello).
+
+        Where labels are of sets of their own, also ``label_spaces.samples_key`` -> samples with a label of that set.
+        """
+        counts, spaces = self.class_counts(), spaces_in(self.label_names)
+        labelled = {samples_key(space): sum(counts[c] for c in places) for space, places in spaces.items()}
+        there = {key: count for key, count in labelled.items() if count}
+        return {"": len(self)} | {m: int(self.present[m].sum()) for m in self.signature()} | there
 
     def has(self, modality: str) -> Flags:
         """[N] bool: which samples have this modality; none, when the data set does not know it."""
@@ -133,8 +140,8 @@ class Dataset:
         """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named.
 
         Whole numbers count ``names`` where none of these is a number. Where ``names`` are levels of a numeric target,
-        labels that are numbers become targets; where samples may have several, one label
-        is a set.
+        labels that are numbers become targets; where samples may have several, one label is a set. Where they say label
+        sets, labels of others are none.
         """
         if classes_in(names) is not None:
             return self._in_sets(names)
@@ -156,7 +163,9 @@ class Dataset:
             return replace(self, label_names=tuple(names))
         number = places_of(names)
         places = [number.get(class_name(name), -1) for name in self.label_names]
-        unknown = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0]) if places[i] < 0]
+        used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0]) if places[i] < 0]
+        spaces = spaces_in(names)
+        unknown = [name for name in used if not spaces or space_of(name) in {"", *spaces}]
         if unknown:
             raise DataError(
                 f"labels not known to the model: {_few(unknown)}; it knows: {_few(names)}",
@@ -169,7 +178,7 @@ class Dataset:
         if self.labels is None or self.labels[row] < 0:
             return None
         classes = classes_in(self.label_names)
-        name: str = self.label_names[self.labels[row]]
+        name: str = (words_of(self.label_names) or self.label_names)[self.labels[row]]
         return name if self.sets is None or classes is None else in_words(self.sets[row], classes)
 
     def _in_sets(self, names: Sequence[str]) -> Dataset:
@@ -283,16 +292,17 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
     labels = labels_of(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
+    known = labels.numbers is not None and bool((labels.numbers >= 0).any())
     return Dataset(
         modalities=modalities,
         present=flags,
-        labels=labels.numbers,
+        labels=labels.numbers if known else None,
         label_names=labels.names,
         ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else class_names(arrays["group"].astype(np.str_)),
         recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
         targets=labels.targets,
-        sets=labels.sets,
+        sets=labels.sets if known else None,
     )
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from edgefl.data.levels import plain_levels
 from edgefl.errors import DataError
+from edgefl.label_spaces import words_of
 
 Sets = npt.NDArray[np.bool_]
 _MARK = "&"
@@ -39,7 +40,7 @@ def classes_in(names: Sequence[str]) -> tuple[str, ...] | None:
 
 def plain_names(names: Sequence[str]) -> tuple[str, ...]:
     """Label names as people call them: classes, or the numbers of a target's levels."""
-    return classes_in(names) or plain_levels(names) or tuple(names)
+    return classes_in(names) or plain_levels(names) or words_of(names) or tuple(names)
 
 
 def in_words(row: Sequence[bool] | npt.NDArray[np.bool_], classes: Sequence[str]) -> str:

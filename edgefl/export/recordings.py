@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.label_sets import THRESHOLD, classes_in, in_words
+from edgefl.data.label_sets import THRESHOLD, classes_in, in_words, plain_names
 from edgefl.data.levels import expected_value, levels_in
 from edgefl.export.runtime import Answers
 
@@ -47,7 +47,7 @@ def of_recordings(data: Dataset, answers: Sequence[Answers], labels: Sequence[st
 
 def _label(mean: npt.NDArray[np.float64], labels: Sequence[str]) -> str:
     several = classes_in(labels)
-    return labels[int(mean.argmax())] if several is None else in_words(mean >= THRESHOLD, several)
+    return plain_names(labels)[int(mean.argmax())] if several is None else in_words(mean >= THRESHOLD, several)
 
 
 def truth_of(data: Dataset, row: int) -> str | None:

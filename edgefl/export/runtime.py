@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.label_sets import THRESHOLD, classes_in, in_words
+from edgefl.data.label_sets import THRESHOLD, classes_in, in_words, plain_names
 from edgefl.data.levels import expected_value, levels_in
 from edgefl.data.values import as_values, pixel_fault
 from edgefl.errors import DataError, ExportError
@@ -120,7 +120,8 @@ class Bundle:
         if (several := classes_in(self.manifest.labels)) is not None:
             labels = tuple(in_words(row >= THRESHOLD, several) for row in out["probabilities"])
         else:
-            labels = tuple(self.manifest.labels[c] for c in classes)
+            names = plain_names(self.manifest.labels)
+            labels = tuple(names[c] for c in classes)
         return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
 
     def fitted(self, inputs: Mapping[str, npt.ArrayLike], mask: str | None = None) -> dict[str, np.ndarray]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, shared_width, shares_projection
+from edgefl.label_spaces import spaces_in
+from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, shared_width, shares_projection, task_parts
 from edgefl.registry import chosen
 
 
@@ -110,11 +111,28 @@ def mean_of_shown(projections: Sequence[Tensor], shown: Sequence[Tensor] | None 
     return stacked.masked_fill(~given, 0.0).sum(dim=0) / given.sum(dim=0).clamp(min=1)
 
 
-def classifier(spec: ModelSpec) -> nn.Module:
-    """f [B, fused_width] -> logits [B, classes]; two layers where the projection is shared (FedMVP, eq. 8)."""
+def classifier(spec: ModelSpec, part: str) -> nn.Module:
+    """f [B, fused_width] -> logits [B, classes of the part]; two layers with a shared projection (FedMVP, eq. 8)."""
+    classes = len(task_parts(spec)[part])
     if shares_projection(spec):
-        return _mlp(spec.head.out, spec.head.out, spec.classes)
-    return nn.Linear(fused_width(spec), spec.classes)
+        return _mlp(spec.head.out, spec.head.out, classes)
+    return nn.Linear(fused_width(spec), classes)
+
+
+def among_own(logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
+    """Logits [B, C] of each row among the classes of its label's set, the others the lowest finite number.
+
+    ``labels`` [B], below 0: none, whose rows stay as they are; ``names`` [C]: of the classes, with one set or none at
+    all they all stay.
+    """
+    spaces = spaces_in(names)
+    if len(spaces) < 2:
+        return logits
+    number = {place: i for i, places in enumerate(spaces.values()) for place in places}
+    of_class = torch.tensor([number[place] for place in range(len(names))], device=logits.device)
+    own = of_class[labels.clamp(min=0)].unsqueeze(1)  # [B, 1]
+    others = (of_class != own) & (labels >= 0).unsqueeze(1)
+    return logits.masked_fill(others, torch.finfo(logits.dtype).min)
 
 
 def reconstruction(spec: ModelSpec) -> nn.Module:

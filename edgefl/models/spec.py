@@ -5,7 +5,8 @@ A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` w
     acc/embed acc/stage1 … acc/stageS acc/norm head/acc  gyro/embed …  head/gyro  fusion  task
 
 ``<m>/embed`` turns raw input into tokens, ``<m>/stage<k>`` transforms tokens, ``<m>/norm`` is the encoder's final norm,
-``head/<m>`` projects the pooled token to the shared width, ``fusion`` joins the projections, ``task`` classifies.
+``head/<m>`` projects the pooled token to the shared width, ``fusion`` joins the projections, ``task`` classifies; where
+devices have label sets of their own, ``task/<set>`` each.
 
 With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own
 feed-forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other
@@ -22,6 +23,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edgefl.encoder_families import MAX_CONFIG_BYTES
+from edgefl.label_spaces import spaces_in
 from edgefl.records import MAX_COLUMNS, CellName, TableColumn
 from edgefl.registry import method
 
@@ -32,6 +34,7 @@ PROTOTYPES, SIGNATURE, LAYERS = "prototypes", "signature", "layers"
 MISSING = "missing"
 _MATCH = "match/"
 _LORA = "lora/"
+_TASK = "task/"
 
 Norm = Literal["batch", "layer", "none"]
 
@@ -160,7 +163,28 @@ def shared_parts(spec: ModelSpec, *, through: int | None = None) -> list[str]:
     stages = range(1, last + 1) if shares_attention(spec) else ()
     joined = ["fusion"] if method("fusion", spec.fusion).weights else []  # a mean has no weights
     joined += [MISSING] if spec.stand_in else []
-    return [*(f"shared/stage{k}" for k in stages), *((*joined, "task") if spec.classes else ())]
+    return [*(f"shared/stage{k}" for k in stages), *((*joined, *task_parts(spec)) if spec.classes else ())]
+
+
+def task_parts(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Classifiers: part -> places of the classes it answers. One, or one for each label set (``label_spaces``)."""
+    spaces = spaces_in(spec.label_names)
+    return {_TASK + space: places for space, places in spaces.items()} or {"task": tuple(range(spec.classes))}
+
+
+def is_task(part: str) -> bool:
+    """Whether a part is a classifier."""
+    return part == "task" or part.startswith(_TASK)
+
+
+def space_of_part(part: str) -> str:
+    """The label set of a classifier; "" for every other part."""
+    return part.removeprefix(_TASK) if part.startswith(_TASK) else ""
+
+
+def answered(spec: ModelSpec, parts: Sequence[str]) -> tuple[int, ...]:
+    """Places of the classes that the classifiers among ``parts`` answer, ascending."""
+    return tuple(sorted(place for part, places in task_parts(spec).items() if part in parts for place in places))
 
 
 def reconstruct_parts(spec: ModelSpec) -> list[str]:
@@ -242,9 +266,9 @@ def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
 
 
 def modality_of(part: str) -> str | None:
-    """The modality a part belongs to; None for ``shared/stage<k>``, ``fusion``, ``task`` and ``prototypes``."""
+    """The modality a part belongs to; None for ``shared/stage<k>``, ``fusion``, classifiers and ``prototypes``."""
     owner, _, rest = part.removeprefix(_LORA).partition("/")
-    if not rest or owner == "shared":
+    if not rest or owner in {"shared", "task"}:
         return None
     return rest if owner in _AFTER_ENCODERS else owner
 
@@ -252,7 +276,7 @@ def modality_of(part: str) -> str | None:
 def is_encoder(part: str) -> bool:
     """Whether a part belongs to an encoder, shared attention included: all but heads, fusion and what follows."""
     owner, _, rest = part.removeprefix(_LORA).partition("/")
-    return bool(rest) and owner not in _AFTER_ENCODERS
+    return bool(rest) and owner not in _AFTER_ENCODERS and owner != "task"
 
 
 def fused_width(spec: ModelSpec) -> int:

@@ -35,11 +35,13 @@ from edgefl.models.spec import (
     fuses_tokens,
     is_encoder,
     is_lora,
+    is_task,
     lora_parts,
     modality_of,
     part_names,
     shares_attention,
     shares_projection,
+    task_parts,
 )
 from edgefl.registry import method
 
@@ -57,6 +59,7 @@ class StagedModel(nn.Module):
         self._kinds = {m: kind_of(e).build() for m, e in spec.encoders.items() if m in own}
         self._multiway = shares_attention(spec)
         self._shared = shares_projection(spec)
+        self._tasks = [part for part in task_parts(spec) if part in modules] or ["task"]
         self._parts = nn.ModuleDict(dict(modules))
         weightless = spec.classes and not method("fusion", spec.fusion).weights
         self._weightless = fusion(spec) if weightless else None  # no part: there is nothing to train or send
@@ -259,8 +262,17 @@ class StagedModel(nn.Module):
         return made
 
     def classify(self, fused: Tensor) -> Tensor:
-        """f [B, fused_width] -> logits [B, classes]."""
-        logits: Tensor = self.part("task")(fused)
+        """f [B, fused_width] -> logits [B, classes].
+
+        Those of label sets without a classifier here are the lowest finite number.
+        """
+        found: dict[str, Tensor] = {part: self.part(part)(fused) for part in self._tasks}
+        if len(task_parts(self.spec)) == 1:
+            return next(iter(found.values()))
+        logits = fused.new_full((len(fused), self.spec.classes), torch.finfo(fused.dtype).min)
+        for part, own in found.items():
+            places = torch.tensor(task_parts(self.spec)[part], device=fused.device)
+            logits = logits.index_copy(1, places, own)
         return logits
 
 
@@ -305,7 +317,6 @@ def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> 
 _MODULES: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
     "fusion": lambda spec, _: fusion(spec),
     "missing": lambda spec, _: stand_in(spec),
-    "task": lambda spec, _: classifier(spec),
     "head": modality_head,
     "reconstruct": lambda spec, _: reconstruction(spec),
     "match": matcher,
@@ -328,6 +339,8 @@ def _on_meta(spec: ModelSpec, part: str) -> nn.Module:
 def _module(spec: ModelSpec, part: str) -> nn.Module:
     if is_lora(part) and spec.lora is not msgspec.UNSET:
         return LowRankPart(chosen_maps(_on_meta(spec, adapted_part(part)), spec.lora), spec.lora)
+    if is_task(part):
+        return classifier(spec, part)
     owner, _, rest = part.partition("/")
     if owner in _MODULES:
         return _MODULES[owner](spec, rest)

@@ -15,7 +15,6 @@ import msgspec
 from edgefl.config.settings import RatesConfig, RunConfig, TrainingConfig
 from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import valid_names
-from edgefl.data.label_sets import classes_in
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
@@ -32,6 +31,7 @@ from edgefl.models.spec import (
 )
 from edgefl.plan.checkpoint_fields import checkpoint_problems, told
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.label_problems import label_problems
 from edgefl.plan.lora import lora_problems, with_adaptation
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
@@ -145,7 +145,7 @@ def model_spec(
     if len(config.model.encoders) < 2:
         paired = [term.name for term in terms if term.method.modalities > 1]
         problems += [Problem("model.encoders", f"objective {term} needs two modalities or more") for term in paired]
-    problems += _one_label(recipe, label_names)
+    problems += label_problems(recipe, label_names)
     if problems:
         raise ConfigError(config.name, problems)
     spec = ModelSpec(
@@ -165,16 +165,6 @@ def model_spec(
     if faults := spec_problems(spec):
         raise ConfigError(config.name, [Problem(f"model.{fault.path}", fault.message) for fault in faults])
     return spec
-
-
-def _one_label(recipe: RecipeConfig, label_names: tuple[str, ...]) -> list[Problem]:
-    """Methods that have no meaning for samples of several labels."""
-    if classes_in(label_names) is None:
-        return []
-    terms = [f"objective {t.name}" for t in chosen("objective", recipe.slots["objective"]) if t.method.one_label]
-    tables = [f"prototypes {p.name}" for p in chosen("prototypes", recipe.slots["prototypes"]) if p.method.local]
-    why = "goes by the one class of a sample, and these samples have several labels; leave it out"
-    return [Problem(f"slots.{name.split()[0]}", f"{name.split()[1]} {why}") for name in (*terms, *tables)]
 
 
 def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:

@@ -24,6 +24,7 @@ from edgefl.models.spec import (
     match_parts,
     modality_of,
     part_names,
+    space_of_part,
     with_lora,
 )
 from edgefl.plan.job import Exchange, Job, Slots, Stage
@@ -143,6 +144,17 @@ def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
 
     return msgspec.structs.replace(
         stage, present=tuple(filter(need, stage.present)), trained=tuple(filter(keep, stage.trained))
+    )
+
+
+def of_spaces(stage: Stage, spaces: Sequence[str]) -> Stage:
+    """The stage without the classifiers of label sets that a device has no label of."""
+
+    def keep(part: str) -> bool:
+        return space_of_part(part) in {"", *spaces}
+
+    return msgspec.structs.replace(
+        stage, present=tuple(filter(keep, stage.present)), trained=tuple(filter(keep, stage.trained))
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl.encoder_kinds import kind_of
 from edgefl.models.check import token_count
-from edgefl.models.spec import EncoderSpec, fuses_tokens, is_lora, shares_attention, with_lora
+from edgefl.models.spec import EncoderSpec, fuses_tokens, is_lora, is_task, shares_attention, with_lora
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
 from edgefl.records import Refusal
 from edgefl.registry import chosen
@@ -78,9 +78,8 @@ def clusters_apart(slots: Slots, stage: Stage) -> bool:
 
     ``stage`` is the device's own: without labels it trains no classifier.
     """
-    return (
-        any("private_head" in term.method.auxiliaries for term in chosen("objective", slots.objective))
-        and "task" not in stage.trained
+    return any("private_head" in t.method.auxiliaries for t in chosen("objective", slots.objective)) and not any(
+        map(is_task, stage.trained)
     )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from edgefl.data.dataset import Dataset, Encoded
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, classifier_loss, prior_losses
-from edgefl.models.spec import PROTOTYPES
+from edgefl.models.spec import PROTOTYPES, answered
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.choice_of_k import candidates
 from edgefl.plan.job import Job
@@ -176,7 +176,7 @@ def _statistics_of(m: str) -> Function:
 def _samples(job: Job, pattern: Pattern) -> Dataset:
     """``_ROWS`` samples that have the modalities of a pattern, with labels where the device has some: all zeros."""
     encoders = {m: job.model.encoders[m] for m in pattern}
-    labelled = job.model.classes > 0 and "task" in job.stage.trained
+    classes = answered(job.model, job.stage.trained)
     dtypes = {m: np.int64 if encoder.kind == "text" else np.float32 for m, encoder in encoders.items()}
     encoded = {}
     for m, prefix in prefixes(job).items():
@@ -188,8 +188,8 @@ def _samples(job: Job, pattern: Pattern) -> Dataset:
     return Dataset(
         modalities={m: np.zeros((_ROWS, *encoder.input_shape), dtypes[m]) for m, encoder in encoders.items()},
         present={m: np.ones(_ROWS, np.bool_) for m in pattern},
-        labels=np.zeros(_ROWS, np.int64) if labelled else None,
-        label_names=("",) if labelled else (),
+        labels=np.full(_ROWS, classes[0]) if classes else None,
+        label_names=("",) * (classes[0] + 1) if classes else (),
         ids=[str(i) for i in range(_ROWS)],
         encoded=encoded,
     )

@@ -20,6 +20,8 @@ _CLASSIFICATION = {
     "macro_f1": "F1",
     "macro_auroc": "AUROC",
 }
+#: Prefix of the accuracy on samples with a label of one label set.
+_BY_SET = "accuracy_"
 _REGRESSION = ("r2", "mae", "rmse")
 _SEVERAL = {"mean_average_precision": "average precision", "macro_f1": "F1"}
 #: What tables call the rows that know the labels.
@@ -148,7 +150,8 @@ def classification(report: RunReport) -> Grid:
     """Accuracy, top 5 and the macro averages under every condition; of a numeric target R² and the mean errors."""
     told = {row.metric for row in latest(report.evaluations)}
     numeric = not told.isdisjoint(_REGRESSION)
-    known = {name: units.metric_words(name) for name in _REGRESSION} if numeric else _CLASSIFICATION
+    by_set = {name: name.removeprefix(_BY_SET) for name in sorted(told) if name.startswith(_BY_SET)}
+    known = {name: units.metric_words(name) for name in _REGRESSION} if numeric else {**_CLASSIFICATION, **by_set}
     known = known if told.isdisjoint({"mean_average_precision"}) else _SEVERAL
     metrics = {name: words for name, words in known.items() if name in told or not told}
     found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
@@ -159,7 +162,7 @@ def classification(report: RunReport) -> Grid:
             found.setdefault((" + ".join(row.available), mask), {})[row.metric] = row
 
     def share(metric: str, name: str) -> Column[tuple[str, str]]:
-        group = "macro" if metric.startswith("macro_") else ""
+        group = "macro" if metric.startswith("macro_") else "accuracy of set" if metric in by_set else ""
         return Column(name, lambda row: score(found[row].get(metric)), "%" if units.is_share(metric) else "", group)
 
     columns: list[Column[tuple[str, str]]] = [

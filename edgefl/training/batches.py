@@ -18,6 +18,7 @@ from torch import Tensor
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.models.encoder import Input, TokenState, rows_in
+from edgefl.models.spec import is_task
 from edgefl.plan.job import Job
 from edgefl.plan.training_samples import (
     LABEL_THEM,
@@ -167,7 +168,7 @@ def meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
     size = job.hyper.batch_size
     index = {m: None if n == size else torch.empty(n, dtype=torch.int64, device="meta") for m, n in rows.items()}
     inputs = {m: meta_input(job, m, count) for m, count in rows.items()}
-    labelled = needs_labels(job.slots) and "task" in job.stage.trained
+    labelled = needs_labels(job.slots) and any(map(is_task, job.stage.trained))
     labels = torch.empty(size, dtype=torch.int64, device="meta") if labelled else None
     clustered = clusters_apart(job.slots, job.stage)
     pseudo_labels = torch.empty(size, dtype=torch.int64, device="meta") if clustered else None

@@ -12,7 +12,7 @@ samples it could not complete; a device that could complete all of them has not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.levels import expected_value, levels_in, ranked_probability_score, target_errors
 from edgefl.data.sources import load
 from edgefl.errors import DataError, ModelError
+from edgefl.label_spaces import spaces_in
 from edgefl.models.encoder import TokenState
+from edgefl.models.heads import among_own
 from edgefl.models.parts import loaded
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.staged import StagedModel
@@ -230,7 +232,7 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         told = mask == ORACLE
         logits = judged.logits(available, has, of_tables[0] if told else mask, told)
         figures = _scores(logits, data, has)
-        if data.targets is None and data.sets is None:
+        if data.targets is None and data.sets is None and len(spaces_in(data.label_names)) < 2:
             figures |= ranking(torch.from_numpy(logits).double().log_softmax(1).numpy(), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
@@ -282,7 +284,8 @@ def _scores(logits: np.ndarray, data: Dataset, rows: np.ndarray) -> dict[str, fl
     """Figures of logits [n, C] for the labelled samples ``rows`` [n] of ``data``.
 
     accuracy, loss, then the macro averages; of a numeric target R², loss and the mean errors; of several labels mean
-    average precision, loss and macro F1.
+    average precision, loss and macro F1; of several label sets each sample's answer is among its own set's classes, and
+    ``accuracy_<set>`` that of the samples with a label of this set.
     """
     if data.sets is not None:
         return _several(torch.from_numpy(logits), data.sets[rows])
@@ -293,9 +296,22 @@ def _scores(logits: np.ndarray, data: Dataset, rows: np.ndarray) -> dict[str, fl
         figures = target_errors(expected_value(given.double().softmax(1).numpy(), levels), truth)
         loss = float(ranked_probability_score(given.double(), torch.from_numpy(truth), levels))
         return {"r2": figures.pop("r2"), "loss": loss, **figures}
-    loss = float(F.cross_entropy(given, torch.from_numpy(labels)))
-    figures = classification(logits.argmax(1), labels)
-    return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures}
+    truths = torch.from_numpy(labels)
+    among = among_own(given, truths, data.label_names)
+    loss = float(F.cross_entropy(among, truths))
+    answers = among.argmax(1).numpy()
+    figures = classification(answers, labels)
+    right = {f"accuracy_{space}": answers[own] == labels[own] for space, own in _by_space(labels, data.label_names)}
+    by_space = {name: float(one.mean()) for name, one in right.items()}
+    return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures, **by_space}
+
+
+def _by_space(labels: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Each label set that ``labels`` [n] are of, where there are several, and which are of it [n]."""
+    spaces = spaces_in(names)
+    for space, places in spaces.items() if len(spaces) > 1 else ():
+        if (own := np.isin(labels, places)).any():
+            yield space, own
 
 
 def _several(logits: Tensor, sets: np.ndarray) -> dict[str, float]:

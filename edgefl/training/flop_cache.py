@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 import msgspec
 import numpy as np
 
+from edgefl.label_spaces import space_of
 from edgefl.models.spec import ModelSpec, encodes_together
 from edgefl.plan.job import Job
 from edgefl.resources.tensor_counters import FlopCounter
@@ -115,12 +116,13 @@ def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
 
 
 def shapes_of(model: ModelSpec) -> ModelSpec:
-    """The model without names of labels and values of statistics: equal for models whose steps cost the same."""
+    """The model without names of classes and values of statistics: equal for models whose steps cost the same."""
     encoders = {
         m: msgspec.structs.replace(encoder, mean=(0.0,) * len(encoder.mean), std=(1.0,) * len(encoder.std))
         for m, encoder in model.encoders.items()
     }
-    return msgspec.structs.replace(model, encoders=encoders, label_names=())
+    spaces = tuple(filter(None, map(space_of, model.label_names)))
+    return msgspec.structs.replace(model, encoders=encoders, label_names=spaces)
 
 
 def linear_in(job: Job) -> Linear:

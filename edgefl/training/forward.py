@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ModelError
 from edgefl.models.encoder import TokenState
+from edgefl.models.heads import among_own
 from edgefl.models.parts import load_module, module_tensors, named_parameters
-from edgefl.models.spec import PROTOTYPES
+from edgefl.models.spec import PROTOTYPES, answered
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.plan.training_samples import clusters_apart
@@ -123,7 +124,12 @@ class Forward:
     @cached_property
     def logits(self) -> Tensor:
         """[B, C]."""
-        return self.model.classify(self.fused)
+        return self.classify(self.fused)
+
+    def classify(self, fused: Tensor) -> Tensor:
+        """f [B, fused width] -> logits [B, C]; of a labelled row among the classes of its label's set."""
+        logits = self.model.classify(fused)
+        return logits if self.labels is None else among_own(logits, self.labels, self.model.spec.label_names)
 
     @property
     def classified(self) -> Tensor | None:
@@ -254,7 +260,12 @@ def local_prototypes(
     ``model`` and the heads end in the modes they had.
     """
     options = chosen("prototypes", job.slots.prototypes)[0].options
-    labels = dataset.labels if job.model.classes else None
+    classes = answered(job.model, job.stage.trained) or range(job.model.classes)
+    labels = None
+    if dataset.labels is not None and classes:
+        place = np.full(job.model.classes + 1, -1)
+        place[list(classes)] = range(len(classes))
+        labels = place[dataset.labels]
     if labels is not None and (labels >= 0).any():
         teaching = labels >= 0
     else:
@@ -263,7 +274,7 @@ def local_prototypes(
     has = {m: dataset.has(m) for m in projections}
     least = float(options.get("min_count", 1))  # a cluster of fewer samples does not leave the device
     clusters = max(1, min(int(options.get("local_clusters", LOCAL_CLUSTERS)), int(teaching.sum() // least)))
-    return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
+    return local_pairs(projections, has, labels, len(classes), rng, clusters=clusters)
 
 
 def pseudo_labels_of(

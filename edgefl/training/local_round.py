@@ -21,7 +21,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, DivergedError, EdgeFLError
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of
+from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of, space_of_part, task_parts
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.choice_of_k import candidates
 from edgefl.plan.job import WHOLE_ROUND, Job
@@ -273,11 +273,13 @@ class _Training:
     def update(self) -> tuple[dict[str, Tensors], dict[str, int]]:
         """The parts to send (trained ones, prototypes, the signature), and the samples each was trained on.
 
-        Those are the ones that have the part's modality; all, for shared parts.
+        Those are the ones that have the part's modality, or a label of its set; all, for shared parts.
         """
         job, model, dataset, usable = self.job, self.model, self.dataset, self.usable
         modalities = {part: modality_of(part) for part in job.stage.trained}
         counts = {part: int(dataset.has(m)[usable].sum()) if m else len(usable) for part, m in modalities.items()}
+        places, labels = task_parts(job.model), np.asarray(dataset.labels)
+        counts |= {p: int(np.isin(labels[usable], places[p]).sum()) for p in counts if space_of_part(p)}
         samples = {part: count for part, count in counts.items() if count > 0}
         # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
         if between(job):

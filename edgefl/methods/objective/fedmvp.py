@@ -96,7 +96,7 @@ def ram_loss(forward: Forward) -> Tensor:
     joint, own = unit(forward.fused), {m: unit(r) for m, r in full.items()}
 
     def judged(x: Tensor) -> Tensor:
-        return F.cross_entropy(forward.model.classify(x), labels, reduction="none")
+        return F.cross_entropy(forward.classify(x), labels, reduction="none")
 
     with torch.no_grad():
         ce_joint, ce = judged(joint), {m: judged(r) for m, r in own.items()}

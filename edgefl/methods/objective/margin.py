@@ -22,6 +22,7 @@ from edgefl.methods.objective.terms import (
     mean_where,
     off_diagonal,
 )
+from edgefl.models.spec import is_task
 from edgefl.models.vectors import unit
 from edgefl.registry import TERM_WEIGHT, Option, register
 from edgefl.roles import Objective
@@ -62,8 +63,8 @@ def task_loss(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, 
     one the paper's.
     """
     model = forward.model
-    trained = "task" in model.parts_present and all(p.requires_grad for p in model.part("task").parameters())
-    if forward.labels is None or not trained:
+    tasks = [model.part(part) for part in model.parts_present if is_task(part)]
+    if forward.labels is None or not all(p.requires_grad for task in tasks for p in task.parameters()) or not tasks:
         options = forward.objective.get("margin", {})
         return margin(values, has, **{name: float(value) for name, value in options.items() if name != "weight"})
     zeros = torch.zeros_like(next(iter(values.values())))
@@ -71,7 +72,7 @@ def task_loss(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, 
     wanted = list(model.spec.encoders)
     shown = {m: has.get(m, absent) for m in wanted}
     fused = model.fuse({m: values.get(m, zeros) for m in wanted}, shown, forward.tokens, forward.rows)
-    return known_cross_entropy(model.classify(fused), forward.labels)
+    return known_cross_entropy(forward.classify(fused), forward.labels)
 
 
 register(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from edgefl.aggregation.mean import Load, Outcome
 from edgefl.aggregation.prototype_merge import of_pairs
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, answered
 from edgefl.plan.job import Candidate, Job
 from edgefl.plan.training_samples import held_out, usable_samples
 from edgefl.prototypes.kmeans import kmeans
@@ -56,9 +56,12 @@ def rows(model: ModelSpec, *, clusters: float) -> dict[str, tuple[int, int]]:
 def local_rows(
     job: Job, candidate: Candidate, own: Sequence[str], *, local_clusters: float, min_count: float
 ) -> dict[str, tuple[int, int]]:
-    """Classes where the device has labels; else clusters of its samples with all its modalities, hold-out aside."""
+    """Classes of its label sets where the device has labels; else clusters of its samples with all its modalities.
+
+    Without those of the hold-out.
+    """
     if job.model.classes and any(candidate.class_counts):
-        count = job.model.classes
+        count = len(answered(job.model, job.stage.trained)) or job.model.classes
     else:
         complete = min((candidate.samples[m] for m in own), default=0)
         judged = usable_samples(job.slots, candidate.samples, list(job.model.encoders), 0)
