@@ -20,6 +20,7 @@ from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import RunConfig
 from edgefl.config.yaml_files import Overrides, yaml_text
+from edgefl.encoder_kinds import given_here
 from edgefl.errors import ConfigError, Problem, RunError
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
@@ -69,6 +70,14 @@ class LocalRun:
         if not self.config.fleet:
             text = "local mode needs at least one device, such as {name: box}"
             raise ConfigError(source_name(options.file), [Problem("fleet", text)])
+        here = [m for m, one in self.config.model.encoders.items() if given_here(one.kind)]
+        if here and not options.in_process:
+            text = "is a kind of encoder of this process alone, and a fleet's devices are others"
+            raise ConfigError(
+                source_name(options.file),
+                [Problem(f"model.encoders.{m}.kind", text) for m in here],
+                remedy="Run it with in_process=True, or bring it by the entry points edgefl.encoders of a package.",
+            )
         self.options, self.feed, self.finish = options, feed, finish
         self.resume = bool(options.resume)
         runs = options.runs

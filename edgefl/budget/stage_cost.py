@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.check import token_count
 from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec, reconstruct_parts
 from edgefl.plan.job import Candidate, Job, Stage
 from edgefl.plan.periods import in_parts, period_of
@@ -235,7 +234,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     copies = bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
     stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
     rows = sum(
-        stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
+        stored[m].tokens * stored[m].width * width if m in stored else _raw_bytes(encoder)
         for m, encoder in job.model.encoders.items()
     )
     return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
@@ -253,9 +252,7 @@ def _cache_fill_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
     """
     most = 0
     for m, prefix in prefixes(job).items():
-        encoder = job.model.encoders[m]
-        tokens = token_count(encoder) if prefix.depth else prefix.tokens
-        sample = max(_raw_bytes(encoder), tokens * encoder.width * _OUTCOME_BYTES)
+        sample = max(_raw_bytes(job.model.encoders[m]), prefix.most * _OUTCOME_BYTES)
         most = max(most, together_in(job) * sample, *(part_bytes.get(part, 0) for part in prefix.parts))
     return most
 
