@@ -49,13 +49,14 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     """The bytes in the cost of ``job``, a device's part of the stage; nothing else is in it."""
     stage, part_bytes, before, signature, layers = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
-    changed = [part for part in sent(stage, exchange) if part in here]
-    # Parts that a device's samples say nothing of stay the object that the coordinator has.
+    empty = {part for part in here if part_bytes.get(part) == object_bytes({})}
+    changed = [part for part in sent(stage, exchange) if part in here - empty]
+    # Parts without tensors, or that a device's samples say nothing of, stay the object that the coordinator has.
     lone = sum(candidate.samples.get(m, 0) > 0 for m in job.model.encoders) < 2
-    untouched = set(reconstruct_parts(job.model)) if lone else set()
+    untouched = empty | set(reconstruct_parts(job.model) if lone else ())
     trained = [part for part in sent(job.stage, exchange) if part not in untouched]
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
-    known = set(before.present) - set(sent(before, exchange)) if before is not None else set()
+    known = set(before.present) - (set(sent(before, exchange)) - empty) if before is not None else set()
     # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
     first = [part for part in job.stage.present if part not in known]
     asked, largest = period_of(job.slots.repair).layers, layers.get(largest_layer(job, layers), 0)

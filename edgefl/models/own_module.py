@@ -149,17 +149,17 @@ def _tokens(x: Tensor, channels: int) -> Tensor:
 
 
 class Exits(nn.Module):
-    """[B, N, D'] -> [B, N, width]: while stages are missing, a linear map of each other width that passes."""
+    """[B, N, D'] -> [B, N, width]: the final norm, and before it a map of each other width that stages end with."""
 
     def __init__(self, widths: Sequence[int], width: int) -> None:
         super().__init__()
-        self.width = width
         self.maps = nn.ModuleDict({str(w): nn.Linear(w, width) for w in dict.fromkeys(widths) if w != width})
+        self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        own = tokens.shape[-1]
-        mapped: Tensor = tokens if own == self.width else self.maps[str(own)](tokens)
-        return mapped
+        width = str(tokens.shape[-1])
+        normed: Tensor = self.norm(self.maps[width](tokens) if width in self.maps else tokens)
+        return normed
 
 
 def _blocks(source: Source, spec: EncoderSpec, places: range) -> list[nn.Module]:
