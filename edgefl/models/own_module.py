@@ -138,7 +138,8 @@ class OwnBlock(nn.Module):
         if len(self.before.shape) == 1:
             x = tokens.flatten(1)
         else:
-            x = tokens.unflatten(1, self.before.outer).movedim(-1, 1 + self.before.channels).contiguous()
+            x = tokens.reshape(-1, *self.before.outer, tokens.shape[-1])
+            x = x.movedim(-1, 1 + self.before.channels).contiguous()
         made = _tokens(self.stage(x), self.after.channels)
         return made[:, :count] if count else made
 
