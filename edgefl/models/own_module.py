@@ -8,6 +8,7 @@ the meta device (docs/decisions/0081).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor, fx, nn
 from edgefl.encoder_kinds import EncoderKind, Fault
 from edgefl.errors import ModelError
 from edgefl.models.encoder import Kind, TokenState, first_token
+from edgefl.models.recurrent import as_priced
 from edgefl.models.sensor import Standardize
 from edgefl.models.spec import EncoderSpec
 
@@ -26,6 +28,7 @@ Factory = Callable[[], nn.Module]
 _WIDTHS = {"out_channels": 1, "num_features": 1, "num_channels": 1, "out_features": -1, "hidden_size": -1}
 #: Fields of a run file that a module settles itself.
 _SETTLED = ("heads", "mlp_ratio", "patch", "dropout", "stride", "vocabulary", "positions", "arch", "pretrained")
+_FACTORY = "Give a class or function that takes no arguments, such as `def make(): return Net(64)`."
 #: What a module's own code may raise.
 _RAISED = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError, AssertionError)
 
@@ -75,6 +78,8 @@ def encoder(
     each once. None: one stage. ``model.stages`` is their number, or a divisor of it.
     Raises ModelError for a module that cannot be used so.
     """
+    if not callable(factory) or not hasattr(factory, "__qualname__"):
+        raise ModelError(f"{str(factory)[:60]!r} is no class or function", remedy=_FACTORY)
     source = Source(factory, None if stages is None else tuple(tuple(stage) for stage in stages))
     states = _states(source, tuple(input_shape))
     named = {"width": states[-1].tokens[1], "depth": len(states) - 1, "heads": 1, "pool": "mean"}
@@ -132,6 +137,7 @@ class OwnBlock(nn.Module):
     def __init__(self, stage: nn.Module, before: Passed, after: Passed) -> None:
         super().__init__()
         self.stage, self.before, self.after = stage, before, after
+        self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in stage.modules())
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """As ``edgefl.models.published.PreNormBlock.forward``."""
@@ -140,7 +146,8 @@ class OwnBlock(nn.Module):
         else:
             x = tokens.reshape(-1, *self.before.outer, tokens.shape[-1])
             x = x.movedim(-1, 1 + self.before.channels).contiguous()
-        made = _tokens(self.stage(x), self.after.channels)
+        with as_priced() if self.recurrent else nullcontext():
+            made = _tokens(self.stage(x), self.after.channels)
         return made[:, :count] if count else made
 
 
@@ -179,7 +186,7 @@ def made(source: Source) -> nn.Module:
     except _RAISED as error:
         raise source.refused(
             f"its factory ends with {type(error).__name__}: {str(error)[:200]}",
-            "Give a class or function that takes no arguments, such as functools.partial has none of.",
+            _FACTORY,
         ) from error
     if not isinstance(module, nn.Module):
         raise source.refused(f"its factory returns a {type(module).__name__}", "Return an nn.Module.")
