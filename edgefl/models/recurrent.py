@@ -34,12 +34,13 @@ def as_priced() -> Iterator[None]:
 
     oneDNN's LSTM keeps four times the memory, and its FLOPs cannot be counted: torch's own takes its place.
     """
-    (enabled, *_) = torch.backends.mkldnn.set_flags(_enabled=False)
+    mkldnn: Any = torch.backends.mkldnn
+    enabled, *_ = mkldnn.set_flags(_enabled=False)
     try:
         with RecurrentOnShapes():
             yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=enabled)
+        mkldnn.set_flags(_enabled=enabled)
 
 
 def _gru(mapped: Tensor, state: State, weights: Sequence[Tensor]) -> State:

@@ -247,12 +247,13 @@ def fields(source: Path, kind: object, **model: object) -> dict[str, Any]:
         "recipe": "lw-fedmml",
         "data": {"source": source},
         "model": {"stages": 3, "encoders": {"acc": kind, "gyro": other}, "head": {"width": 12, "out": 8}, **model},
-        "training": {"rounds": [2, 2, 2], "batch_size": 8},
+        "training": {"rounds": [1, 1, 2], "batch_size": 8},
         "fleet": FLEET,
     }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_it_trains_by_stages_in_a_fleet_and_is_exported(source: Path, tmp_path: Path) -> None:
     run = edgefl.run(fields(source, kind_of_net()), directory=tmp_path, in_process=True, page=False)
     with Ledger(run.directory / LEDGER, reading=True) as ledger:
@@ -263,7 +264,7 @@ def test_it_trains_by_stages_in_a_fleet_and_is_exported(source: Path, tmp_path: 
         assert ids[trained - 1 :] == [ids[-1]] * (4 - trained)
     assert len({end["acc/norm"].id for end in ends}) == 3
     rows = [row for row in run.report.record.assignments if row.status == "done"]
-    assert len(rows) == 12
+    assert len(rows) == 8
     for row in rows:
         for figure in ("payload_up_bytes", "flops"):
             assert row.measured[figure].value == row.predicted[figure].value, (row.stage, figure)
@@ -404,7 +405,7 @@ class Mixes(Plain):
 
 class Foreign(Plain):
     def between(self, x: Tensor) -> Tensor:
-        return torch.linalg.pinv(x)
+        return torch.linalg.pinv(x).transpose(1, 2)
 
 
 @pytest.mark.timeout(60)
