@@ -23,6 +23,7 @@ __all__ = [
     "Run",
     "Study",
     "__version__",
+    "encoder",
     "load_bundle",
     "load_report",
     "plan_run",
@@ -37,6 +38,7 @@ _PLACES = {
     **dict.fromkeys(("Cell", "Study", "study"), "edgefl.api.study"),
     "EdgeFLError": "edgefl.errors",
     **dict.fromkeys(("Bundle", "Prediction", "load_bundle"), "edgefl.export.runtime"),
+    "encoder": "edgefl.models.own_module",
     "EventRow": "edgefl.run_records",
 }
 

@@ -6,6 +6,7 @@ from edgefl.api.running import run
 from edgefl.api.study import Cell, Study, study
 from edgefl.errors import EdgeFLError
 from edgefl.export.runtime import Bundle, Prediction, load_bundle
+from edgefl.models.own_module import encoder
 from edgefl.run_records import EventRow
 
 __version__: str
@@ -23,6 +24,7 @@ __all__ = [
     "Run",
     "Study",
     "__version__",
+    "encoder",
     "load_bundle",
     "load_report",
     "plan_run",

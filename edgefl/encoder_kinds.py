@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -42,6 +43,8 @@ class EncoderKind:
     ``faults``: what is wrong with a specification, beside what is checked of every kind; its axes are right by then.
     ``pooled``: how many leading tokens ``pool`` reads.
     ``scaled``: the axis of a sample that a fleet can standardise, such as channels; None: none.
+    ``states``: (tokens, width) of a sample after 0, 1, … blocks, where they differ; None: all are as at the end.
+    ``label``: name in one process, of a kind that no installed package has.
     """
 
     axes: tuple[str, ...]
@@ -51,16 +54,40 @@ class EncoderKind:
     faults: Callable[[EncoderSpec], Iterable[Fault]] = lambda encoder: ()
     pooled: int = 1
     scaled: int | None = None
+    states: Callable[[EncoderSpec], Sequence[tuple[int, int]]] | None = None
+    label: str = "own"
+
+
+#: Kinds that a program has given to a call, known in this process alone.
+_GIVEN: dict[str, EncoderKind] = {}
 
 
 def kind_names() -> list[str]:
-    """Names of the kinds there are: our own, and the entry points ``edgefl.encoders`` of installed packages."""
-    return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
+    """Names of the kinds there are: our own, the entry points ``edgefl.encoders`` of packages, and those given here."""
+    return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys()), *_GIVEN]
 
 
 def encoder_kind(name: str) -> EncoderKind:
     """The kind of this name. Raises ModelError that lists what is installed, or names a package that does not load."""
-    return OWN[name] if name in OWN else _installed(name)
+    return OWN.get(name) or _GIVEN.get(name) or _installed(name)
+
+
+def name_of(kind: EncoderKind) -> str:
+    """The name of a kind that a program gives: of the package that brings it, else one for this process alone."""
+    known = kind_names()
+    for name in known:
+        with suppress(ModelError):  # another package, which does not load
+            if encoder_kind(name) is kind:
+                return name
+    tries = (kind.label, *(f"{kind.label}-{i}" for i in range(2, len(known) + 2)))
+    name = next(name for name in tries if name not in known)
+    _GIVEN[name] = kind
+    return name
+
+
+def given_here(name: str) -> bool:
+    """Whether a kind is known in this process alone."""
+    return name in _GIVEN
 
 
 def kind_of(encoder: EncoderSpec) -> EncoderKind:

@@ -12,7 +12,7 @@ import msgspec
 from edgefl.api.runs import BUNDLES, read_run
 from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ExportError, RunError
-from edgefl.export.bundle_format import BOTH, USUAL, ZERO, MaskName, OwnMask
+from edgefl.export.bundle_format import BOTH, TOLERANCE, USUAL, ZERO, MaskName, OwnMask
 from edgefl.export.form import OPSETS, PLAIN, Form
 from edgefl.export.precision_record import EXACT
 from edgefl.label_spaces import spaces_in
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from edgefl.export.measure import Samples
     from edgefl.training.embeddings import Tensors
 
-#: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
-TOLERANCE = 1e-4
 #: Folder of a run's encoders as checkpoints of `transformers`.
 CHECKPOINTS = "checkpoints"
 MaskChoice = Literal["auto", OwnMask, "both"]

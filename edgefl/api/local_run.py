@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,10 @@ from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import RunConfig
 from edgefl.config.yaml_files import Overrides, yaml_text
-from edgefl.errors import ConfigError, Problem, RunError
+from edgefl.encoder_kinds import given_here
+from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
+from edgefl.models.spec import EncoderSpec
+from edgefl.plan.preparation import encoders_of
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import SHARES, TEST, begin_run, gone_if_empty, hold_directory, store_errors, write_new
@@ -61,15 +65,29 @@ class LocalRun:
     """One run in local mode, from its shares to its last round.
 
     ``feed`` takes its events, in order. ``finish``: what is made of a finished run, while a page of it may still be
-    open.
+    open. ``check`` takes the encoders, for the shapes of the data, before anything starts, and may raise.
     """
 
-    def __init__(self, options: LocalOptions, feed: Feed, finish: Callable[[Path], object] | None = None) -> None:
+    def __init__(
+        self,
+        options: LocalOptions,
+        feed: Feed,
+        finish: Callable[[Path], object] | None = None,
+        check: Callable[[Mapping[str, EncoderSpec]], None] = lambda _: None,
+    ) -> None:
         self.config, self.recipe = load_run(options.file, options.overrides)
         if not self.config.fleet:
             text = "local mode needs at least one device, such as {name: box}"
             raise ConfigError(source_name(options.file), [Problem("fleet", text)])
-        self.options, self.feed, self.finish = options, feed, finish
+        here = [m for m, one in self.config.model.encoders.items() if given_here(one.kind)]
+        if here and not options.in_process:
+            text = "is a kind of encoder of this process alone, and a fleet's devices are others"
+            raise ConfigError(
+                source_name(options.file),
+                [Problem(f"model.encoders.{m}.kind", text) for m in here],
+                remedy="Run it with in_process=True, or bring it by the entry points edgefl.encoders of a package.",
+            )
+        self.options, self.feed, self.finish, self._check = options, feed, finish, check
         self.resume = bool(options.resume)
         runs = options.runs
         self.directory = begun(options.resume, runs) if self.resume else runs / (options.run or self.config.name)
@@ -124,6 +142,11 @@ class LocalRun:
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
             with gone_if_empty(self._made):
                 prepared = shares_of(given, wanted, folder)
+                try:
+                    self._check(encoders_of(given, prepared.signature))
+                except EdgeFLError:
+                    shutil.rmtree(folder)
+                    raise
             for text in prepared.warnings:
                 self._warn(text)
             values = self.config.model_dump(mode="json", exclude_none=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -133,6 +134,10 @@ def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> Run
     from edgefl.pricing.run_price import PlannedDevice, PriceOptions, price_run
 
     check_pretrained(plan.model)
+    if find_spec("onnxscript") and find_spec("onnxruntime"):  # the extra export, which a run can go without
+        from edgefl.export.rehearsal import rehearse
+
+        rehearse(plan.model.encoders)
     try:
         base = int(parse_bytes(options.trainer_base)) if options.trainer_base else TRAINER_BYTES
     except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +16,8 @@ from edgefl.api.results import Report, Run
 from edgefl.api.runs import PAGE, RUNS, priced, read_run, referenced, write_file
 from edgefl.config.profiles import RunSource
 from edgefl.config.yaml_files import Overrides
+from edgefl.encoder_kinds import encoder_kind
+from edgefl.models.spec import EncoderSpec
 
 Begin = Callable[[], None]
 T = TypeVar("T")
@@ -41,7 +43,13 @@ def carry_out(options: LocalOptions, feed: Feed, made: Made, begin: Begin) -> Ru
         if made.export:
             export_run(directory, say=made.say)
 
-    local = LocalRun(options, feed, finish)
+    def check(encoders: Mapping[str, EncoderSpec]) -> None:
+        if made.export and any(encoder_kind(one.kind).states for one in encoders.values()):
+            from edgefl.export.rehearsal import rehearse
+
+            rehearse(encoders)
+
+    local = LocalRun(options, feed, finish, check)
     try:
         asyncio.run(_train(local, begin))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.check import token_count
 from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec, reconstruct_parts
 from edgefl.plan.job import Candidate, Job, Stage
 from edgefl.plan.periods import in_parts, period_of
@@ -50,13 +49,14 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     """The bytes in the cost of ``job``, a device's part of the stage; nothing else is in it."""
     stage, part_bytes, before, signature, layers = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
-    changed = [part for part in sent(stage, exchange) if part in here]
-    # Parts that a device's samples say nothing of stay the object that the coordinator has.
+    empty = {part for part in here if part_bytes.get(part) == object_bytes({})}
+    changed = [part for part in sent(stage, exchange) if part in here - empty]
+    # Parts without tensors, or that a device's samples say nothing of, stay the object that the coordinator has.
     lone = sum(candidate.samples.get(m, 0) > 0 for m in job.model.encoders) < 2
-    untouched = set(reconstruct_parts(job.model)) if lone else set()
+    untouched = empty | set(reconstruct_parts(job.model) if lone else ())
     trained = [part for part in sent(job.stage, exchange) if part not in untouched]
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
-    known = set(before.present) - set(sent(before, exchange)) if before is not None else set()
+    known = set(before.present) - (set(sent(before, exchange)) - empty) if before is not None else set()
     # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
     first = [part for part in job.stage.present if part not in known]
     asked, largest = period_of(job.slots.repair).layers, layers.get(largest_layer(job, layers), 0)
@@ -236,7 +236,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     copies = times * bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
     stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
     rows = sum(
-        stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
+        stored[m].tokens * stored[m].width * width if m in stored else _raw_bytes(encoder)
         for m, encoder in job.model.encoders.items()
     )
     return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
@@ -259,9 +259,7 @@ def _cache_fill_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
     """
     most = 0
     for m, prefix in prefixes(job).items():
-        encoder = job.model.encoders[m]
-        tokens = token_count(encoder) if prefix.depth else prefix.tokens
-        sample = max(_raw_bytes(encoder), tokens * encoder.width * _OUTCOME_BYTES)
+        sample = max(_raw_bytes(job.model.encoders[m]), prefix.most * _OUTCOME_BYTES)
         most = max(most, together_in(job) * sample, *(part_bytes.get(part, 0) for part in prefix.parts))
     return most
 

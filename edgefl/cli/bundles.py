@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from edgefl.api.export_run import TOLERANCE, MaskChoice, export_checkpoints, export_run
+from edgefl.api.export_run import MaskChoice, export_checkpoints, export_run
 from edgefl.api.runs import RUNS, find_run
 from edgefl.cli.lower_precision import lower_precisions
 from edgefl.cli.options import Format, RunArgument, RunsOption, show
+from edgefl.export.bundle_format import TOLERANCE
 from edgefl.export.form import OPSETS, PLAIN, PRECISIONS, Form, Layout, Tables, precisions_of
 from edgefl.export.precision_record import EXACT
 from edgefl.report import rounds

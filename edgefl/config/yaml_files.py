@@ -14,6 +14,7 @@ import pydantic
 import yaml
 from pydantic import Field
 
+from edgefl.encoder_kinds import EncoderKind, name_of
 from edgefl.errors import ConfigError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 from edgefl.storage.disk import read_at_most
@@ -228,7 +229,7 @@ def _assignment(item: str) -> tuple[str, object]:
 
 
 def plain(values: Mapping[str, object], where: str) -> dict[str, object]:
-    """Fields that a program gives, as a file would have them: texts, numbers, lists, mappings. Raises ConfigError."""
+    """Fields that a program gives, as a file would have them; kinds of encoder by their names. Raises ConfigError."""
     return {str(key): _plain(value, f"{where}.{key}" if where else str(key), 1) for key, value in values.items()}
 
 
@@ -241,6 +242,8 @@ def _plain(value: object, path: str, depth: int) -> object:
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
+    if isinstance(value, EncoderKind):
+        return name_of(value) if path.endswith(".kind") else {"kind": name_of(value)}
     if isinstance(value, (list, tuple, range)):
         return [_plain(inner, f"{path}.{index}", depth + 1) for index, inner in enumerate(value)]
     text = f"is a {type(value).__name__}; give texts, numbers, lists and mappings"

@@ -38,6 +38,8 @@ BATCH = "batch"
 #: Texts are exported for this length and more: `torch.export` cannot treat one and two tokens like the rest, because
 #: tensors of one element broadcast. Serving pads shorter texts with 0, which changes nothing.
 MIN_LENGTH = 3
+#: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
+TOLERANCE = 1e-4
 #: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
 MAX_MANIFEST_BYTES = 64 * 2**20
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgefl import __version__
 from edgefl.data.label_sets import plain_names
@@ -26,6 +26,7 @@ from edgefl.export.form import Form, Tables
 from edgefl.export.graph import Together
 from edgefl.export.operators import translations
 from edgefl.export.opset import LEAST, lower
+from edgefl.export.recurrent import recurrent_as_one
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
@@ -58,7 +59,7 @@ class Trace:
         example = [_example(port, axes) for port in ports.values()]
         example += [torch.from_numpy(np.ascontiguousarray(table)) for table in tables.values()]
         outputs = [_joint_name(one.manifest, port) for one in self._drafts for port in one.manifest.outputs]
-        proto = _export(graph.eval(), example, [*shapes, *[None] * len(tables)], (names, outputs), self._opset)
+        proto = exported(graph.eval(), example, [*shapes, *[None] * len(tables)], (names, outputs), self._opset)
         _strip(proto)
         return proto
 
@@ -168,19 +169,19 @@ def _example(port: Port, axes: Mapping[str, Axis]) -> Tensor:
     return torch.zeros(EXAMPLE_ROWS, *rest)
 
 
-def _export(
-    graph: Together,
+def exported(
+    graph: nn.Module,
     example: Sequence[Tensor],
     shapes: Sequence[Mapping[int, object] | None],
     names: tuple[list[str], list[str]],
     opset: int,
 ) -> ModelProto:
     """The model proto. The tables are inputs of the trace, so that no optimisation folds them away."""
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), recurrent_as_one() as recurrent:
         program = torch.export.export(graph, (tuple(example),), dynamic_shapes=(tuple(shapes),), strict=False)
         onnx_program = torch.onnx.export(
             program, (), dynamo=True, verbose=False, optimize=True, input_names=names[0], output_names=names[1],
-            opset_version=max(opset, LEAST), custom_translation_table=translations(program, opset),
+            opset_version=max(opset, LEAST), custom_translation_table={**translations(program, opset), **recurrent},
         )  # fmt: skip
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing", remedy="Use a torch of 2.6 or newer.")
@@ -198,6 +199,8 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # torch's own use of its own deprecated class while it copies the exported program.
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+            # Of a GRU's list of its own weights, which the trace restores.
+            warnings.filterwarnings("ignore", message=r"(?s).*_flat_weights.*were assigned during export")
             yield
     finally:
         logger.setLevel(level)

@@ -44,6 +44,15 @@ def token_count(encoder: EncoderSpec) -> int:
     return kind_of(encoder).tokens(encoder)
 
 
+def state_shape(model: ModelSpec, modality: str, depth: int) -> tuple[int, int]:
+    """(tokens, width) of one sample after ``depth`` stages."""
+    encoder = model.encoders[modality]
+    states = kind_of(encoder).states
+    if states is None:
+        return token_count(encoder), encoder.width
+    return states(encoder)[depth * (encoder.depth // model.stages)]
+
+
 def spec_problems(spec: ModelSpec) -> list[Problem]:
     """Every fault of the specification; the paths are fields of ``ModelSpec``. Empty: sound."""
     chosen = [("encoder_sharing", "sharing", spec.encoder_sharing), ("fusion", "fusion", spec.fusion)]
@@ -122,6 +131,10 @@ def _lora_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 
 def _multiway_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     """Shared attention has one width, one number of heads and layers, one dropout: those of the first encoder."""
+    together = "encoder_sharing" if shares_attention(spec) else "fusion" if fuses_tokens(spec) else ""
+    for modality, encoder in spec.encoders.items() if together else ():
+        if not kinds_not_installed([encoder.kind]) and kind_of(encoder).states:
+            yield together, f"needs tokens of one width at each stage, and {modality} is a module of its own"
     if not shares_attention(spec):
         return
     first = next(iter(spec.encoders), "")
@@ -150,7 +163,11 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
         yield "width", f"{encoder.width} is no multiple of the {encoder.heads} attention heads; change one of them"
     if encoder.depth < 1 or (stages > 0 and encoder.depth % stages):
         below = encoder.depth // stages * stages if stages else 0
-        advice = f"set depth to {f'{below} or ' if below else ''}{below + stages}, or stages to a divisor of the depth"
+        advice = (
+            f"name {stages} stages of it in edgefl.encoder, or set model.stages to a divisor"
+            if kind.states
+            else f"set depth to {f'{below} or ' if below else ''}{below + stages}, or stages to a divisor of the depth"
+        )
         yield "depth", f"{encoder.depth} blocks do not split evenly into {stages} stages; {advice}"
     if int(encoder.width * encoder.mlp_ratio) < 1:
         yield "mlp_ratio", f"{encoder.mlp_ratio} leaves no hidden unit at width {encoder.width}; use 4"

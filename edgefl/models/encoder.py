@@ -120,10 +120,13 @@ def joined_mask(states: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor | None
 def initialise(module: nn.Module) -> None:
     """First weights, drawn from torch's CPU generator; the same rule for every kind, whatever the library's own.
 
+    Modules with ``own_weights`` and all in them keep theirs.
+
     Linear and patch convolutions: Xavier uniform, zero bias. Unlike a fixed deviation of 0.02 it keeps the signal at
     tiny widths too. Tables and tokens: normal with deviation 0.02, the padding row zero. Norms: one and zero.
     """
-    for layer in module.modules():
+    layers = list(_without_own(module))
+    for layer in layers:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight.flatten(1))  # a view: the convolution as the linear map it is
             if layer.bias is not None:
@@ -132,9 +135,17 @@ def initialise(module: nn.Module) -> None:
             nn.init.normal_(layer.weight, std=0.02)
             if layer.padding_idx is not None:
                 layer.weight[layer.padding_idx].zero_()
-    for name, parameter in module.named_parameters():
-        if name.endswith(("_token", "position_embeddings")):
-            nn.init.normal_(parameter, std=0.02)
+    for layer in layers:
+        for name, parameter in layer.named_parameters(recurse=False):
+            if name.endswith(("_token", "position_embeddings")):
+                nn.init.normal_(parameter, std=0.02)
+
+
+def _without_own(module: nn.Module) -> Iterator[nn.Module]:
+    if not getattr(module, "own_weights", False):
+        yield module
+        for child in module.children():
+            yield from _without_own(child)
 
 
 Run = Callable[[Tensor], Tensor]

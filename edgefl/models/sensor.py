@@ -18,11 +18,27 @@ from edgefl.models.spec import EncoderSpec
 _FARTHEST = 20.0
 
 
-class SensorEmbed(nn.Module):
-    """[B, T, C] -> tokens [B, 1 + ceil(T / patch), D]. A last short patch is filled with zeros."""
+class Standardize(nn.Module):
+    """(x - mean) / std of each channel [..., C] by constants of the specification, where it has some."""
 
     mean: Tensor  # [C]
     std: Tensor
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        self.standardized = spec.standardize == "fleet"
+        if self.standardized:  # no part of the part: they come with the specification
+            channels = spec.input_shape[-1]
+            mean, std = (spec.mean, spec.std) if spec.mean else ((0.0,) * channels, (1.0,) * channels)
+            self.register_buffer("mean", torch.tensor(mean), persistent=False)
+            self.register_buffer("std", torch.tensor(std), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).clamp(-_FARTHEST, _FARTHEST) if self.standardized else x
+
+
+class SensorEmbed(nn.Module):
+    """[B, T, C] -> tokens [B, 1 + ceil(T / patch), D]. A last short patch is filled with zeros."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -33,15 +49,10 @@ class SensorEmbed(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.patches, spec.width))
         self.dropout = nn.Dropout(spec.dropout)
-        self.standardized = spec.standardize == "fleet"
-        if self.standardized:  # no part of the part: they come with the specification
-            mean, std = (spec.mean, spec.std) if spec.mean else ((0.0,) * channels, (1.0,) * channels)
-            self.register_buffer("mean", torch.tensor(mean), persistent=False)
-            self.register_buffer("std", torch.tensor(std), persistent=False)
+        self.scale = Standardize(spec)
 
     def forward(self, x: Tensor) -> TokenState:
-        if self.standardized:
-            x = ((x - self.mean) / self.std).clamp(-_FARTHEST, _FARTHEST)
+        x = self.scale(x)
         padded = F.pad(x, (0, 0, 0, self.padding)) if self.padding else x
         patches = self.project(padded.reshape(x.shape[0], self.patches, -1))
         tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), patches), dim=1)

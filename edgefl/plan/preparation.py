@@ -44,6 +44,15 @@ def encoder_spec(config: EncoderConfig, shape: tuple[int, ...] = ()) -> EncoderS
     return spec if shape else msgspec.structs.replace(spec, input_shape=_asked(config, spec.input_shape))
 
 
+def encoders_of(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, EncoderSpec]:
+    """The encoders of a run file whose modality and size are there, for samples of these shapes."""
+    return {
+        m: encoder_spec(encoder, shapes[m])
+        for m, encoder in config.model.encoders.items()
+        if m in shapes and encoder.size in encoder_kind(encoder.kind).sizes
+    }
+
+
 def _asked(config: EncoderConfig, own: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one sample as the run file asks for it; ``own``: that of the encoder's named size, () where it has none.
 

@@ -7,12 +7,13 @@ depends on what else a row has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import msgspec
 
 from edgefl.encoder_kinds import kind_of
-from edgefl.models.check import token_count
+from edgefl.models.check import state_shape
 from edgefl.models.spec import EncoderSpec, fuses_tokens, is_lora, is_task, shares_attention, with_lora
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
 from edgefl.records import Refusal
@@ -105,11 +106,14 @@ class Prefix(NamedTuple):
     Each is followed by its ``lora/<part>``, if there is one.
 
     ``tokens``: how many of a sample's tokens are stored; fewer than there are where only the pooled ones are read.
+    ``width``: of each. ``most``: values of a sample while the prefix grows by a stage.
     """
 
     parts: tuple[str, ...]
     depth: int
     tokens: int
+    width: int
+    most: int
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -135,8 +139,11 @@ def prefixes(job: Job) -> dict[str, Prefix]:
             depth += 1
         if frozen and not shares_attention(job.model):
             pooled = depth == job.stage.depth and encoder.pool != "mean" and not fuses_tokens(job.model)
-            tokens = kind_of(encoder).pooled if pooled else token_count(encoder)
-            found[m] = Prefix(tuple(frozen), depth, tokens)
+            shapes = [state_shape(job.model, m, k) for k in range(depth + 1)]
+            tokens, width = shapes[-1]
+            tokens = kind_of(encoder).pooled if pooled else tokens
+            most = max(map(prod, shapes)) if depth else tokens * width
+            found[m] = Prefix(tuple(frozen), depth, tokens, width, most)
     return found
 
 
@@ -169,9 +176,6 @@ def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:
     """
     if not job.hyper.cache:
         return 0
-    sizes = []
-    for m, prefix in prefixes(job).items():
-        encoder = job.model.encoders[m]
-        tokens = token_count(encoder) if prefix.depth else prefix.tokens
-        sizes.append(samples.get(m, 0) * tokens * encoder.width * VALUE_BYTES[job.hyper.cache])
+    each = VALUE_BYTES[job.hyper.cache]
+    sizes = [samples.get(m, 0) * prefix.most * each for m, prefix in prefixes(job).items()]
     return sum(sizes) + max(sizes, default=0)

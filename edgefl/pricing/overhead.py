@@ -183,7 +183,7 @@ def _samples(job: Job, pattern: Pattern) -> Dataset:
         if m in pattern:
             mask = np.ones((_ROWS, prefix.tokens), np.bool_) if encoders[m].kind == "text" else None
             stored = np.float16 if job.hyper.cache == "f16" else np.float32
-            tokens = np.zeros((_ROWS, prefix.tokens, encoders[m].width), stored)
+            tokens = np.zeros((_ROWS, prefix.tokens, prefix.width), stored)
             encoded[m] = Encoded(tokens, mask, prefix.depth)
     return Dataset(
         modalities={m: np.zeros((_ROWS, *encoder.input_shape), dtypes[m]) for m, encoder in encoders.items()},

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from edgefl.budget.stage_cost import MEMORY, Priced
-from edgefl.models.check import token_count
+from edgefl.models.check import state_shape
 from edgefl.models.encoder import TokenState
-from edgefl.models.spec import with_lora
+from edgefl.models.spec import encoder_parts, with_lora
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing
@@ -113,7 +113,7 @@ class Pricer:
         for m in own:
             key = (m, msgspec.msgpack.encode(shapes_of(job.model)))
             if key not in self._convolved:
-                layers = build(job.model, [f"{m}/embed"], device="meta").modules()
+                layers = build(job.model, encoder_parts(job.model, m), device="meta").modules()
                 self._convolved[key] = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in layers)
             if self._convolved[key]:
                 return LIBRARIES_BYTES + CONVOLUTION_BYTES
@@ -164,7 +164,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
         with FlopCounter() as counter:
             if depth:
                 stored = torch.float16 if job.hyper.cache == "f16" else torch.float32
-                tokens = torch.empty((rows, token_count(encoder), encoder.width), dtype=stored, device="meta")
+                tokens = torch.empty((rows, *state_shape(job.model, modality, depth - 1)), dtype=stored, device="meta")
                 real = torch.empty(tokens.shape[:2], dtype=torch.bool, device="meta")
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
             state = through_part(model, modality, depth, shown)

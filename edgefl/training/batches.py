@@ -158,7 +158,7 @@ def meta_input(job: Job, modality: str, rows: int) -> Input:
         dtype = torch.int64 if text else torch.float32
         return torch.empty((rows, *encoder.input_shape), dtype=dtype, device="meta")
     stored = torch.float16 if job.hyper.cache == "f16" else torch.float32
-    tokens = torch.empty((rows, prefix.tokens, encoder.width), dtype=stored, device="meta")
+    tokens = torch.empty((rows, prefix.tokens, prefix.width), dtype=stored, device="meta")
     mask = torch.empty((rows, prefix.tokens), dtype=torch.bool, device="meta") if text else None
     return TokenState(tokens, mask, prefix.depth)
 

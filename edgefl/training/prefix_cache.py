@@ -6,7 +6,7 @@ frozen part is in memory, and from where the stage before left off. The files ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from edgefl.data.arrays import FileRows, RowFile
 from edgefl.data.dataset import Dataset, Encoded
 from edgefl.errors import PrecisionError, StoreError
-from edgefl.models.check import token_count
+from edgefl.models.check import state_shape
 from edgefl.models.encoder import Input, TokenState
 from edgefl.models.parts import load_part
 from edgefl.models.spec import with_lora
@@ -26,7 +26,6 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.training_samples import Prefix, prefixes, together_in
 from edgefl.training.batches import input_of
-from edgefl.training.embeddings import device_of
 from edgefl.training.flop_cache import counted
 
 Tensors = Mapping[str, np.ndarray]
@@ -41,12 +40,14 @@ class _Kept:
     names: tuple[object, ...]  # what identifies each part of the prefix
     encoded: Encoded
 
-    def goes_on_to(self, names: tuple[object, ...], stored: str, tokens: int, whole: int) -> bool:
+    def goes_on_to(
+        self, names: tuple[object, ...], stored: str, tokens: int, shapes: Sequence[tuple[int, int]]
+    ) -> bool:
         """Whether this is what ``names`` ask for, or the first part of the way there.
 
         Of a whole encoder only the pooled ``tokens`` are stored: nothing can go on from these.
         """
-        wanted = tokens if len(self.names) == len(names) else whole
+        wanted = tokens if len(self.names) == len(names) else shapes[len(self.names) - 1][0]
         same = self.stored == stored and self.names == names[: len(self.names)]
         return same and self.encoded.tokens.shape[1] == wanted
 
@@ -91,9 +92,9 @@ class PrefixCache:
         kept = next((k for k in self._kept if k.dataset is dataset and k.modality == m), None)
         if kept is not None:
             self._kept.remove(kept)
-        whole = token_count(job.model.encoders[m])
+        shapes = [state_shape(job.model, m, depth) for depth in range(len(names))]
         encoded, done = None, 0
-        if kept is not None and kept.goes_on_to(names, job.hyper.cache, prefix.tokens, whole):
+        if kept is not None and kept.goes_on_to(names, job.hyper.cache, prefix.tokens, shapes):
             encoded, done = kept.encoded, len(kept.names)
         del kept
         for depth in range(done, len(names)):
@@ -102,21 +103,32 @@ class PrefixCache:
             for part in together:
                 load_part(model, part, parts[part])
             shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})
-            tokens = prefix.tokens if depth + 1 == len(names) else whole
-            encoded = self._through(model.eval(), job, shown, m, depth, tokens)
+            tokens, width = shapes[depth]
+            wanted = (prefix.tokens if depth + 1 == len(names) else tokens), width
+            encoded = self._through(model.eval(), job, shown, m, depth, wanted, torch.device(device))
         if encoded is None:
             raise AssertionError(f"a prefix of {m} without parts")
         self._kept.append(_Kept(dataset, m, job.hyper.cache, names, encoded))
         return encoded
 
-    def _through(self, model: StagedModel, job: Job, shown: Dataset, m: str, depth: int, tokens: int) -> Encoded:
+    def _through(
+        self,
+        model: StagedModel,
+        job: Job,
+        shown: Dataset,
+        m: str,
+        depth: int,
+        wanted: tuple[int, int],
+        device: torch.device,
+    ) -> Encoded:
         """Every sample that has ``m`` through the one part of ``model``, with its low-rank terms if it has some.
 
-        ``depth``: stages it is through afterwards.
+        ``depth``: stages it is through afterwards; ``wanted``: (tokens, width) of a sample that are stored.
         """
+        tokens, width = wanted
         part = model.parts_present[0]
         rows, dtype = np.flatnonzero(shown.has(m)), _DTYPES[job.hyper.cache]
-        shape = (len(rows), tokens, job.model.encoders[m].width)
+        shape = (len(rows), tokens, width)
         self._admit(int(np.prod(shape)) * np.dtype(dtype).itemsize, shown.encoded.get(m))
         file = RowFile(self.folder, shape, dtype)
         masks: list[np.ndarray] = []
@@ -125,7 +137,7 @@ class PrefixCache:
         for start in range(0, len(rows), together):
             self.check()
             some = rows[start : start + together]
-            inputs = input_of(shown, m, some, device_of(model))
+            inputs = input_of(shown, m, some, device)
             state = counted(kind, ((m, len(some)),), partial(through_part, model, m, depth, inputs), linear="rows")
             del inputs
             file.write(np.arange(start, start + len(some)), _stored(state, tokens, file.dtype, part))

@@ -49,39 +49,47 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def planned(name: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+def planned(file: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([*map(str, paths), str(ROOT)])
-    command = [sys.executable, "-c", PLANNED, str(EXAMPLES / name / "run.yaml")]
+    command = [sys.executable, "-c", PLANNED, str(EXAMPLES / file)]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=110)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("own_encoder", "'acc': 'conv_sensor', 'gyro': 'sensor'"), ("own_method", "focal")]
+    ("file", "what", "lacks"),
+    [
+        ("own_encoder/run.yaml", "'acc': 'conv_sensor', 'gyro': 'sensor'", "conv_sensor"),
+        ("own_encoder/module.yaml", "'acc': 'conv_gru', 'gyro': 'sensor'", "conv_gru"),
+        ("own_method/run.yaml", "focal", "focal"),
+    ],
 )
-def test_its_run_file_is_right_with_the_package_and_named_without_it(name: str, what: str, package: Path) -> None:
-    done = planned(name, package)
+def test_its_run_file_is_right_with_the_package_and_named_without_it(
+    file: str, what: str, lacks: str, package: Path
+) -> None:
+    done = planned(file, package)
     assert done.returncode == 0, done.stderr
     assert what in done.stdout
-    without = planned(name)
+    without = planned(file)
     assert "ConfigError" in without.stderr
-    assert ("conv_sensor" if name == "own_encoder" else "focal") in without.stderr
+    assert lacks in without.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", OWN)
-def test_it_trains(name: str, package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["own_encoder/run.yaml", "own_encoder/module.yaml", "own_method/run.yaml"])
+def test_it_trains(file: str, package: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(package), str(ROOT)])
     command = [
         sys.executable,
         "-m",
         "edgefl.cli.main",
         "run",
-        str(EXAMPLES / name / "run.yaml"),
+        str(EXAMPLES / file),
         "--runs",
         str(tmp_path),
     ]
-    command += ["--set", "training.rounds=[1,1]", "--no-page"]
+    rounds = "[1,1,1]" if file.endswith("module.yaml") else "[1,1]"
+    command += ["--set", f"training.rounds={rounds}", "--no-page"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "2 of 2 devices trained" in done.stdout

@@ -35,8 +35,8 @@ def run(made: Job, data: object, tmp_path: Path, **more: object) -> RoundResult:
 def test_what_is_frozen_before_anything_trained() -> None:
     first, second, third = (job(stage=stage, cache="f16") for stage in stages_of(model_spec()))
     assert prefixes(first) == {}  # the embedding is trained with stage 1
-    assert prefixes(second)["a"] == (("a/embed", "a/stage1"), 1, 3)
-    assert prefixes(third)["b"] == (("b/embed", "b/stage1", "b/stage2"), 2, 3)
+    assert prefixes(second)["a"] == (("a/embed", "a/stage1"), 1, 3, 8, 24)
+    assert prefixes(third)["b"] == (("b/embed", "b/stage1", "b/stage2"), 2, 3, 8, 24)
     assert prefixes(with_cache(third, "")) == {}
     assert not {"a/embed", "a/stage1", "a/stage2"} & set(built_parts(third))
     assert {"a/stage3", "a/norm", "head/a"} <= set(built_parts(third))
