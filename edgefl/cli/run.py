@@ -122,8 +122,9 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
         lines[f"open {directory / PAGE}"] = "plots, and every device's bill per stage"
     lines[f"edgefl report {directory}"] = "the same in the terminal; --format csv or json for the figures"
     if export:
-        lines[f"edgefl predict {directory / BUNDLES} {directory / 'shares' / 'test.npz'}"] = "what the model says"
-        lines[f"edgefl serve {directory / BUNDLES}"] = "the same over HTTP: docs/serving.md"
+        bundles = (directory / report.bundles[0].path).parents[1] if report.bundles else directory / BUNDLES
+        lines[f"edgefl predict {bundles} {directory / 'shares' / 'test.npz'}"] = "what the model says"
+        lines[f"edgefl serve {bundles}"] = "the same over HTTP: docs/serving.md"
     else:
         lines[f"edgefl export {directory}"] = "the model as ONNX bundles"
     console.print("\nNext:", style="bold")

@@ -17,7 +17,7 @@ from edgefl.budget.stage_cost import object_bytes
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError, ExportError
-from edgefl.export.runtime import load_bundle
+from edgefl.export.runtime import find_bundles, load_bundle
 from edgefl.models.spec import part_names
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
@@ -148,6 +148,9 @@ def test_bundles_answer_one_set_each(averaged: Any) -> None:
     place, _, report, _ = averaged
     rows = export_run(place / "run").rows
     assert [row.name for row in rows] == [f"{s}/{m}" for s in ("shape", "size") for m in ("a", "b", "a+b")]
+    with pytest.raises(ExportError, match="holds bundles of 2 label sets") as raised:
+        find_bundles(place / "run" / "bundles")
+    assert str(place / "run" / "bundles" / "size") in str(raised.value.remedy)
     told = {row.metric: row.value for row in report.evaluations if row.round == 2 and len(row.available) == 2}
     test = Dataset.load_npz(place / "test.npz")
     for space, labels in (("shape", NAMES), ("size", ("large", "small"))):
