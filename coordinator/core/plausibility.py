@@ -194,9 +194,11 @@ def miscounted(state: State, placement: Placement, device: str, metrics: Mapping
 
 
 def learned(factors: Mapping[str, float], placement: Placement, measured: Figures) -> dict[str, float]:
-    """Correction factors (measured / predicted, by figure) after a usual round of this placement.
+    """Correction factors of a device's cost predictions, updated by a round.
 
-    What filled a store besides is taken from the round's FLOPs; memory and joules say nothing of a usual round then.
+    By figure: measured / predicted, smoothed over rounds. ``factors``: those before; ``measured``: the figures of a
+    round with this ``placement``. If the round also filled the prefix cache, the filling's FLOPs are subtracted, and
+    its memory and joules are not learned from.
     """
     found = dict(factors)
     filling = _value(measured, "filling_flops") or 0.0

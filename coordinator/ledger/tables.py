@@ -228,7 +228,10 @@ def put_spent(connection: sa.Connection, run: str, spent: Iterable[Spending]) ->
 def remove(
     connection: sa.Connection, table: sa.Table, run: str, names: tuple[str, ...], keys: Iterable[tuple[object, ...]]
 ) -> None:
-    """Delete a run's rows whose columns ``names`` hold one of these."""
+    """Delete a run's rows by key.
+
+    ``names``: the key's columns; ``keys``: tuples of their values.
+    """
     gone = [{"of_run": run, **{f"of_{name}": value for name, value in zip(names, key, strict=True)}} for key in keys]
     if gone:
         connection.execute(_removal(table, ("run", *names)), gone)

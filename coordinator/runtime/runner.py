@@ -57,10 +57,11 @@ _ERRORS: dict[str, type[EdgeFLError]] = {kind.__name__: kind for kind in (RunErr
 
 
 async def run(plan: RunPlan, environment: Environment, *, resume: bool) -> RunReport:
-    """Execute ``plan`` and return its report. The transport and the worker are started and ended here.
+    """Execute a run plan and return its report.
 
-    ``resume``: go on where the run stands, if the ledger knows it: in the same attempt of the same round. Raises an
-    EdgeFLError that is also on record (status "failed"); cancelled, the run can be resumed.
+    Starts and ends the transport and the worker. ``resume``: continue a run that the ledger knows, in the same attempt
+    of the same round. Raises an EdgeFLError that is also on record (status "failed"); cancelled, the run can be
+    resumed.
     """
     topics.check_name("fleet", environment.fleet)
     directory = environment.directory

@@ -179,10 +179,11 @@ def check_update(
 
 
 def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Changes:
-    """L2 norms of the changes of an update that was checked, against ``previous``, the parts the device was offered.
+    """L2 norms of a checked update's changes, by part.
 
-    A part's weights and its buffers are measured apart: they have other scales; layers that came alone each by itself.
-    Of prototypes: the longest mean; the part's own length is the longest offered, or that of a mean of ones.
+    ``previous``: the parts that the device was offered. Weights and buffers of a part are measured apart, since their
+    scales differ; layers that were uploaded alone, each by itself. Prototypes: the norm is that of the longest mean,
+    and the base that of the longest mean offered, at least sqrt(width) (a vector of ones).
     """
     found: Changes = {}
     for part, ref in sorted(manifest.items()):

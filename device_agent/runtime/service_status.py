@@ -76,7 +76,10 @@ def _named(attempt: Attempt) -> str:
 
 
 def read_status(directory: Path) -> Status | None:
-    """The last status of the agent in a state directory, None where there is none to be read. Raises StoreError."""
+    """Last status of the agent in a state directory.
+
+    None for a missing or damaged file. Raises StoreError.
+    """
     with store_errors("read", directory / FILE):
         try:
             return msgspec.json.decode(read_at_most(directory / FILE, _MAX_BYTES), type=Status)

@@ -18,7 +18,7 @@ from edgefl.registry import signature
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """Fields of ``DataFacts`` that follow from the data alone."""
+    """Fields of ``DataFacts`` known from the data alone."""
     return {
         "modalities": {m: () if m in dataset.resizable else shape for m, shape in dataset.signature().items()},
         "samples": dataset.samples(),

@@ -44,7 +44,11 @@ def gaussians(count: int, entropy: Entropy) -> npt.NDArray[np.float64]:
 
 
 def with_noise(tensors: Tensors, previous: Tensors, deviation: float, entropy: Entropy) -> dict[str, Tensor]:
-    """The tensors with noise on each weight. Buffers and integers are as before: their noise would break them."""
+    """Tensors with Gaussian noise added to each weight.
+
+    ``deviation``: the noise's standard deviation. Buffers and integers are those of ``previous``: noise would break
+    them.
+    """
     noisy: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype.kind != "f" or name.endswith(BUFFERS):

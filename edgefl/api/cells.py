@@ -19,7 +19,11 @@ Grid = Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]]
 
 
 class Planned(NamedTuple):
-    """A cell before its run. ``run``: the run's id, which follows from what the cell trains."""
+    """A cell of the grid before its run.
+
+    ``overrides``: its own fields; ``merged``: with those common to all cells; ``run``: the run's id, a hash of its
+    settings and recipe after the run file's name.
+    """
 
     overrides: dict[str, object]
     merged: dict[str, object]

@@ -51,9 +51,10 @@ class Given(NamedTuple):
 
 
 def with_data(file: RunSource | None, given: Given, folder: Path) -> tuple[RunSource, dict[str, object]]:
-    """The run file of a call, and fields in its place, with its data written below ``folder``: once for equal data.
+    """A call's run file, and overrides of its fields for given data.
 
-    Without a run file one is drafted as `edgefl init` does. Raises ConfigError, DataError, StoreError.
+    The data are written below ``folder``, equal data once. Without a run file one is drafted as `edgefl init` does.
+    Raises ConfigError, DataError, StoreError.
     """
     if given.data is None:
         if given.labels is not None or given.groups is not None:

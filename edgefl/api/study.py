@@ -55,9 +55,9 @@ class Study:
     directory: Path
 
     def to_pandas(self) -> pd.DataFrame:
-        """The table of ``rows`` as a data frame; a figure that was not measured is NaN.
+        """The table of ``rows`` as a data frame.
 
-        Raises MissingDependencyError without pandas.
+        A figure that was not measured is NaN. Raises MissingDependencyError without pandas.
         """
         return frame(
             {**dict.fromkeys(self._fields(), "object"), **_COLUMNS}, [tuple(row.values()) for row in self.rows()]

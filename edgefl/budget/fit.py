@@ -332,9 +332,10 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class RunPrice(msgspec.Struct, frozen=True):
-    """The whole answer. ``samples``: size of the share that the schedules are priced on, at least a batch of theirs.
+    """Predicted costs of a run: stages of each schedule, placements of devices.
 
-    ``batch_size`` and ``schedule``: the run's, which ``devices`` are planned with.
+    ``samples``: size of the share that the schedules are priced on, at least a batch of theirs. ``batch_size`` and
+    ``schedule``: the run's, which ``devices`` are planned with.
     """
 
     name: str = ""

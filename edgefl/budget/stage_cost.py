@@ -91,7 +91,10 @@ def largest_layer(job: Job, layers: Mapping[str, int]) -> str:
 
 
 def signature_bytes(kind: str, class_counts: Sequence[int]) -> int:
-    """Bytes of what clusters are made of, by how many samples of each class a device has."""
+    """Bytes of a device's signature for clustering.
+
+    ``kind``: the signature's name; ``class_counts``: the device's samples of each class.
+    """
     return object_bytes(signature(kind).layout(class_counts))
 
 
@@ -282,7 +285,10 @@ def timed(cost: Cost, candidate: Candidate) -> Cost:
 
 
 def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
-    """The cost of a round that also takes ``more`` FLOPs to fill a store."""
+    """Cost of a round plus ``more`` FLOPs to fill the prefix cache.
+
+    The filling adds to the wall time and the joules, not to the time of the steps; the peak is the larger of both.
+    """
     if not more:
         return cost
     peak = max(cost.step_peak_bytes, cost.filling_peak_bytes)

@@ -119,10 +119,11 @@ def command(
     ] = "terminal",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; `-` is stdout.")] = None,
 ) -> None:
-    """Measure a bundle on this machine: accuracy, time and memory by precision, modalities at hand and batch size.
+    """Benchmark a bundle on this machine: accuracy, time and memory.
 
-    Each row is by the bundle that `edgefl predict` would take. Times are medians of calls; each precision and subset
-    is measured in a process of its own, whose peak is that of its memory.
+    One row for each precision, subset of the modalities and batch size, by the bundle that
+    `edgefl predict` would take. Times are medians of calls. Memory is the peak of a process of its
+    own for each precision and subset.
 
     Examples: edgefl benchmark latest · edgefl benchmark latest runs/ID/shares/test.npz --batch 1 --batch 8 ·
     edgefl benchmark bundles test.npz --precision f32 --precision int8 --given acc --threads 1

@@ -41,7 +41,9 @@ def devices_command(
     ] = "device",
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
-    """Show who is there (state, last sign of life and its kind, release, certificate) and what each may and did spend.
+    """Show the devices of a run and its fleet: state and spending.
+
+    State: last sign of life and its kind, release, certificate. Spending: budget and use.
 
     The devices of the run, and those of the fleet whose identity is in --identity. Without that, the ledger alone.
 

@@ -75,7 +75,10 @@ def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:
 
 
 def write_out(path: Path, content: str | bytes, *, to_read: bool = False) -> None:
-    """``write_file``, and say so; to stdout for the path ``-``. ``to_read``: text for a person, not for a program."""
+    """Write a file and report it on stderr; ``-`` is stdout.
+
+    ``to_read``: text for a person, not for a program.
+    """
     if str(path) == "-":
         if isinstance(content, bytes):
             sys.stdout.buffer.write(content)

@@ -107,7 +107,7 @@ class Dataset:
         return self.present.get(modality, np.zeros(len(self), dtype=bool))
 
     def complete(self, modalities: Sequence[str]) -> Flags:
-        """[N] bool: which samples have all of these, and had them before zeros took their place."""
+        """[N] bool: samples with all of these modalities, none filled in."""
         complete: Flags = np.logical_and.reduce([self.has(m) for m in modalities])
         return complete if self.whole is None else complete & self.whole
 

@@ -49,7 +49,10 @@ def in_words(row: Sequence[bool] | npt.NDArray[np.bool_], classes: Sequence[str]
 
 
 def first_classes(sets: Sets, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Number of each sample's first class [N], 0 where it has none, -1 where that is not ``known`` [N]."""
+    """Index of each sample's first class [N]; -1 for unlabelled samples.
+
+    ``known`` [N]: which samples are labelled. An empty set gives 0, as class 0 does.
+    """
     return np.where(known, sets.argmax(axis=1), -1).astype(np.int64)
 
 

@@ -22,7 +22,10 @@ OPSETS = (17, 18, 20)
 
 @dataclass(frozen=True)
 class Form:
-    """``max_loss``: percentage points that a lower precision may cost any subset of the modalities."""
+    """Form of an export: precisions, prototype tables, opset, layout.
+
+    ``max_loss``: percentage points that a lower precision may cost any subset of the modalities.
+    """
 
     precisions: tuple[Precision, ...] = (EXACT,)
     max_loss: float = 1.0

@@ -73,7 +73,10 @@ def download(wanted: Wanted, target: Path, progress: Progress = lambda _done, _a
 
 
 def check_address(url: str) -> None:
-    """Raise DataError unless the address is https, or http on this machine, and of ASCII letters and signs alone."""
+    """Check a download's address; raises DataError.
+
+    Allowed is https, or http on this machine, in printable ASCII without spaces.
+    """
     try:
         parts = urlsplit(url)
         fits = re.fullmatch("[!-~]+", url) and parts.port != 0

@@ -132,7 +132,10 @@ def signing_request(name: str, key: Key) -> bytes:
 
 
 def make_request(name: str, key_file: Path) -> bytes:
-    """The signing request, DER, for the key in a file, which is made if it is not there."""
+    """Certificate signing request, DER, for the key in a file.
+
+    Without the file, a new key is made and written there.
+    """
     if not key_file.exists():
         write_private(key_file, key_pem(new_key()))
     return signing_request(name, load_key(read_private(key_file), str(key_file)))

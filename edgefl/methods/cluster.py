@@ -154,7 +154,7 @@ def own_models(models: str) -> bool:
 
 
 def two_models(recipe: Recipe) -> list[Problem]:
-    """Cluster models beside one model for each device."""
+    """Conflict of cluster models with the personal models of a weight."""
     if any(options.get("models") == "own" for options in recipe["cluster"].values()) and (
         offers(recipe, "weight", "personal")
     ):

@@ -73,7 +73,7 @@ class LowRankPart(nn.Module):
             owner.add_module(name, LowRank(layer.in_features, layer.out_features, spec))
 
     def attach(self, part: nn.Module) -> None:
-        """Add the terms to what the linear maps of ``part`` give, from now on."""
+        """Hook the low-rank terms onto the outputs of ``part``'s linear maps."""
         for path, term in self.named_modules():
             if isinstance(term, LowRank):
                 layer = part.get_submodule(path)

@@ -52,7 +52,10 @@ class FeedForward(nn.Module):
 
 
 class MultiwayStage(nn.Module):
-    """Layers of a stage: the attention that modalities share, or one modality's feed-forward. Run by `run_stage`."""
+    """A multiway stage's layers: shared attention, or one modality's feed-forward.
+
+    Run by `run_stage`.
+    """
 
     def __init__(self, layer: Callable[[EncoderSpec], nn.Module], spec: EncoderSpec, count: int) -> None:
         super().__init__()

@@ -94,7 +94,10 @@ def check_shapes(part: str, expected: Mapping[str, tuple[int, ...]], shapes: Map
 
 
 def part_size_bytes(model: StagedModel, part: str) -> int:
-    """Bytes of all parameters and persistent buffers of a part, which are what travels. Works on the meta device."""
+    """Bytes of a part's parameters and persistent buffers, as exchanged.
+
+    Works on the meta device.
+    """
     return sum(t.numel() * t.element_size() for t in named_tensors(model.part(part)).values())
 
 

@@ -32,11 +32,12 @@ class Sample:
 
 @dataclass
 class Understood:
-    """The samples found below ``root``, where the manifest belongs. ``kinds``: modality -> kind of encoder.
+    """Samples found in a user's files, and how these were read.
 
-    ``said``: what it was taken for, as sentences; ``unused``: files that are no part of it, with the reason;
-    ``columns``: of a table, that a modality is read from; ``label_column``: of labels, which may be ``numeric``, or
-    ``several`` of a sample.
+    ``root``: folder of the files and of their manifest; ``kinds``: modality -> kind of encoder; ``said``: sentences on
+    what the files were taken for; ``unused``: file -> why it is no part of the data; ``columns``: modality -> the table
+    columns it is read from; ``label_column``: the column of labels; ``numeric``: labels are quantities; ``several``: a
+    sample may have several labels.
     """
 
     root: Path

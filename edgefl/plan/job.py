@@ -217,7 +217,7 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     clip_change: float = 3.0  # times the same; beyond it is scaled down to it; 0: none is
 
     def share(self, devices: int) -> int:
-        """Updates that make a quorum of so many devices: at least one."""
+        """Number of updates for a quorum of ``devices``, at least one."""
         return max(1, math.ceil(self.quorum * devices - 1e-9))
 
     @property

@@ -235,7 +235,10 @@ def packing_of(rules: Sequence[tuple[str, str]], part: str) -> str:
 
 
 def packed_bytes(part_bytes: int, packing: str, top: float) -> int:
-    """About how many bytes a part of ``part_bytes`` in f32 takes: "delta+top" sends 5 for a value of 4."""
+    """Estimated bytes of a part after packing.
+
+    ``part_bytes``: its size in f32; ``top``: share of the values that "delta+top" sends, in 5 bytes each, not 4.
+    """
     form = packing.removeprefix("delta+")
     share = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 0.25, "int4": 0.125, "top": min(1.0, 1.25 * top)}[form]
     return round(part_bytes * share)

@@ -24,7 +24,10 @@ def rows_of(devices: Sequence[str], key: Callable[[str], float | tuple[float, ..
 
 
 def how_many(devices: Sequence[str], shown: Sequence[str], which: str) -> str:
-    """Addition to a caption where not every device has a row; ``which``: those that have."""
+    """Caption text on devices without a row; "" for none.
+
+    ``which``: description of the devices ``shown``, such as "that trained the fewest stages".
+    """
     rest = len(devices) - len(shown)
     return (
         f" Named: of {len(devices)} devices the {len(shown)} {which}, and {rest} others in the rows of all."

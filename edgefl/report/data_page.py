@@ -39,7 +39,10 @@ _VALUES, _IDS, _LETTERS = 4, 8, 160
 
 
 class Data(NamedTuple):
-    """A run's data. ``shares``: device -> samples; ``text``: (modality, sample's id) -> its text, "": not known."""
+    """Data of a run, as its report shows them.
+
+    ``shares``: device -> samples; ``text``: (modality, sample's id) -> its text, "" when not known.
+    """
 
     name: str
     shares: Mapping[str, Dataset]

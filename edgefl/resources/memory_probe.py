@@ -116,7 +116,10 @@ class NotMeasured:
 
 
 def shares_pool(properties: object) -> bool:
-    """Whether a GPU, by torch's properties of it, has no memory of its own: processor and GPU share one pool."""
+    """Whether a GPU is integrated: one memory pool with the processor.
+
+    ``properties``: torch's properties of the device.
+    """
     return bool(getattr(properties, "is_integrated", False))
 
 

@@ -31,7 +31,10 @@ SMALL_BYTES = 2**16
 
 
 class Asked(NamedTuple):
-    """An inference request as it comes in: ``head`` is the length of the JSON where binary data follows."""
+    """An inference request as received, not yet decoded.
+
+    ``head``: length of the JSON before binary data; None: JSON alone.
+    """
 
     model: str
     body: bytes

@@ -46,7 +46,10 @@ class Metrics:
         self._info.labels(model, runs_on).set(1)
 
     def request(self, by: str, model: str, code: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count an answered request and its time.
+
+        ``by``: "http" or "mqtt"; ``code``: status of the answer.
+        """
         self._requests.labels(by, model, str(code)).inc()
         self._seconds.observe(seconds)
 

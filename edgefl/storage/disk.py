@@ -345,10 +345,11 @@ def hold_directory(
     what: str = "another coordinator runs",
     remedy: str = "End it first, or choose another directory or run name.",
 ) -> Iterator[None]:
-    """Make the directory, for its owner alone, and hold it. Raises StoreError when it cannot, or another does.
+    """Create a directory private to its owner, and lock it.
 
-    ``by``: the holder, ``what``: what it does, as that error says; ``remedy``: what it says to do.
-    The lock goes with its process, so nothing is left behind by ``kill -9``.
+    Raises StoreError when that fails or another process has the lock. The error's text: ``what`` the holder does, and
+    ``by``, the name it gave when it took the lock; ``remedy``: its advice. The lock ends with the block or the process,
+    so ``kill -9`` leaves none behind.
     """
     make_private(directory)
     with store_errors("lock", directory / "lock"):

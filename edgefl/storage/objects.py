@@ -261,10 +261,10 @@ class ObjectStore:
         return sum(file.stat().st_size for file in self._files())
 
     def mark_garbage(self, keep: set[str]) -> int:
-        """Drop every object, finished or not, whose id is not in ``keep``; the number of bytes ``sweep`` gives back.
+        """Set all objects outside ``keep`` aside for ``sweep``; returns their bytes.
 
-        Quick: files only leave their places. What drops them for good may take its time, in another thread. What is
-        being published just now is waited for: its files are changing places.
+        Unfinished objects too. Quick, since files are only renamed: ``sweep`` deletes them and may take its time, in
+        another thread. Waits for an object that is being published, since its files are being renamed too.
         """
         freed = 0
         with self._publishing, store_errors("clean", self.root):

@@ -78,7 +78,10 @@ class Criteria:
     missing: Slot = field(default_factory=dict)
 
     def of(self, model: ModelSpec) -> frozenset[str]:
-        """The tasks of a model. Raises ModelError for one it was not made for."""
+        """Tasks to evaluate a model by: ``tasks``, or the model's default.
+
+        Raises ModelError for an unknown task, or for classification by a model without classes.
+        """
         if self.tasks is None:
             return frozenset({"classification" if model.classes else "retrieval"})
         if unknown := self.tasks - TASKS:

@@ -160,11 +160,11 @@ KEPT = "objective/"
 
 
 def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
-    """Auxiliary state of the recipe's terms. ``parts``: as received; ``kept``: parts of this device's last round.
+    """Auxiliary state of the recipe's objective terms.
 
-    A private copy (AproMFL's clustering model) is that of a device without labels: it begins as the mapping the device
-    was first sent, is trained along and stays on the device. A teacher is the mapping as it was received in this round;
-    the device's own goes on from its own copy.
+    ``parts``: as received; ``kept``: parts of this device's last round. A device without labels has a private head
+    (AproMFL's clustering model): it starts as the first mapping received, is trained along and stays on the device. A
+    teacher is the mapping as received in this round; the device's own mapping goes on from its own copy.
     """
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]

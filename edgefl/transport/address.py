@@ -38,7 +38,7 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{credentials}{self._netloc()}{version}"
 
     def masked_url(self) -> str:
-        """The URL with stars for the password: it is seen to be there."""
+        """The URL with ``***`` in place of a password."""
         if not self.password:
             return str(self)
         return self.secret_url().replace(f":{quote(self.password, safe='')}@", ":***@", 1)

@@ -74,7 +74,10 @@ def unreachable(
 
 
 def silent(address: Address, spoken: Callable[[Address], str] = lambda _: "") -> BrokerUnreachableError:
-    """For a peer that accepts the connection but never answers the greeting. ``spoken``: as in ``unreachable``."""
+    """Error for a broker silent after the connection was accepted.
+
+    The peer never answers the MQTT greeting. ``spoken``: as in ``unreachable``.
+    """
     text, finding = f"cannot reach the broker {address}: it does not answer as an MQTT broker", "broker-silent"
     if not address.tls and spoken(address):
         text, finding = f"cannot reach the broker {address}: the port speaks TLS, and mqtt:// does not", "broker-tls"

@@ -254,7 +254,7 @@ class MemoryTransport:
         self.on_message(topic, payload)
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         if self._up.is_set():
             self._up.clear()
             self.on_connection(False)

@@ -39,7 +39,11 @@ def clipped(changes: Mapping[str, Changes], *, clip: float) -> tuple[dict[str, f
 def noise_of(
     devices: int, rounds: int, *, clip: float, noise: float, epsilon: float, delta: float, denominator: float
 ) -> Noise:
-    """W, z C / W and C."""
+    """Gaussian noise of a round for the privacy budget.
+
+    Denominator W, deviation z C / W, bound C = ``clip``. W: ``denominator``, 0 for the number of devices. z: ``noise``,
+    0 for the least that keeps (epsilon, delta) over all rounds.
+    """
     over = denominator or float(devices)
     return Noise(over, (noise or noise_for(rounds, epsilon, delta)) * clip / over, clip)
 

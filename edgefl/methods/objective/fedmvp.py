@@ -87,7 +87,10 @@ def ram(joint: Tensor, embeddings: Embeddings, has: Flags, ce_joint: Tensor, ce:
 
 
 def ram_loss(forward: Forward) -> Tensor:
-    """The joint representation follows a modality from which the classifier does better; both as unit vectors."""
+    """Margin alignment (RAM) of the joint representation with better-classifying modalities.
+
+    Both as unit vectors. 0 without labels.
+    """
     if forward.labels is None:
         return forward.nothing()
     full, has = forward.spread

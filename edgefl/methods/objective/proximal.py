@@ -28,7 +28,10 @@ def squared_distance(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def proximal(forward: Forward) -> Tensor:
-    """½ of the squared distance of the trained parameters to those received: the term's weight is μ."""
+    """Proximal term: ½ ‖θ - θ_received‖² over the trained parameters.
+
+    The term's weight is μ.
+    """
     received = [*forward.auxiliary.received.values()]
     return 0.5 * squared_distance(received) if received else forward.nothing()
 

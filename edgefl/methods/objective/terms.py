@@ -34,7 +34,10 @@ class Terms(NamedTuple):
 
 
 def mean_where(values: Tensor, counts: Tensor) -> Tensor:
-    """Mean of the ``values`` that count, of any one shape; 0 when none does."""
+    """Masked mean of ``values``; 0 for an empty mask.
+
+    ``counts``: the mask, bool, of the same shape as ``values``.
+    """
     return torch.where(counts, values, 0.0).sum() / counts.sum().clamp(min=1)
 
 

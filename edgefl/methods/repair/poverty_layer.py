@@ -76,9 +76,9 @@ def adam_change(theta: Tensor, m_hat: Tensor, v_hat: Tensor, lr: float, eps: flo
 
 
 def exact_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
-    """name -> relative change, of the weight tensors of ``before``, copies of those that are trained.
+    """Mean relative change of each weight tensor over a step, by name.
 
-    Copies are needed only around a step that ``PovertyObserver.due`` asks for.
+    ``before``: copies of the trained tensors, needed only around a step that ``PovertyObserver.due`` asks for.
     """
     return {name: float(relative_change(old, after[name].detach())) for name, old in before.items() if old.ndim >= 2}
 

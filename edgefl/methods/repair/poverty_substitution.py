@@ -190,7 +190,11 @@ def mend(
     *,
     donors: str,
 ) -> tuple[Mended, dict[str, Tensors], Mapping[str, object]]:
-    """Each device's poverty layer from its cluster's donors, in place of its own; as ``roles.Repair`` says."""
+    """Substitution of each device's poverty layer by its donors' mean.
+
+    Arguments and result are those of ``roles.Repair.mend``. ``donors``: "cluster", "less_affected", or else only the
+    devices that trained with complete data.
+    """
     by_device = {u.device: u for u in updates}
 
     def tensors(device: str, part: str) -> Tensors:
