@@ -6,7 +6,7 @@ The same 12 rounds in three ways. *Excluded*: only who can train everything take
 *Last stages*: schedule end_to_end, in which others train the last stages of the whole model. *Mixed*: schedule mixed,
 4 rounds a stage, in which others train as in progressive where they can, else fewer stages, down to layer-wise.
 Whoever takes part is in every round: nothing here says how *mixed* does where few of a fleet are drawn for a round,
-so that one device alone may train a part; benchmarks/accuracy/mixed_few.py does.
+so that one device alone may train a part; the next section does.
 
     python -m benchmarks.accuracy.mixed_depth [--seeds 3] [--absent leave_out] [--write docs/results]
 """
@@ -44,7 +44,7 @@ STAGES = 3
 ROUNDS = 12
 #: A budget that nothing fits.
 NOTHING = 1.0
-#: Where the page's next section begins, which benchmarks/accuracy/mixed_few.py writes.
+#: Where the page's next section begins, whose script is in the history alone.
 FEW = "## A few devices a round"
 PAGE = "mixed_depth.md"
 #: absent -> what the page says of it.
