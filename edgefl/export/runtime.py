@@ -293,7 +293,10 @@ def find_bundles(path: Path) -> dict[Path, Manifest]:
         return {directory: read_manifest(directory)}
     found = {one.parent: read_manifest(one.parent) for one in sorted(directory.glob(f"*/{MANIFEST_FILE}"))}
     if not found:
-        if sets := sorted({str(one.parent.parent) for one in directory.glob(f"*/*/{MANIFEST_FILE}")}):
+        sets = sorted({str(one.parent.parent) for one in directory.glob(f"*/*/{MANIFEST_FILE}")})
+        if len(sets) == 1:
+            return find_bundles(Path(sets[0]))
+        if sets:
             raise ExportError(
                 f"{directory} holds bundles of {len(sets)} label sets",
                 remedy=f"Give those of one: {' or '.join(sets)}.",

@@ -17,6 +17,7 @@ from edgefl.data.recording import is_number
 from edgefl.data.sources import MANIFEST_SUFFIX
 from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, StoreError
+from edgefl.own_data.copies import leave_copies_out
 from edgefl.own_data.draft import Outline, recipe_for
 from edgefl.own_data.facts import Facts, facts_of
 from edgefl.own_data.given_manifest import from_manifest
@@ -73,6 +74,8 @@ def from_files(
         told = other_layout(found.layout)
         found = understand(train, told, roles) if told != found.layout else found
     _change_kinds(found, roles)
+    if not given:
+        leave_copies_out(found)
     _check_labels(source, found)
     test = test or half
     held, held_given = None, not force and (given or named) and test is not None and _has_manifest(test)

@@ -193,9 +193,11 @@ def _choose_what(table: Table, values: Mapping[str, Sequence[str]], roles: Roles
             add_cell(table, column, values[column])
         table.part = ""  # of customers, a segment is no piece of a recording
         table.cells.sort(key=lambda cell: order[cell.name])
-        for column in [c for c in table.texts if table.cells and roles.kinds.get(c) != "text" and are_names(values[c])]:
+        for column in [
+            c for c in table.texts if table.cells and roles.kinds.get(c) != "text" and are_names(c, values[c])
+        ]:
             table.texts.remove(column)
-            table.unused[column] = f"most words are in one row or two; {to_use(column, 'text')}"
+            table.unused[column] = f"names, which a model learns by heart; {to_use(column, 'text')}"
     else:  # a recording or a list has no use for them
         table.unused |= {cell.name: f"a {_FORMS[table.what]} has no use for it" for cell in table.cells}
         table.cells = []

@@ -17,6 +17,8 @@ _MOST_WHOLES = 20
 _LISTED_WORDS, _NAME_WORDS = 3, 6
 #: Rows of a table whose words can come again; a word of so many rows does, and less than half of a name's words do.
 _LEAST_ROWS, _AGAIN, _SHARE_AGAIN = 300, 3, 0.5
+#: What columns of names are called.
+_CALLED = frozenset({"name", "title"})
 
 
 def is_text(values: Sequence[str]) -> bool:
@@ -42,12 +44,18 @@ def _are_lists(values: Sequence[str]) -> bool:
     return False
 
 
-def are_names(values: Sequence[str]) -> bool:
-    """Whether cells are short and less than half of a cell's words occur in three rows: titles, people, addresses.
+def are_names(column: str, values: Sequence[str]) -> bool:
+    """Whether a column's cells are names: of titles, people, products, addresses.
 
-    On 1,200 rows two such columns took 100 R² from 37 to -8: a model learns them by heart.
+    They are short, and less than half of a cell's words occur in three rows, or the column is called so and more than
+    half of its cells differ. A model learns them by heart: on 1,200 rows two such columns took 100 R² from 37 to -8,
+    the names of 406 cars from 88 to 79.
     """
-    if len(values) < _LEAST_ROWS or sum(len(value.split()) for value in values) >= _NAME_WORDS * len(values):
+    if sum(len(value.split()) for value in values) >= _NAME_WORDS * len(values):
+        return False
+    if _CALLED & set(re.findall(r"[a-z]+", column.lower())) and 2 * len(set(values)) > len(values):
+        return True
+    if len(values) < _LEAST_ROWS:
         return False
     rows = [set(re.findall(r"\w+", value.lower())) for value in values]
     counts = Counter(word for row in rows for word in row)

@@ -131,3 +131,21 @@ def test_a_folder_that_cannot_be_written_is_said(
     monkeypatch.setattr(Path, "unlink", refuse)
     assert init(str(root)) == 15
     assert "manifest.jsonl: Read-only file system" in capsys.readouterr().err
+
+
+def test_copies_of_pictures_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 814 icons of a theme 620 are links to others, and each picture of the test set was trained on."""
+    monkeypatch.chdir(tmp_path)
+    root = pictures(tmp_path / "pics")
+    for i in range(3):
+        (root / "dark" / f"{i}z.png").write_bytes((root / "dark" / f"{i}.png").read_bytes())
+    (root / "light" / "odd.png").write_bytes((root / "dark" / "5.png").read_bytes())
+    assert init("pics") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "4 of 36 samples are copies of others, to the byte: left out, 1 of them with another label" in told
+    assert "32 samples of image" in told
+    lines = (tmp_path / "pics" / "manifest.jsonl").read_text().splitlines()
+    assert len(lines) == 32
+    assert not any("z.png" in line or "odd" in line for line in lines)

@@ -162,7 +162,7 @@ def test_silent_sounds_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     for i in range(24):
         place = tmp_path / f"clips/{'low' if i % 2 else 'high'}/{i}.wav"
         place.parent.mkdir(parents=True, exist_ok=True)
-        left = tone[:: 2 - i % 2] * (i > 0)
+        left = tone[:: 2 - i % 2] * (i > 0) * (1 - i / 100)
         sides = np.stack([left, -left if i in {5, 6} else left], axis=1)
         with wave.open(str(place), "wb") as sound:
             sound.setparams((2, 2, 8000, 0, "NONE", ""))
