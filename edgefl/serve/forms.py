@@ -105,16 +105,38 @@ def read_record(body: bytes, encoders: Encoders) -> dict[str, Value]:
     if len(body) > MAX_JSON_BYTES:
         raise Refused(413, f"a record of {len(body)} bytes; at most {MAX_JSON_BYTES} are read")
     try:
-        record = msgspec.json.decode(body, type=dict[str, str | dict[str, object] | list[object]])
+        given = msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad(f"the record cannot be read: {error}", how) from None
+    record = given if given.keys() & encoders.keys() else _row(given, encoders)
     for name, value in record.items():
         _check(name)
         if isinstance(value, str) and len(value) > MAX_TEXT_BYTES:
             raise bad(f"the text '{name}' has {len(value)} characters; at most {MAX_TEXT_BYTES} are read", how)
     if not record or record.keys() - encoders.keys():
         raise bad(f"the record has {', '.join(record)[:60] or 'no modality'}; it is of {', '.join(encoders)}", how)
-    return {**record}
+    found: dict[str, Value] = {}
+    for name, value in record.items():
+        if not isinstance(value, str | dict | list):
+            raise bad(f"'{name}' is {value!r:.30}; it has to be a text, a row by columns or a list", how)
+        found[name] = value
+    return found
+
+
+def _row(record: dict[str, object], encoders: Encoders) -> dict[str, object]:
+    """A table's row as it is in a file, by modality: the columns that texts are made of, and the others together.
+
+    As given where no column is one of ``encoders``.
+    """
+    columns = {m: [column.name for column in encoder.columns] for m, encoder in encoders.items()}
+    if not any(name in record for names in columns.values() for name in names):
+        return record
+    texts = {
+        m: names[0] for m, names in columns.items() if encoders[m].kind == "text" and names[:1] and names[0] in record
+    }
+    rest = {name: value for name, value in record.items() if name not in texts.values()}
+    tables = {m: rest for m, encoder in encoders.items() if encoder.kind == "table"}
+    return {**{m: record[name] for m, name in texts.items()}, **tables}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 import time
 import tracemalloc
@@ -101,5 +102,18 @@ def test_how_to_send_a_sample_names_the_bundles_own_columns():
     with pytest.raises(Refused, match="takes application/json or") as raised:
         asyncio.run(read_form(Headers({"content-type": "application/x-www-form-urlencoded"}), b"{}", told))
     assert raised.value.remedy == told
-    with pytest.raises(Refused, match="the record has Sales; it is of features"):
-        read_record(b'{"Sales": "3"}', {"features": table})
+    with pytest.raises(Refused, match="the record has Turnover; it is of features"):
+        read_record(b'{"Turnover": "3"}', {"features": table})
+    with pytest.raises(Refused, match="'photo' is 3; it has to be a text"):
+        read_record(b'{"photo": 3}', {"features": table, "photo": EncoderSpec("vision", (8, 8, 3))})
+
+
+def test_a_row_as_it_is_in_a_file_is_split_into_modalities():
+    table = EncoderSpec("table", (2, 2), columns=(TableColumn("Sales"), TableColumn("Region", "category", ("East",))))
+    note = EncoderSpec("text", (8,), columns=(TableColumn("Note"),))
+    row = {"Note": "late", "Sales": 3, "Region": "East", "else": None}
+    assert read_record(json.dumps(row).encode(), {"features": table, "note": note}) == {
+        "features": {"Sales": 3, "Region": "East", "else": None},
+        "note": "late",
+    }
+    assert read_record(b'{"features": {"Sales": 3}}', {"features": table}) == {"features": {"Sales": 3}}
