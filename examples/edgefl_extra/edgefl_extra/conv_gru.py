@@ -5,8 +5,9 @@ Nothing in the module is EdgeFL's: the last line brings it, and says which of it
 
 from __future__ import annotations
 
-import edgefl
 from torch import Tensor, nn
+
+import edgefl
 
 
 class ConvGru(nn.Module):
