@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and (path / "README.md").is_file())
-OWN = ("own_encoder", "own_method")
 #: Loads a run file and builds its plan.
 PLANNED = """
 import sys
