@@ -47,9 +47,10 @@ class _Kept:
 
         Of a whole encoder only the pooled ``tokens`` are stored: nothing can go on from these.
         """
+        if self.stored != stored or self.names != names[: len(self.names)]:
+            return False
         wanted = tokens if len(self.names) == len(names) else shapes[len(self.names) - 1][0]
-        same = self.stored == stored and self.names == names[: len(self.names)]
-        return same and self.encoded.tokens.shape[1] == wanted
+        return self.encoded.tokens.shape[1] == wanted
 
 
 @dataclass

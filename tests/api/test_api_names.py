@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError, MissingDependencyError, RunError
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = {
     "PROTOCOL_VERSION", "__version__",
-    "run", "plan_run", "study", "load_report", "load_bundle",
+    "run", "plan_run", "study", "load_report", "load_bundle", "encoder",
     "Run", "Plan", "Study", "Cell", "Report", "Bundle", "Prediction", "EventRow", "EdgeFLError",
 }  # fmt: skip
 

@@ -45,7 +45,13 @@ def test_what_is_frozen_before_anything_trained() -> None:
 def test_of_a_whole_frozen_encoder_the_pooled_token_is_stored() -> None:
     every = stages_of(model_spec())[-1]
     heads = replace_trained(every, [part for part in every.trained if "stage" not in part])
-    assert prefixes(job(stage=heads, cache="f16"))["a"] == (("a/embed", "a/stage1", "a/stage2", "a/stage3"), 3, 1)
+    assert prefixes(job(stage=heads, cache="f16"))["a"] == (
+        ("a/embed", "a/stage1", "a/stage2", "a/stage3"),
+        3,
+        1,
+        8,
+        24,
+    )
 
 
 def replace_trained(stage: Stage, trained: list[str]) -> Stage:
