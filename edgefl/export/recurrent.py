@@ -1,4 +1,4 @@
-"""GRU and LSTM as one operation each while torch traces, which else unrolls them: 1 s in place of 25 for 128 steps."""
+"""GRU and LSTM as one operation each in the trace, which else unrolls them: 0.9 s in place of 22 for 128 steps."""
 
 from __future__ import annotations
 
