@@ -292,7 +292,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
     labels = labels_of(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
-    known = labels.numbers is not None and bool((labels.numbers >= 0).any())
+    known = labels.numbers is not None and bool((labels.numbers != -1).any())
     return Dataset(
         modalities=modalities,
         present=flags,

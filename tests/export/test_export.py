@@ -296,7 +296,7 @@ def test_what_can_not_be_exported_is_refused_at_once(tmp_path: Path, changes: di
 
 def test_a_graph_torch_can_not_export_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = exported()  # kept for every test: made before the exporter is replaced
-    monkeypatch.setattr("edgefl.export.tracing._export", lambda *_args: 1 / 0)
+    monkeypatch.setattr("edgefl.export.tracing.exported", lambda *_args: 1 / 0)
     with pytest.raises(ExportError, match="the graph of acc cannot be exported to ONNX: division by zero"):
         export_bundles(TrainedState(made.spec, stage_of(made.spec), made.parts), tmp_path / "bundles")
     assert list(tmp_path.iterdir()) == []

@@ -76,7 +76,7 @@ def test_the_bundles_of_a_model_are_traced_once(monkeypatch: pytest.MonkeyPatch,
         seen.append([one.given for one in graph.graphs])
         raise ExportError("enough")
 
-    monkeypatch.setattr(tracing, "_export", traced)
+    monkeypatch.setattr(tracing, "exported", traced)
     with pytest.raises(ExportError, match="enough"):
         export_bundles(TrainedState(made.spec, stage_of(made.spec), made.parts), tmp_path / "bundles")
     assert seen == [[("acc",), ("gyro",), ("acc", "gyro")]]

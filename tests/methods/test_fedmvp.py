@@ -107,10 +107,9 @@ def test_ram_compares_unit_vectors_whatever_the_fusion_by_hand(monkeypatch: pyte
         fused = torch.tensor([[3.0, 4]])
         spread = ({"a": torch.tensor([[5.0, 0]])}, {"a": torch.tensor([True])})
 
-        class model:  # noqa: N801 - stands for the model, whose classifier is all that is asked for
-            @staticmethod
-            def classify(x):
-                return torch.stack((10 * x[:, 0], torch.zeros(len(x))), dim=1)
+        @staticmethod
+        def classify(x):
+            return torch.stack((10 * x[:, 0], torch.zeros(len(x))), dim=1)
 
     near(loss(Seen()).double(), 0.894427191)
 

@@ -145,7 +145,9 @@ def test_regulariser_by_hand():
     own, private = torch.nn.Parameter(inputs["theta"]), torch.nn.Parameter(inputs["theta_private"])
     copies = {"a": torch.nn.ParameterDict({"theta": private})}
     model = SimpleNamespace(part={"head/a": torch.nn.ParameterDict({"theta": own})}.__getitem__)
-    forward = SimpleNamespace(model=model, auxiliary=SimpleNamespace(private_heads=copies, received=[(own, private)]))
+    forward = SimpleNamespace(
+        model=model, auxiliary=SimpleNamespace(private_heads=copies, received={"theta": (own, private)})
+    )
     assert methods("objective")["regulariser"].options["weight"].default == inputs["weight"]
     near(inputs["weight"] * regulariser(forward).detach(), expected)
     near(0.1 * proximal(forward).detach(), 0.1 / 2 * 5)
@@ -154,7 +156,7 @@ def test_regulariser_by_hand():
 def test_the_gradient_of_proximal_is_mu_times_the_distance():
     own = {"w": normal(1, 2, 3).requires_grad_(), "b": normal(2, 3).requires_grad_()}
     received = {"w": normal(3, 2, 3).requires_grad_(), "b": normal(4, 3)}
-    pairs = [(parameter, received[name]) for name, parameter in own.items()]
+    pairs = {name: (parameter, received[name]) for name, parameter in own.items()}
     (0.3 * proximal(SimpleNamespace(auxiliary=SimpleNamespace(received=pairs)))).backward()
     for name, parameter in own.items():
         torch.testing.assert_close(parameter.grad, 0.3 * (parameter - received[name]).detach())

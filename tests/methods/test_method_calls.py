@@ -36,6 +36,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "combine": {
         "accumulate": lambda layout: None,
         "merge": lambda loaders, layout: ({}, {}),
+        "screen": lambda changes: ({}, {}),
+        "per_round": True,
         "noise": lambda devices, rounds: None,
         "account": lambda spent, rounds: None,
     },

@@ -265,7 +265,7 @@ def test_a_record_as_json_is_a_raw_sample(server: Server):
         ([1], "cannot be read"),
         ({}, "the record has no modality; it is of acc, image, text"),
         ({"mass": "3"}, "the record has mass; it is of acc, image, text. Send a sample as a form"),
-        ({"acc": 3}, "cannot be read"),
+        ({"acc": 3}, "'acc' is 3; it has to be a text, a row by columns or a list"),
         ({"a/b": "x"}, "cannot name"),
         ({"image": "/etc/passwd"}, "a text is no vision sample"),
         ({"acc": [[1, "x"]]}, "are not numbers"),
