@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 _MARK = "@"
 _NAME = re.compile(rf"{_MARK}([A-Za-z][A-Za-z0-9_-]{{0,31}}):(.+)", re.DOTALL)
@@ -21,6 +22,11 @@ def space_of(name: str) -> str:
 
 def spaces_in(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Label set -> places of its classes in ``names``, ascending; {} where a name says none."""
+    return _spaces(tuple(names))
+
+
+@lru_cache(64)
+def _spaces(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(space_of(name), []).append(place)
@@ -29,6 +35,11 @@ def spaces_in(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def words_of(names: Sequence[str]) -> tuple[str, ...]:
     """Names of classes as people call them: with their set where there are several; () where a name says none."""
+    return _words(tuple(names))
+
+
+@lru_cache(64)
+def _words(names: tuple[str, ...]) -> tuple[str, ...]:
     found = [_NAME.fullmatch(name) for name in names]
     several = len(spaces_in(names)) > 1
     return () if None in found else tuple(f"{one[1]}:{one[2]}" if several else one[2] for one in found if one)

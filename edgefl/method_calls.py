@@ -84,6 +84,10 @@ _BESIDE = {
 }
 
 
+#: Characters of a stand-in's name in a ledger.
+_LONGEST_STAND_IN = 16
+
+
 def misfit(role: str, method: Any) -> str:
     """Why the core cannot call a method as it calls this role's, and the right call; "": it can."""
     needed = _NEEDED.get(role, ())
@@ -92,6 +96,8 @@ def misfit(role: str, method: Any) -> str:
     for name, others in _BESIDE.items():
         if getattr(method, name, None) is not None and any(getattr(method, other) is None for other in others):
             return f"has {name} without {' and '.join(others)}; give it these as well"
+    if role == "missing" and len(method.name) > _LONGEST_STAND_IN:
+        return f"has a name of more than {_LONGEST_STAND_IN} characters, which evaluations are kept under; shorten it"
     if getattr(method, "account", None) is not None and not method.per_round:
         return "has account without per_round=True, and an account counts whole rounds; declare it"
     for name, function, given in _functions(role, method):

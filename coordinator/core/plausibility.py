@@ -11,6 +11,7 @@ import msgspec
 from coordinator.core.state import Assignment, Claim, State
 from edgefl.aggregation.mean import OF
 from edgefl.aggregation.server_state import is_shared
+from edgefl.label_spaces import samples_key
 from edgefl.models.spec import LAYERS, PROTOTYPES, is_scheduled, modality_of, space_of_part
 from edgefl.plan.choice_of_k import candidates, doubt, most_judged
 from edgefl.plan.job import WHOLE_ROUND, Placement
@@ -70,17 +71,24 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     brought = {modality_of(part) for part in update.manifest if part in wanted}
     given = [part for part in wanted if modality_of(part) in {None, *brought} and not space_of_part(part)]
     missing = [part for part in given if part not in update.manifest]
-    if may_omit(assignment.placement.stage, state.plan.slots):
+    shared = any(modality_of(part) is None for part in wanted)  # what every device can bring
+    if (shared and not brought) or may_omit(assignment.placement.stage, state.plan.slots):
         missing = [] if brought else list(wanted)
     if missing:
         return Refusal("parts", detail=f"the update lacks parts it was asked to train: {_names(missing)}")
     device = state.devices[update.device]
-    owned = max(device.hello.samples.get("", 0), device.claim.samples.get("", 0))
     for part, claimed in sorted(update.samples.items(), key=lambda item: (-abs(item[1]), item[0])):
+        owned = max(_samples_for(part, device.hello.samples), _samples_for(part, device.claim.samples))
         if not 0 <= claimed <= owned:  # it would outweigh the others in the mean
             text = f"part {part[:80]}: {claimed} samples claimed, the device introduced itself with {owned}"
             return Refusal("samples", float(claimed), float(owned), "samples", text)
     return None
+
+
+def _samples_for(part: str, samples: Mapping[str, int]) -> int:
+    """Of a device's ``samples`` those that a part can be trained on: of a label set's classifier its labels."""
+    space = space_of_part(part)
+    return samples.get(samples_key(space) if space else "", 0)
 
 
 def _names(parts: list[str]) -> str:
@@ -93,8 +101,7 @@ def bounded(update: Update, claim: Claim) -> Update:
 
     The base comes back in offers and is kept with the model: it is a digest, or the device is out of the period.
     """
-    most = max(0, claim.samples.get("", 0))
-    samples = {part: min(n, most) for part, n in update.samples.items()}
+    samples = {part: min(n, max(0, _samples_for(part, claim.samples))) for part, n in update.samples.items()}
     base = update.base if DIGEST.fullmatch(update.base) else ""
     change, layer = update.poverty_change, update.layer
     if not 0 <= change <= LARGEST_METRIC:  # NaN too, which the memory of the run could not be read with

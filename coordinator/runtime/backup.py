@@ -35,7 +35,7 @@ ROWS = "ledger.jsonl"
 #: Names of members: a run, and under it a file of one of these kinds. No part of a path begins with a dot.
 _PART = r"[A-Za-z0-9_+][A-Za-z0-9_.+ -]{0,127}"
 MEMBER = re.compile(
-    rf"({_PART})/(objects/[0-9a-f]{{64}}|run\.yaml|{EVENTS}|{ROWS}|(shares|bundles(?:-f16|-int8)?)(/{_PART}){{1,3}})"
+    rf"({_PART})/(objects/[0-9a-f]{{64}}|run\.yaml|{EVENTS}|{ROWS}|(shares|bundles(?:-f16|-int8)?)(/{_PART}){{1,4}})"
 )
 PIECE = 2**20
 #: Times that a ledger is read whose objects a running coordinator has deleted meanwhile.

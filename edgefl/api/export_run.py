@@ -93,15 +93,15 @@ def export_run(
         raise ExportError(f"unknown operator set {form.opset}", remedy=f"Choose {', '.join(map(str, OPSETS))}.")
     state, target, rows = final_state(directory), output or directory / BUNDLES, []
     spaces = spaces_in(state.plan.model.label_names)
-    every = not labels and len(spaces) > 1
-    for space in spaces if every else [labels]:
+    apart = len(spaces) > 1 and not (labels and output)
+    for space in [labels] if labels or not apart else spaces:
         one = with_labels(state, space)
-        say(_what(one) + (f"; label set {space}" if every else ""))
+        say(_what(one) + (f"; label set {space}" if space else ""))
         trained = _trained(one, ObjectStore(directory / "objects"))
         offered = _own_mask(one.plan, trained.parts, say) if mask == "auto" else mask
         found = export_bundles(
             trained,
-            target / space if every else target,
+            target / space if apart else target,
             capacity=capacity,
             mask=offered,
             tolerance=tolerance,
@@ -111,7 +111,7 @@ def export_run(
         )
         if one.untrained:
             say(f"warning: {_never_trained(one)}")
-        rows += [msgspec.structs.replace(row, name=f"{space}/{row.name}") for row in found] if every else found
+        rows += [msgspec.structs.replace(row, name=f"{space}/{row.name}") for row in found] if apart else found
     with Ledger(ledger_of(directory), create=False) as ledger:
         for row in rows:  # those inside the run's directory by their path from there
             path = Path(row.path)
@@ -222,7 +222,8 @@ def with_labels(state: FinalState, space: str) -> FinalState:
         )
     names = tuple(model.label_names[place] for place in spaces[space])
     own = msgspec.structs.replace(model, classes=len(names), label_names=names)
-    plan = msgspec.structs.replace(state.plan, model=own)
+    stages = tuple(of_spaces(stage, [space]) for stage in state.plan.stages)
+    plan = msgspec.structs.replace(state.plan, model=own, stages=stages)
     return replace(state, plan=plan, stage=of_spaces(state.stage, [space]))
 
 

@@ -230,15 +230,16 @@ def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     model, slots = job.model, job.slots
     told, spaces = keyed_spaces(candidate.samples), spaces_in(model.label_names)
     if unknown_sets := sorted(told - spaces.keys()):
-        known = ", ".join(spaces) or "none"
-        return Refusal("data", detail=f"its labels are of the set {', '.join(unknown_sets)}, the model knows {known}")
+        known, first = ", ".join(spaces) or "none", unknown_sets[0][:64]
+        more = f" and {len(unknown_sets) - 1} more" if len(unknown_sets) > 1 else ""
+        return Refusal("data", detail=f"its labels are of the set {first}{more}, the model knows {known}")
     for modality, shape in candidate.modalities.items():
         spec = model.encoders.get(modality)
         if shape and spec is not None and tuple(spec.input_shape) != tuple(shape):
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
     if not any(candidate.samples.get(modality) for modality in model.encoders):
-        own = ", ".join(m for m in candidate.samples if m and m not in told) or "no modality"
+        own = ", ".join(m for m in candidate.samples if m and not keyed_spaces([m])) or "no modality"
         return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
     unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
     labelled = None if unknown else sum(candidate.class_counts)

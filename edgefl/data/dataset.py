@@ -301,7 +301,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else class_names(arrays["group"].astype(np.str_)),
         recordings=None if _RECORDING not in arrays else arrays[_RECORDING].astype(np.str_),
-        targets=labels.targets,
+        targets=labels.targets if known else None,
         sets=labels.sets if known else None,
     )
 

@@ -36,7 +36,10 @@ _torch.library.register_fake("edgefl::lstm", _lstm, lib=_LIBRARY)
 @contextmanager
 def recurrent_as_one() -> Iterator[dict[Callable[..., object], Callable[..., object]]]:
     """Inside, layers are traced so; gives the functions that write them. What onnxscript lacks stays as it is."""
-    core = import_module("onnxscript.function_libs.torch_lib.ops.core")
+    try:
+        core: object = import_module("onnxscript.function_libs.torch_lib.ops.core")
+    except ImportError:
+        core = None
     written = {name: getattr(core, f"aten_{name}") for name in ("gru", "lstm") if hasattr(core, f"aten_{name}")}
     ours = {name: getattr(torch.ops.edgefl, name).default for name in written}
     places = vars(_torch.nn.modules.rnn._VF)  # noqa: SLF001 - where torch's layers find their kernels
@@ -45,4 +48,4 @@ def recurrent_as_one() -> Iterator[dict[Callable[..., object], Callable[..., obj
         yield {op: written[name] for name, op in ours.items()}
     finally:
         for name in ours:
-            del places[name]
+            places.pop(name, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ _WIDTHS = {"out_channels": 1, "num_features": 1, "num_channels": 1, "out_feature
 _SETTLED = ("heads", "mlp_ratio", "patch", "dropout", "stride", "vocabulary", "positions", "arch", "pretrained")
 _FACTORY = "Give a class or function that takes no arguments, such as `def make(): return Net(64)`."
 #: What a module's own code may raise.
-_RAISED = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError, AssertionError)
+_RAISED = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, OSError, ImportError)
 
 
 class Passed(NamedTuple):
@@ -190,6 +190,8 @@ def made(source: Source) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise source.refused(f"its factory returns a {type(module).__name__}", "Return an nn.Module.")
+    if any(getattr(layer, "proj_size", 0) for layer in module.modules()):
+        raise source.refused("it has an LSTM with proj_size", "Put a Linear behind an LSTM without it.")
     return module
 
 
@@ -269,7 +271,10 @@ def split(source: Source, module: nn.Module) -> list[nn.Module]:
 def _owners(source: Source, module: nn.Module) -> dict[str, int]:
     """Path of a child, or of a parameter, -> its stage."""
     owner: dict[str, int] = {}
-    tensors = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+    shared: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        shared.setdefault(id(parameter), set()).add(name)
+    tensors = [*chain.from_iterable(shared.values()), *dict(module.named_buffers())]
     known = {*dict(module.named_modules()), *tensors} - {""}
     children = ", ".join(name for name, _ in module.named_children())
     for stage, names in enumerate(source.stages or ()):
@@ -287,6 +292,10 @@ def _owners(source: Source, module: nn.Module) -> dict[str, int]:
         if not any(f"{tensor}.".startswith(f"{name}.") for name in owner):
             child = tensor if "." not in tensor else tensor.rpartition(".")[0]
             raise source.refused(f"'{tensor}' is in no stage", f"Name '{child}' in the stage that trains it.")
+    for tied in shared.values():
+        places = {stage for name, stage in owner.items() for tensor in tied if f"{tensor}.".startswith(f"{name}.")}
+        if len(places) > 1:
+            raise source.refused(f"{' and '.join(map(repr, sorted(tied)))} are one tensor", "Put both into one stage.")
     return owner
 
 

@@ -223,7 +223,8 @@ def keeping(job: Job, auxiliary: Auxiliary, kept: Mapping[str, Tensors]) -> dict
             keep, own = term.bind(term.method.keep), dict(kept.get(KEPT + term.name, {}))
             for name, (parameter, value) in auxiliary.received.items():
                 before = auxiliary.kept[term.name][name]
-                own[name] = keep(*(t.detach().cpu().numpy() for t in (before, value, parameter))).astype(np.float32)
+                arrays = (t.detach().cpu().numpy() for t in (before, value, parameter))
+                own[name] = np.asarray(keep(*arrays), np.float32)
                 if own[name].shape != value.shape:
                     raise ModelError(
                         f"objective: {term.name} keeps {list(own[name].shape)} of {name}, which is {list(value.shape)}",

@@ -265,7 +265,7 @@ def test_two_copies_into_one_file_at_a_time_leave_a_whole_one(finished: Path, tm
     assert other.read_bytes() == b"theirs"
 
 
-@pytest.mark.parametrize("name", ["shares/\u00e4.npz", "bundles/a/b/c/d.onnx", f"shares/{'a' * 120}.npz"])
+@pytest.mark.parametrize("name", ["shares/\u00e4.npz", "bundles/a/b/c/d/e.onnx", f"shares/{'a' * 120}.npz"])
 def test_a_file_that_a_copy_cannot_hold_is_named(finished: Path, tmp_path: Path, name: str) -> None:
     (finished / name).parent.mkdir(parents=True, exist_ok=True)
     (finished / name).write_bytes(b"samples")

@@ -92,6 +92,23 @@ def test_what_the_recipe_does_not_exchange_is_not_asked_for() -> None:
     assert refusal == Refusal("parts", detail=text)
 
 
+def test_a_label_sets_classifier_may_be_left_out_but_not_everything() -> None:
+    stage = Stage(1, trained=("acc/stage1", "task/a", "task/b"))
+    samples = {"": 1000, "@a": 1000, "@b": 1}
+    state = State(PLAN, devices={"a": Device(Hello("a", samples=samples), first_claim=Claim(samples))})
+
+    def refused(*manifest: str, **claimed: int) -> Refusal | None:
+        update = Update("a", FIRST, dict.fromkeys(manifest, REF), {f"task/{name}": n for name, n in claimed.items()})
+        return unfit(state, Assignment(Placement("a", stage)), update)
+
+    assert refused("acc/stage1", "task/a") is None
+    assert refused().detail == "the update lacks parts it was asked to train: acc/stage1, task/a, task/b"
+    assert refused("acc/stage1", "task/b", a=1000, b=1) is None
+    assert refused("acc/stage1", "task/b", b=2).allowed == 1.0, "by its labels of the set, not by all of its samples"
+    update = Update("a", FIRST, samples={"task/b": 900, "task/a": 900, "acc/stage1": 900})
+    assert bounded(update, Claim(samples)).samples == {"task/b": 1, "task/a": 900, "acc/stage1": 900}
+
+
 def test_an_upload_that_omits_leaves_out_parts_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
     picks = Upload("picks", "a test's", send=lambda trained, generator: (trained.parts, {}), omits=True)
     monkeypatch.setitem(registry._methods, "upload", {**registry.methods("upload"), "picks": picks})

@@ -161,11 +161,12 @@ def test_bundles_answer_one_set_each(averaged: Any) -> None:
         assert set(answers.labels) <= set(labels)
         assert np.mean(answers.classes[known] == own.labels[known]) == pytest.approx(told[f"accuracy_{space}"])
         assert own.label_words(int(np.flatnonzero(known)[0])) in labels
-    assert [row.name for row in export_run(place / "run", labels="size", output=place / "one").rows] == [
-        "a",
-        "b",
-        "a+b",
-    ]
+    said: list[str] = []
+    one = export_run(place / "run", labels="size", output=place / "one", say=said.append).rows
+    assert [row.name for row in one] == ["a", "b", "a+b"]
+    assert not any("task/shape" in line for line in said)
+    assert [row.name for row in export_run(place / "run", labels="size").rows] == ["size/a", "size/b", "size/a+b"]
+    assert sorted(path.name for path in (place / "run" / "bundles").iterdir()) == ["shape", "size"]
 
 
 def test_aprom_makes_prototypes_of_the_devices_own_sets(ram_path: Path) -> None:

@@ -17,6 +17,7 @@ from training_fixture import job, parts_of, stages_of, with_hyper
 
 import edgefl
 from coordinator.ledger.ledger import Ledger
+from edgefl.api.cells import planned
 from edgefl.data.dataset import Dataset
 from edgefl.encoder_kinds import EncoderKind, encoder_kind, given_here, name_of
 from edgefl.errors import ConfigError, EdgeFLError, ModelError
@@ -285,6 +286,12 @@ def test_processes_know_nothing_of_it_and_the_error_says_what_to_do(source: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_study_cannot_tell_it_from_another_of_its_name(source: Path) -> None:
+    """A cell's run is found by a hash of its run file, which has the class's name alone."""
+    with pytest.raises(ConfigError, match="a study cannot tell from another of its name"):
+        planned(fields(source, kind_of_net()), {}, {"seed": 1})
+
+
 def test_a_kind_has_one_name_and_another_of_the_same_class_another() -> None:
     one, two = kind_of_net(), kind_of_net()
     assert name_of(one) == name_of(one) != name_of(two)
@@ -335,6 +342,28 @@ class Backwards(Plain):
         return self.one(self.two(torch.cat((x, x[:, :, :1]), dim=2))[:, :, :3])
 
 
+class Tied(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.two(self.one(F.pad(x, (0, 1))))
+
+
+class Projected(Recurrent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 5, proj_size=2, batch_first=True)
+
+
+class Reads(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        Path("no such file").read_text()
+
+
 class Needs(Plain):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -354,6 +383,9 @@ REFUSED: dict[str, tuple[Any, Any, str, str]] = {
     "a fixed batch": (Fixed, None, "its forward pass ends with", "fix a batch size"),
     "several tensors": (Several, None, "it returns tuple", "Return one tensor"),
     "too many axes": (Wide, None, "it returns [batch, 20, 4, 1]", "[batch, tokens, width]"),
+    "tied": (Tied, [["one"], ["two"]], "'one.weight' and 'two.weight' are one tensor", "one stage"),
+    "a projected LSTM": (Projected, None, "it has an LSTM with proj_size", "Linear"),
+    "a file that is not there": (Reads, None, "its factory ends with FileNotFoundError", "takes no arguments"),
     "arguments": (Needs, None, "its factory ends with TypeError", "takes no arguments"),
     "no module": (dict, None, "its factory returns a dict", "nn.Module"),
     "no name": (nn.Linear(3, 4), None, "is no class or function", "class or function"),
