@@ -17,6 +17,7 @@ from training_fixture import job, parts_of, stages_of, with_hyper
 
 import edgefl
 from coordinator.ledger.ledger import Ledger
+from edgefl import encoder_kinds
 from edgefl.api.cells import planned
 from edgefl.data.dataset import Dataset
 from edgefl.encoder_kinds import EncoderKind, encoder_kind, given_here, name_of
@@ -225,6 +226,11 @@ def test_low_rank_terms_adapt_its_linear_layers() -> None:
 
 FLEET = [{"name": "one"}, {"name": "two"}]
 N = 72
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_kinds, "_GIVEN", {})
 
 
 @pytest.fixture(scope="module")
