@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from device_agent import library_checks
 from edgefl.errors import BrokerError, EdgeFLError, StoreError
 from edgefl.findings import Check, found, of_error, well
-from edgefl.label_spaces import keyed_spaces
+from edgefl.label_spaces import is_samples_key
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
 from edgefl.resources.hardware import capabilities
@@ -224,7 +224,7 @@ def local_data(source: str) -> Check:
         return of_error(error, "data-unusable")
     except OSError as error:
         return found("data-unusable", f"{source}: {error.strerror}")
-    parts = ", ".join(f"{name} {count}" for name, count in data.samples().items() if name and not keyed_spaces([name]))
+    parts = ", ".join(f"{name} {count}" for name, count in data.samples().items() if name and not is_samples_key(name))
     detail = f"{len(data)} samples ({parts})"
     if data.labels is None or not (data.labels >= 0).any():
         return found("data-unlabelled", f"{detail}, none has a label")

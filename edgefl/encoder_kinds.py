@@ -86,7 +86,7 @@ def name_of(kind: EncoderKind) -> str:
 
 
 def given_here(name: str) -> bool:
-    """Whether a kind is known in this process alone."""
+    """Whether a kind was defined by this program, not by an installed package."""
     return name in _GIVEN
 
 

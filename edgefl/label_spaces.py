@@ -50,6 +50,11 @@ def samples_key(space: str) -> str:
     return _MARK + space
 
 
+def is_samples_key(key: str) -> bool:
+    """Whether a key of a device's counts of samples is a label set's."""
+    return key.startswith(_MARK)
+
+
 def keyed_spaces(counts: Iterable[str]) -> set[str]:
     """The label sets among the keys of a device's counts of samples."""
-    return {key.removeprefix(_MARK) for key in counts if key.startswith(_MARK)}
+    return {key.removeprefix(_MARK) for key in counts if is_samples_key(key)}

@@ -17,7 +17,6 @@ is right. Averaging shares classifiers too, each among the devices of its set.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import tempfile
@@ -31,12 +30,11 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from benchmarks.accuracy.encoders import FOLDER, entries, make
 from benchmarks.common import inprocess
-from benchmarks.common.result_lines import add_row, rows_in, show
 from benchmarks.common.spread import spread
+from benchmarks.common.ways import compare_ways
 from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import data_folder, named
@@ -327,21 +325,7 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jsonl", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--write", type=Path, help=f"folder of {PAGE}")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = rows_in(options.jsonl, Row)
-    done = {row.key for row in rows}
-    for seed in range(1, options.seeds + 1):
-        for way in options.ways:
-            if (way, seed) not in done:
-                rows.append(run(way, seed))
-                add_row(options.jsonl, rows[-1])
-    show(page(rows), options.write and options.write / PAGE)
+    compare_ways(__doc__, run, page, ways=WAYS, seeds=3, kind=Row, file=PAGE)
 
 
 if __name__ == "__main__":

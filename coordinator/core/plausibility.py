@@ -86,7 +86,7 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
 
 
 def _samples_for(part: str, samples: Mapping[str, int]) -> int:
-    """Of a device's ``samples`` those that a part can be trained on: of a label set's classifier its labels."""
+    """Number of a device's samples for training a part; for a label set's classifier, its labelled ones."""
     space = space_of_part(part)
     return samples.get(samples_key(space) if space else "", 0)
 

@@ -8,12 +8,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from edgefl.api.local_run import LocalOptions
+from edgefl.api.local_run import LocalOptions, check_installed_kinds
 from edgefl.api.results import Report, Run
 from edgefl.api.runs import read_run, referenced
-from edgefl.config.profiles import RunSource, load_run, source_name
-from edgefl.encoder_kinds import given_here
-from edgefl.errors import ConfigError, EdgeFLError, MissingDependencyError, Problem
+from edgefl.config.profiles import RunSource, load_run
+from edgefl.errors import EdgeFLError, MissingDependencyError
 from edgefl.storage.disk import ledger_file
 
 Grid = Mapping[str, Sequence[object]] | Sequence[Mapping[str, object]]
@@ -42,14 +41,8 @@ def planned(file: RunSource, common: dict[str, object], cell: dict[str, object])
     """The cell with its run's id: the run's name, and a hash of its settings and recipe. Raises ConfigError."""
     merged = common | cell
     config, recipe = load_run(file, merged)
-    here = [m for m, one in config.model.encoders.items() if given_here(one.kind)]
-    if here:  # its name says nothing of its layers: a cell would be taken for one of before
-        text = "is a kind of encoder of this process alone, which a study cannot tell from another of its name"
-        raise ConfigError(
-            source_name(file),
-            [Problem(f"model.encoders.{m}.kind", text) for m in here],
-            remedy="Bring it by the entry points edgefl.encoders of a package.",
-        )
+    # The name of such a kind says nothing of its layers: an edited one's cell would be taken for done.
+    check_installed_kinds(config, file, "which a study cannot tell from another of its name")
     settings = [config.model_dump(mode="json"), recipe.model_dump(mode="json")]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return Planned(cell, merged, f"{config.name[:40]}-{digest[:12]}")

@@ -93,8 +93,9 @@ def export_run(
         raise ExportError(f"unknown operator set {form.opset}", remedy=f"Choose {', '.join(map(str, OPSETS))}.")
     state, target, rows = final_state(directory), output or directory / BUNDLES, []
     spaces = spaces_in(state.plan.model.label_names)
-    apart = len(spaces) > 1 and not (labels and output)
-    for space in [labels] if labels or not apart else spaces:
+    apart = len(spaces) > 1 and not (labels and output)  # a folder for each set
+    asked = [labels] if labels else list(spaces) if apart else [""]
+    for space in asked:
         one = with_labels(state, space)
         say(_what(one) + (f"; label set {space}" if space else ""))
         trained = _trained(one, ObjectStore(directory / "objects"))

@@ -61,6 +61,21 @@ class LocalOptions(NamedTuple):
     more: Sequence[str] = ()
 
 
+def check_installed_kinds(config: RunConfig, file: RunSource, why: str, way: str = "") -> None:
+    """Raise ConfigError for kinds of encoder that no package brings.
+
+    ``why``: what they cannot be used for, after "alone"; ``way``: another way out than a package.
+    """
+    if here := [m for m, one in config.model.encoders.items() if given_here(one.kind)]:
+        text = f"is a kind of encoder of this process alone, {why}"
+        ways = f"Run it with {way}, or bring it" if way else "Bring it"
+        raise ConfigError(
+            source_name(file),
+            [Problem(f"model.encoders.{m}.kind", text) for m in here],
+            remedy=f"{ways} by the entry points edgefl.encoders of a package.",
+        )
+
+
 class LocalRun:
     """One run in local mode, from its shares to its last round.
 
@@ -79,14 +94,8 @@ class LocalRun:
         if not self.config.fleet:
             text = "local mode needs at least one device, such as {name: box}"
             raise ConfigError(source_name(options.file), [Problem("fleet", text)])
-        here = [m for m, one in self.config.model.encoders.items() if given_here(one.kind)]
-        if here and not options.in_process:
-            text = "is a kind of encoder of this process alone, and a fleet's devices are others"
-            raise ConfigError(
-                source_name(options.file),
-                [Problem(f"model.encoders.{m}.kind", text) for m in here],
-                remedy="Run it with in_process=True, or bring it by the entry points edgefl.encoders of a package.",
-            )
+        if not options.in_process:
+            check_installed_kinds(self.config, options.file, "and a fleet's devices are others", "in_process=True")
         self.options, self.feed, self.finish, self._check = options, feed, finish, check
         self.resume = bool(options.resume)
         runs = options.runs

@@ -34,10 +34,10 @@ _WIDEST = 2**15
 
 
 def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | None:
-    """Accuracy, or R² of a numeric target, on ``test`` of simple models fitted on all ``shares``; None: no labels,
-    or several label sets, of which a sample does not say which is asked.
+    """Accuracy, or R² of a numeric target, on ``test`` of simple models fitted on all ``shares``.
 
-    Of several labels mean average precision. Raises ModuleNotFoundError without scikit-learn.
+    Of samples with several labels mean average precision. None without labels, and with several label sets: these
+    models answer one. Raises ModuleNotFoundError without scikit-learn.
     """
     names, numeric = test.label_names, test.targets is not None
     labelled = [share.relabelled(names) for share in shares if share.labels is not None]

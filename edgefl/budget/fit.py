@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures, largest_layer
-from edgefl.label_spaces import keyed_spaces, samples_key, spaces_in
+from edgefl.label_spaces import is_samples_key, keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.periods import LARGEST_SHARE, period_of
@@ -239,7 +239,7 @@ def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
     if not any(candidate.samples.get(modality) for modality in model.encoders):
-        own = ", ".join(m for m in candidate.samples if m and not keyed_spaces([m])) or "no modality"
+        own = ", ".join(m for m in candidate.samples if m and not is_samples_key(m)) or "no modality"
         return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
     unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
     labelled = None if unknown else sum(candidate.class_counts)

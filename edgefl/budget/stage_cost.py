@@ -246,7 +246,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
 
 
 def terms_that_keep(job: Job) -> int:
-    """Terms of the objective of which a device keeps as much as it trains."""
+    """Number of objective terms with state of the trained parameters' size on the device."""
     return sum(term.method.keep is not None for term in chosen("objective", job.slots.objective))
 
 

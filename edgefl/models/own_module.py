@@ -34,7 +34,7 @@ _RAISED = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, Ass
 
 
 class Passed(NamedTuple):
-    """What passes between two stages: its shape without the batch axis, and the place of the channels in it."""
+    """Activation between two stages: its shape without the batch axis, and the index of its channel axis."""
 
     shape: tuple[int, ...]
     channels: int
@@ -73,7 +73,7 @@ def encoder(
     """A kind of encoder from a module of your own, for a run file's mapping or the entry points ``edgefl.encoders``.
 
     ``factory``: a class or function without arguments that returns it; its first weights stay. It takes float32 samples
-    [B, *input_shape] and returns [B, width] or [B, tokens, width], of which the mean stands for a sample. ``stages``:
+    [B, *input_shape] and returns [B, width] or [B, tokens, width], whose mean over tokens is pooled. ``stages``:
     names of the children that each stage trains, in the order in which ``forward`` calls them; all that have weights,
     each once. None: one stage. ``model.stages`` is their number, or a divisor of it.
     Raises ModelError for a module that cannot be used so.
@@ -197,7 +197,7 @@ def made(source: Source) -> nn.Module:
 
 @lru_cache(64)
 def _states(source: Source, input_shape: tuple[int, ...]) -> tuple[Passed, ...]:
-    """What passes before, between and after the stages. Raises ModelError."""
+    """Input, the activations between the stages, and output. Raises ModelError."""
     if not input_shape or min(input_shape) < 1:
         raise source.refused(
             f"input_shape {list(input_shape)} is no sample's shape", "Give one sample's, such as (128, 3)."
@@ -211,7 +211,7 @@ def _states(source: Source, input_shape: tuple[int, ...]) -> tuple[Passed, ...]:
 
 
 def _observed(source: Source, part: nn.Module, before: Passed, *, last: bool) -> Passed:
-    """What one stage makes of ``before``, on shapes alone."""
+    """Output of one stage for the input ``before``, on the meta device. Raises ModelError."""
     ran: list[tuple[int, int]] = []
     for layer in part.modules():
         for name, axis in _WIDTHS.items():
@@ -255,7 +255,7 @@ def split(source: Source, module: nn.Module) -> list[nn.Module]:
         return [module]
     owner = _owners(source, module)
     nodes, stage_of = _traced(source, module, owner)
-    made = []
+    stages = []
     cuts = [_cut(source, nodes, stage_of, stage) for stage in range(len(source.stages))]
     for stage, (entry, end) in enumerate(pairwise([nodes[0], *cuts])):
         graph = fx.Graph()
@@ -264,8 +264,8 @@ def split(source: Source, module: nn.Module) -> list[nn.Module]:
             if stage_of[node] == stage:
                 env[node] = graph.node_copy(node, env.__getitem__)
         graph.output(env[end])
-        made.append(fx.GraphModule(module, graph))
-    return list(made)
+        stages.append(fx.GraphModule(module, graph))
+    return list(stages)
 
 
 def _owners(source: Source, module: nn.Module) -> dict[str, int]:

@@ -173,7 +173,7 @@ def task_parts(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def is_task(part: str) -> bool:
-    """Whether a part is a classifier."""
+    """Whether a part is a classifier: ``task``, or ``task/<set>`` of a label set."""
     return part == "task" or part.startswith(_TASK)
 
 

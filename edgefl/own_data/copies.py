@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgefl.own_data.understood import Sample, Understood
 
-#: Kinds of files of which two are the same by copying alone; rows of a table may well be equal.
+#: Kinds whose equal files are copies; equal rows of a table can be different samples.
 _KINDS = frozenset({"vision", "audio"})
 
 
