@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes own-data lint docs site bench fuzz mutants clean
+.PHONY: help wheel wheels demo test quick test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes own-data lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,7 +68,10 @@ lint: $(VENV)/.dev  ## ruff, types, import arrows
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/.dev lint  ## everything CI runs on each change
+test: $(VENV)/.dev  ## everything CI runs on each change, lint while tests wait for processes
+	$(MAKE) --no-print-directory --jobs 2 lint quick
+
+quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow'
 
 test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)

@@ -291,10 +291,12 @@ TRACKED = importlib.util.find_spec("tensorboard") is not None
 @pytest.mark.parametrize(
     ("options", "export", "logged"),
     [
-        (
+        (("--no-export",), False, {"one", "two"}),
+        pytest.param(
             ("--no-export", *["--track=tensorboard"] * TRACKED),
             False,
             {"one", "two", *["track-tensorboard"] * TRACKED},
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ("--no-export", "--no-page", "--trainers", "1"),

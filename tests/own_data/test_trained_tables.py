@@ -117,6 +117,7 @@ def test_the_table_that_trained_is_answered_row_by_row(tmp_path: Path, capsys: p
     np.testing.assert_array_equal(again.modalities["features"], trained.modalities["features"])
 
 
+@pytest.mark.slow
 def test_the_list_of_files_that_trained_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from PIL import Image
 

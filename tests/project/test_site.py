@@ -59,6 +59,7 @@ def test_what_is_outside_docs_is_named_by_its_path_in_the_repository(site: Path)
     assert 'href="example_package.html"' in own
 
 
+@pytest.mark.slow
 def test_a_page_without_a_place_and_a_broken_link_are_refused(tmp_path: Path) -> None:
     for name in ("README.md", "mkdocs.yml", "examples/edgefl_extra/README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
