@@ -1,1 +1,1 @@
-"""Methods of the papers, by role: each in a file with its citation, equation, options and functions."""
+"""Methods of the papers: a folder each, or a file, with its citation, equations, options and functions."""

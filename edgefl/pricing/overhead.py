@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edgefl.data.dataset import Dataset, Encoded
-from edgefl.methods.prototypes.matcher_networks import MatcherSettings, classifier_loss, prior_losses
+from edgefl.methods.pmcmfl.matcher_networks import MatcherSettings, classifier_loss, prior_losses
 from edgefl.models.spec import PROTOTYPES, answered
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.choice_of_k import candidates

@@ -1,7 +1,7 @@
 """Filling in absent modalities: what a stand-in is made of, what it is, and the batch that results.
 
 Training, evaluation and exported graphs call :func:`fill` alike; the stand-ins are methods
-(``edgefl.methods.missing.stand_ins``). torch is loaded when the first batch is filled.
+(``edgefl.methods``). torch is loaded when the first batch is filled.
 """
 
 from __future__ import annotations

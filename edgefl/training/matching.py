@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.methods.prototypes.matcher_networks import MatcherSettings, train_classifier, train_prior
+from edgefl.methods.pmcmfl.matcher_networks import MatcherSettings, train_classifier, train_prior
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build

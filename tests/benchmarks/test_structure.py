@@ -53,7 +53,7 @@ def tree(tmp_path: Path) -> structure.Tree:
     (tmp_path / "pyproject.toml").write_text(CONTRACTS)
     sources = {
         "edgefl/plan/one.py": BOTH,
-        "edgefl/methods/weight/cka.py": 'NAME = "cka"\n',
+        "edgefl/methods/fedmvp/cka.py": 'NAME = "cka"\n',
         "edgefl/cli/one.py": "x = 1\n",
         "edgefl/cli/__init__.py": "",
         "coordinator/alone.py": "",

@@ -13,8 +13,8 @@ from training_fixture import CLIP, CROSS_ENTROPY, dataset, job, model_spec, part
 from edgefl.budget.fit import place
 from edgefl.budget.stage_cost import Priced
 from edgefl.data.dataset import Dataset
-from edgefl.methods.missing.completion import complete, nearest
-from edgefl.methods.repair.poverty_layer import poverty_layers
+from edgefl.methods.fedmvp.completion import complete, nearest
+from edgefl.methods.mmic.poverty_layer import poverty_layers
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Hyper, Job, Slots

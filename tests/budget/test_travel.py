@@ -11,7 +11,7 @@ from coordinator.core.assignments import expected
 from coordinator.core.state import Device, State
 from edgefl.budget.stage_cost import object_bytes, prototype_bytes
 from edgefl.data.dataset import Dataset
-from edgefl.methods.cluster import sketch
+from edgefl.methods.mmic.sketches import sketch
 from edgefl.models.parts import part_layout, part_tensors
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Placement, RunPlan, Stage

@@ -16,7 +16,8 @@ from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.weights import SIGNATURES, wanted
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ProtocolError
-from edgefl.methods.cluster import BITS, ROWS, UNIT, WIDTH, check_sketch, sketch
+from edgefl.methods.cluster import WIDTH
+from edgefl.methods.mmic.sketches import BITS, ROWS, UNIT, check_sketch, sketch
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.plan.job import RunPlan

@@ -28,7 +28,7 @@ from edgefl.export.bundle_format import (
 )
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import shortfall, weight_difference
-from edgefl.methods.missing.stand_ins import prototype
+from edgefl.methods.pmcmfl.stand_in import prototype
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, Mixture, Scores, mix, scores_of

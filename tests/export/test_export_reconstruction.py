@@ -26,7 +26,8 @@ from edgefl.export.bundle_format import MODEL_FILE, Manifest, input_ports, read_
 from edgefl.export.drafts import Draft, TrainedState
 from edgefl.export.graph import BundleGraph
 from edgefl.export.runtime import load_bundle
-from edgefl.methods.missing.stand_ins import reconstruction, zero
+from edgefl.methods.mmic.reconstruction import stand_in as reconstruction
+from edgefl.methods.stand_ins import zero
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part

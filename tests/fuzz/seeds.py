@@ -17,7 +17,8 @@ import numpy as np
 from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
 from edgefl.export import bundle_format as bundles
 from edgefl.export.tables import encode_tables
-from edgefl.methods.cluster import BITS, ROWS, WIDTH
+from edgefl.methods.cluster import WIDTH
+from edgefl.methods.mmic.sketches import BITS, ROWS
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Job, RunPlan
 from edgefl.process.worker import Answer, Request

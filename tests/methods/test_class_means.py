@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_fixture import dataset, job, model_spec, stages_of
 
-from edgefl.methods.prototypes.class_mean import local, local_rows, rows
+from edgefl.methods.pmcmfl.class_mean import local, local_rows, rows
 from edgefl.models.spec import JointSpec, fused_width
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Candidate, Job

@@ -21,7 +21,7 @@ from edgefl.aggregation.pieces import Changes, changes_of
 from edgefl.config.profiles import load_run
 from edgefl.config.slots import conflicts
 from edgefl.errors import ConfigError
-from edgefl.methods.combine import krum, norm_clipping, trimmed
+from edgefl.methods.robust import krum, norm_clipping, trimmed
 from edgefl.plan.compile import default_norm
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest

@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, ModelError
-from edgefl.methods.missing.completion import Made, _closest, _features, complete, generator_of, nearest
+from edgefl.methods.fedmvp.completion import Made, _closest, _features, complete, generator_of, nearest
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {

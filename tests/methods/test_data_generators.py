@@ -13,7 +13,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.data.tokens import hashed
 from edgefl.errors import DataError, MissingDependencyError
-from edgefl.methods.missing.completion import complete, generator_of, prompt_of
+from edgefl.methods.fedmvp.completion import complete, generator_of, prompt_of
 from edgefl.models.spec import EncoderSpec
 
 LENGTH, SIDE = 24, 12

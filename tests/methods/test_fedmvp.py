@@ -13,7 +13,7 @@ from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of, 
 
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
-from edgefl.methods.missing.completion import complete, nearest
+from edgefl.methods.fedmvp.completion import complete, nearest
 from edgefl.models.encoder import TokenState
 from edgefl.models.joint_fusion import JointFusion
 from edgefl.models.parts import part_size_bytes
@@ -100,7 +100,7 @@ def test_ram_compares_unit_vectors_whatever_the_fusion_by_hand(monkeypatch: pyte
     The classifier says logits (10 x, 0) and the class is 0: CE is lower from (1, 0) than from (.6, .8). Of the raw
     vectors it is too, but they are 4.47 apart.
     """
-    from edgefl.methods.objective.fedmvp import ram_loss as loss
+    from edgefl.methods.fedmvp.joint_terms import ram_loss as loss
 
     class Seen:
         labels = torch.tensor([0])

@@ -15,8 +15,8 @@ from PIL import Image
 from edgefl.data.dataset import Dataset
 from edgefl.data.tokens import DEFAULT_LENGTH, hashed
 from edgefl.errors import ConfigError, DataError, MissingDependencyError
-from edgefl.methods.missing import completion
-from edgefl.methods.missing.completion import QUESTIONS, completed_counts, generator_of
+from edgefl.methods.fedmvp import completion
+from edgefl.methods.fedmvp.completion import QUESTIONS, completed_counts, generator_of
 from edgefl.models.spec import EncoderSpec
 
 F32 = np.float32

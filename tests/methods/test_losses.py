@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from losses_fixture import EXAMPLES, flags, near, normal, oracle, table, tensor
 from sklearn.metrics.pairwise import cosine_similarity
 
-from edgefl.methods.objective.apromfl import cluster_contrast, cluster_terms
-from edgefl.methods.objective.clip import clip, clip_loss
-from edgefl.methods.objective.margin import margin
-from edgefl.methods.objective.pmcmfl import prototype_alignment, prototype_contrast
+from edgefl.methods.apromfl.margin import margin
+from edgefl.methods.apromfl.transfer import cluster_contrast, cluster_terms
+from edgefl.methods.fedmml.clip import clip, clip_loss
+from edgefl.methods.pmcmfl.contrast import prototype_alignment, prototype_contrast
 
 # ---- clip
 

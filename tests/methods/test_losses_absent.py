@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgefl.methods.objective.apromfl import cluster_contrast, model_transfer, prototype_transfer, ratio
-from edgefl.methods.objective.clip import clip
-from edgefl.methods.objective.fedmvp import mcm, ram
-from edgefl.methods.objective.gmc import gmc
-from edgefl.methods.objective.margin import margin
-from edgefl.methods.objective.pmcmfl import prototype_alignment, prototype_contrast
-from edgefl.methods.objective.proximal import squared_distance
-from edgefl.methods.objective.reconstruction import reconstruction
-from edgefl.methods.objective.terms import blank, masked
+from edgefl.methods.apromfl.margin import margin
+from edgefl.methods.apromfl.transfer import cluster_contrast, model_transfer, prototype_transfer, ratio
+from edgefl.methods.fedmml.clip import clip
+from edgefl.methods.fedmvp.joint_terms import mcm, ram
+from edgefl.methods.gmc import gmc
+from edgefl.methods.mmic.reconstruction import reconstruction
+from edgefl.methods.pmcmfl.contrast import prototype_alignment, prototype_contrast
+from edgefl.methods.terms import blank, masked, squared_distance
 from edgefl.prototypes.mask import Table
 
 torch.set_num_threads(1)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from losses_fixture import EXAMPLES, flags, near, normal, oracle, tensor
 from sklearn.metrics.pairwise import cosine_similarity
 
-from edgefl.methods.objective.fedmvp import mcm, ram
-from edgefl.methods.objective.gmc import gmc
-from edgefl.methods.objective.reconstruction import reconstruction
+from edgefl.methods.fedmvp.joint_terms import mcm, ram
+from edgefl.methods.gmc import gmc
+from edgefl.methods.mmic.reconstruction import reconstruction
 
 
 def test_mcm_by_hand():

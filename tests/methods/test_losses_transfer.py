@@ -13,8 +13,9 @@ from losses_fixture import EXAMPLES, flags, near, normal, oracle, table, tensor
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
-from edgefl.methods.objective.apromfl import js_divergence, kl_divergence, model_transfer, prototype_transfer, ratio
-from edgefl.methods.objective.proximal import proximal, regulariser
+from edgefl.methods.apromfl.regulariser import regulariser
+from edgefl.methods.apromfl.transfer import js_divergence, kl_divergence, model_transfer, prototype_transfer, ratio
+from edgefl.methods.fedprox import proximal
 from edgefl.registry import methods
 
 

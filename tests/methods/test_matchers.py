@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import nn
 
 from edgefl.errors import DataError, ModelError, RunError
-from edgefl.methods.objective.clip import clip_loss
-from edgefl.methods.prototypes.matcher_networks import (
+from edgefl.methods.fedmml.clip import clip_loss
+from edgefl.methods.pmcmfl.matcher_networks import (
     MatcherSettings,
     _batches,
     train_classifier,

@@ -13,12 +13,13 @@ from training_fixture import job, model_spec
 
 from edgefl.aggregation.history import Memory, Track
 from edgefl.errors import Problem
-from edgefl.methods import cluster, fusion, select
-from edgefl.methods.missing import completion
-from edgefl.methods.objective import apromfl, gmc, margin, pmcmfl, terms
-from edgefl.methods.optimise import portfolio
-from edgefl.methods.repair.poverty import observe
-from edgefl.methods.weight import fediot, samples
+from edgefl.methods import cluster, fediot, gmc, terms
+from edgefl.methods.apromfl import margin, transfer
+from edgefl.methods.fedavg import samples
+from edgefl.methods.fedmvp import completion, joint
+from edgefl.methods.mmic import banzhaf, portfolio
+from edgefl.methods.mmic.poverty import observe
+from edgefl.methods.pmcmfl import contrast
 from edgefl.models.staged import build
 from edgefl.prototypes.mask import Table
 from edgefl.registry import Option, Recipe, Rule, default, method
@@ -39,7 +40,7 @@ def stepped(name: str, **options: float) -> object:
 
 
 def drawn(**options: float) -> object:
-    return [select.banzhaf(list("abcdefgh"), np.random.default_rng(seed), CORE, **options) for seed in range(40)]
+    return [banzhaf.banzhaf(list("abcdefgh"), np.random.default_rng(seed), CORE, **options) for seed in range(40)]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +56,11 @@ def drawn(**options: float) -> object:
         (partial(gmc.gmc, AXES["b"], AXES, ALL), {"temperature": 0.1}),
         (partial(margin.margin, AXES, ALL), {"positive": 0.8, "negative": 0.2}),
         (
-            partial(pmcmfl.prototype_contrast, AXES["b"], TABLES["a"], LABELS),
+            partial(contrast.prototype_contrast, AXES["b"], TABLES["a"], LABELS),
             {"temperature": 0.07, "class_level": False},
         ),
-        (partial(apromfl.prototype_transfer, AXES, ALL, TABLES), {"temperature": 0.07}),
-        (partial(apromfl.model_transfer, AXES, {"a": AXES["b"], "b": AXES["a"]}, ALL, 1.0), {"temperature": 1.0}),
+        (partial(transfer.prototype_transfer, AXES, ALL, TABLES), {"temperature": 0.07}),
+        (partial(transfer.model_transfer, AXES, {"a": AXES["b"], "b": AXES["a"]}, ALL, 1.0), {"temperature": 1.0}),
     ],
 )
 def test_what_a_caller_leaves_open_is_as_the_paper_has_it(
@@ -80,12 +81,12 @@ def test_what_a_caller_leaves_open_is_as_the_paper_has_it(
     [
         (lambda: (terms.needs_joint("gmc"),), ("objective", "labels"), "gmc needs the joint representation"),
         (
-            lambda: pmcmfl._needs_class_means("modality_contrast"),
+            lambda: contrast._needs_class_means("modality_contrast"),
             ("prototypes", "classes"),
             "modality_contrast needs class",
         ),
         (
-            lambda: (apromfl._needs_adaptive("prototype_transfer"),),
+            lambda: (transfer._needs_adaptive("prototype_transfer"),),
             ("prototypes", "merge"),
             "prototype_transfer needs adaptive",
         ),
@@ -135,10 +136,10 @@ CONFLICTS: list[tuple[Callable[[Recipe], list[Problem]], Recipe, list[tuple[str,
         mpo(0.75, 3.0),
         [("optimise", "beta + 1/temperature of fedadagrad_mpo exceeds 1; raise temperature")],
     ),
-    (fusion._one_projection, recipe(), []),
-    (fusion._one_projection, recipe(objective=TERMS), [("fusion", MAPPING.format("cluster_contrast"))]),
-    (fusion._one_projection, recipe(objective={"clip": {}, "cluster_contrast": {}}), []),
-    (fusion._one_projection, recipe(weight={"relationship": {}}), [("fusion", MAPPING.format("relationship"))]),
+    (joint._one_projection, recipe(), []),
+    (joint._one_projection, recipe(objective=TERMS), [("fusion", MAPPING.format("cluster_contrast"))]),
+    (joint._one_projection, recipe(objective={"clip": {}, "cluster_contrast": {}}), []),
+    (joint._one_projection, recipe(weight={"relationship": {}}), [("fusion", MAPPING.format("relationship"))]),
     (samples._alone, recipe(), []),
     (
         samples._alone,

@@ -15,15 +15,15 @@ from test_schedule import MODEL
 from edgefl.aggregation.history import Memory, coalition_return, note_round
 from edgefl.aggregation.mean import MisfitError, WeightedMean
 from edgefl.errors import DataError, EdgeFLError, ModelError, RunError
-from edgefl.methods.missing import completion
-from edgefl.methods.optimise import fedopt
-from edgefl.methods.optimise.portfolio import portfolio_momentum
-from edgefl.methods.prototypes.matcher_networks import MatcherSettings, train_classifier, train_prior
-from edgefl.methods.repair import poverty_layer
-from edgefl.methods.repair.poverty_substitution import Substitution, substitute
-from edgefl.methods.schedule import heads
-from edgefl.methods.weight.cka import cka_weights
-from edgefl.methods.weight.fediot import fediot
+from edgefl.methods import fedopt
+from edgefl.methods.fediot import fediot
+from edgefl.methods.fedmml.schedule import heads
+from edgefl.methods.fedmvp import completion
+from edgefl.methods.fedmvp.cka import cka_weights
+from edgefl.methods.mmic import poverty_layer
+from edgefl.methods.mmic.portfolio import portfolio_momentum
+from edgefl.methods.mmic.poverty_substitution import Substitution, substitute
+from edgefl.methods.pmcmfl.matcher_networks import MatcherSettings, train_classifier, train_prior
 from edgefl.models.spec import EncoderSpec
 
 F32 = np.float32

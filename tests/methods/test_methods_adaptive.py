@@ -14,7 +14,7 @@ from training_fixture import job, model_spec
 
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.errors import ModelError
-from edgefl.methods.prototypes.adaptive import complete, local_rows, partners, rows
+from edgefl.methods.apromfl.adaptive import complete, local_rows, partners, rows
 from edgefl.plan.job import Candidate
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes import kmeans as module

@@ -16,8 +16,9 @@ from edgefl.aggregation.pieces import inner_products, pieces, weight_sizes
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.methods import cluster
-from edgefl.methods.cluster import UNIT, WIDTH, _coordinates, features_of, lsh, sketch
-from edgefl.methods.weight.relationship import relationship
+from edgefl.methods.apromfl.relationship import relationship
+from edgefl.methods.cluster import WIDTH, features_of
+from edgefl.methods.mmic.sketches import UNIT, _coordinates, lsh, sketch
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.registry import signature
 

@@ -13,10 +13,10 @@ from test_schedule import MODEL
 
 from edgefl.data.tokens import PADDING
 from edgefl.errors import DataError, ProtocolError
-from edgefl.methods import cluster
-from edgefl.methods.objective import pmcmfl, reconstruction
-from edgefl.methods.optimise import fedopt
-from edgefl.methods.schedule import heads
+from edgefl.methods import cluster, fedopt
+from edgefl.methods.fedmml.schedule import heads
+from edgefl.methods.mmic import reconstruction, sketches
+from edgefl.methods.pmcmfl import contrast
 from edgefl.prototypes.table import FUSED
 
 F32 = np.float32
@@ -45,21 +45,21 @@ def test_a_strange_sketch_is_described() -> None:
     four = {name: np.zeros(1, np.int16) for name in "abcd"}
     assert cluster.described(four) == "'a' int16 [1], 'b' int16 [1], 'c' int16 [1] and 1 more"
     with pytest.raises(ProtocolError, match=r"^not one tensor 'sketch', int16 \[100, 4096\], but nothing$"):
-        cluster.check_sketch({})
+        sketches.check_sketch({})
 
 
 def test_counts_of_a_sketch_are_shares() -> None:
-    counts = np.zeros((cluster.ROWS, 2**cluster.BITS), np.int16)
+    counts = np.zeros((sketches.ROWS, 2**sketches.BITS), np.int16)
     counts[:, 0] = 1
-    cluster.check_sketch({"sketch": counts})
+    sketches.check_sketch({"sketch": counts})
     for spoiled, low, total in ((-1, -1, 0), (0, 0, 0)):
         bad = counts.copy()
         bad[3, :2] = (1, spoiled) if spoiled else (0, 0)
         with pytest.raises(ProtocolError, match=f"a count of {low} and a row that sums to {total}: shares"):
-            cluster.check_sketch({"sketch": bad})
+            sketches.check_sketch({"sketch": bad})
     for other in ({"sketch": counts.astype(np.int32)}, {"sketch": counts[:-1]}, {"sketch": counts, "more": counts}):
         with pytest.raises(ProtocolError, match="not one tensor"):
-            cluster.check_sketch(other)
+            sketches.check_sketch(other)
 
 
 def test_a_text_is_projected_as_the_sum_of_its_words_over_the_root_of_their_number() -> None:
@@ -113,8 +113,8 @@ def test_the_fused_contrast_is_against_samples_or_classes_as_its_option_says() -
     forward = forward_of({"a": fused}, labels=labels, tables={FUSED: prototypes})
     forward.__dict__["fused"] = fused
     for negatives, by_class in (("samples", False), ("classes", True)):
-        found = pmcmfl.fused_loss(forward, temperature=0.5, negatives=negatives)
-        expected = pmcmfl.prototype_contrast(fused, prototypes, labels, 0.5, class_level=by_class)
+        found = contrast.fused_loss(forward, temperature=0.5, negatives=negatives)
+        expected = contrast.prototype_contrast(fused, prototypes, labels, 0.5, class_level=by_class)
         assert found.item() == pytest.approx(expected.item())
     # one logit for each class: rows (2, 0, 4), (0, 2, 4) against class 0, (2, 2, 8) against class 1
     by_hand = [

@@ -20,6 +20,7 @@ from edgefl.aggregation import history as coalition
 from edgefl.aggregation.history import RETURNS_KEPT, Memory, Track, note_round
 from edgefl.errors import ModelError
 from edgefl.methods import select
+from edgefl.methods.mmic import banzhaf
 
 sampled = extra("banzhaf_sampled")
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "oracles.json").read_text())
@@ -81,7 +82,7 @@ def test_a_coalition_that_weighs_nothing_is_named():
 
 def probabilities(core: dict, selected: dict, temperature: float) -> dict[str, float]:
     """device -> probability to be drawn first: what a draw by score + Gumbel noise gives."""
-    scores = select.scores_of(core, selected, temperature)
+    scores = banzhaf.scores_of(core, selected, temperature)
     return dict(zip(scores, softmax(list(scores.values())).tolist() if scores else [], strict=True))
 
 
@@ -122,7 +123,7 @@ def test_the_draw_follows_the_probabilities_without_replacement():
     p = dict(zip("abc", CASES["banzhaf-3"]["expect"], strict=True))
     rng = np.random.default_rng(0)
     drawn = [
-        select.banzhaf(["c", "a", "b"], rng, memory=HISTORY, share=share, warmup_rounds=4, temperature=2.0)
+        banzhaf.banzhaf(["c", "a", "b"], rng, memory=HISTORY, share=share, warmup_rounds=4, temperature=2.0)
         for share in (0.1, 0.6)
         for _ in range(4000)
     ]
@@ -138,16 +139,16 @@ def test_before_the_warm_up_ends_the_draw_is_the_uniform_one():
     options = {"share": 0.5, "temperature": 1e9}
     for seed in range(5):
         uniform = select.at_random(list("abc"), np.random.default_rng(seed), share=0.5)
-        early = select.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options)
+        early = banzhaf.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options)
         early_sampled = sampled.banzhaf_sampled(
             list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options
         )
         assert early == early_sampled == uniform
-        late = select.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=4, **options)
+        late = banzhaf.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=4, **options)
         assert late == ["a", "c"]  # shares of core rounds: a 0.5, c 1
 
 
-@pytest.mark.parametrize("method", [select.banzhaf, sampled.banzhaf_sampled])
+@pytest.mark.parametrize("method", [banzhaf.banzhaf, sampled.banzhaf_sampled])
 def test_a_draw_depends_on_names_not_on_order_and_takes_strangers_and_nobody(method):
     def draw(devices, share=0.5):
         rng = np.random.default_rng(3)
@@ -210,7 +211,7 @@ def test_the_selectors_defaults_are_the_papers():
         return {name: p.default for name, p in inspect.signature(method).parameters.items() if p.default is not p.empty}
 
     expected = {"share": 0.5, "warmup_rounds": 100, "warmup": "clusters", "temperature": 2.0}
-    assert defaults(select.banzhaf) == expected
+    assert defaults(banzhaf.banzhaf) == expected
     assert defaults(sampled.banzhaf_sampled) == {**expected, "samples": 128}
 
 
@@ -224,7 +225,7 @@ def grouped(**clusters: int) -> Memory:
 FOUR_BY_THREE = grouped(**{f"{m}{i}": m_number for m_number, m in enumerate("pqrs") for i in range(3)})
 
 
-@pytest.mark.parametrize("method", [select.at_random, select.banzhaf, sampled.banzhaf_sampled])
+@pytest.mark.parametrize("method", [select.at_random, banzhaf.banzhaf, sampled.banzhaf_sampled])
 def test_two_or_more_of_a_cluster_train_together(method):
     """4 of 12 in four clusters of three: two of each of two clusters; one draw for all does so in 54 of 495."""
     options = {} if method is select.at_random else {"warmup_rounds": 0}
@@ -240,7 +241,7 @@ def test_two_or_more_of_a_cluster_train_together(method):
 
 def test_a_uniform_draw_of_the_warm_up_is_inside_clusters_too():
     options = {"share": 1 / 3, "warmup_rounds": 100}
-    drawn = select.banzhaf(sorted(FOUR_BY_THREE.devices), np.random.default_rng(5), FOUR_BY_THREE, **options)
+    drawn = banzhaf.banzhaf(sorted(FOUR_BY_THREE.devices), np.random.default_rng(5), FOUR_BY_THREE, **options)
     assert len({name[0] for name in drawn}) == 2
 
 
@@ -249,7 +250,7 @@ def test_the_softmax_is_over_a_clusters_own_devices():
     tracks = {name: Track(core=4 * (name in "ac"), selected=4, cluster=int(name in "def")) for name in "abcdef"}
     memory = Memory(rounds=9, devices=tracks)
     options = {"share": 4 / 6, "warmup_rounds": 0, "temperature": 500.0}
-    drawn = select.banzhaf(list("abcdef"), np.random.default_rng(1), memory, **options)
+    drawn = banzhaf.banzhaf(list("abcdef"), np.random.default_rng(1), memory, **options)
     assert drawn[:2] == ["a", "c"]
     assert len(drawn) == 4
 

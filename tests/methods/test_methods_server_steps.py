@@ -13,7 +13,8 @@ import torch
 
 from edgefl.aggregation.history import Memory, Track
 from edgefl.errors import ModelError
-from edgefl.methods.optimise import fedopt, portfolio
+from edgefl.methods import fedopt
+from edgefl.methods.mmic import portfolio
 from edgefl.registry import method
 
 torch.set_num_threads(1)

@@ -19,10 +19,10 @@ from sklearn.preprocessing import KernelCenterer
 
 from edgefl.aggregation.mean import MisfitError
 from edgefl.errors import ModelError
-from edgefl.methods.repair.poverty_substitution import Substitution, plan_substitution, substitute, unlikely
-from edgefl.methods.weight.cka import centred_gram, cka_weights
-from edgefl.methods.weight.fediot import fediot
-from edgefl.methods.weight.samples import by_samples
+from edgefl.methods.fedavg.samples import by_samples
+from edgefl.methods.fediot import fediot
+from edgefl.methods.fedmvp.cka import centred_gram, cka_weights
+from edgefl.methods.mmic.poverty_substitution import Substitution, plan_substitution, substitute, unlikely
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "oracles.json").read_text())
 CASES = {case["id"]: case for case in ORACLES["cases"]}

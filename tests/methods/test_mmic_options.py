@@ -14,9 +14,9 @@ from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import Memory, Track
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ProtocolError
-from edgefl.methods import cluster, select
-from edgefl.methods.missing.zero_input import complete, completed_counts
-from edgefl.methods.optimise.portfolio import portfolio
+from edgefl.methods.mmic import banzhaf, sketches
+from edgefl.methods.mmic.portfolio import portfolio
+from edgefl.methods.mmic.zero_input import complete, completed_counts
 from edgefl.models.spec import EncoderSpec
 from edgefl.protocol.messages import MAX_SIGNATURE_BYTES
 from edgefl.protocol.tensors import encode_part
@@ -42,7 +42,7 @@ def test_a_warm_up_over_all_devices_knows_no_clusters() -> None:
     def clusters(warmup: str, seed: int) -> int:
         options = {"share": 1 / 3, "warmup_rounds": 100, "warmup": warmup}
         rng = np.random.default_rng(seed)
-        drawn = select.banzhaf(sorted(FOUR_BY_THREE.devices), rng, FOUR_BY_THREE, **options)
+        drawn = banzhaf.banzhaf(sorted(FOUR_BY_THREE.devices), rng, FOUR_BY_THREE, **options)
         return len({name[0] for name in drawn})
 
     assert {clusters("clusters", seed) for seed in range(40)} == {2}
@@ -54,16 +54,16 @@ def test_a_warm_up_over_all_devices_knows_no_clusters() -> None:
 
 def test_a_projected_sketch_keeps_distances() -> None:
     """Of ten devices' sketches all distances are within 15 % of the whole sketches' (deviation 4 %)."""
-    whole = [cluster.sketch(np.random.default_rng(i).normal(i, 3, (60, 8)), seed=5)["sketch"] for i in range(10)]
-    sent = [cluster.projected(one, 5)["sketch"] for one in whole]
+    whole = [sketches.sketch(np.random.default_rng(i).normal(i, 3, (60, 8)), seed=5)["sketch"] for i in range(10)]
+    sent = [sketches.projected(one, 5)["sketch"] for one in whole]
     shares = [(one / one.sum(axis=1, keepdims=True)).ravel() for one in whole]
     for i, j in itertools.combinations(range(10), 2):
         assert np.linalg.norm(sent[i] - sent[j]) == pytest.approx(np.linalg.norm(shares[i] - shares[j]), rel=0.15)
     assert len(encode_part({"sketch": sent[0]})) < MAX_SIGNATURE_BYTES
-    for wrong in (np.zeros(7, np.float32), np.full(cluster.SENT, 1e3, np.float32), np.zeros(cluster.SENT)):
+    for wrong in (np.zeros(7, np.float32), np.full(sketches.SENT, 1e3, np.float32), np.zeros(sketches.SENT)):
         with pytest.raises(ProtocolError):
-            cluster.check_projected({"sketch": wrong})
-    assert cluster.lsh_joining({}, np.random.default_rng(0), clusters=2) == {}
+            sketches.check_projected({"sketch": wrong})
+    assert sketches.lsh_joining({}, np.random.default_rng(0), clusters=2) == {}
 
 
 def test_devices_that_joined_are_clustered_once_before_they_train(ram_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_devices_that_joined_are_clustered_once_before_they_train(ram_path: Path
 
 def test_a_signature_that_is_none_costs_a_device_its_cluster_alone(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
-    right = encode_part({"sketch": np.ones(cluster.SENT, np.float32)})
+    right = encode_part({"sketch": np.ones(sketches.SENT, np.float32)})
     slots = {"cluster": {"lsh_joining": {}}}
     terms = RoundTerms(signatures={"a": right, "b": b"no part", "c": encode_part({"sketch": np.ones(3, np.float32)})})
     state, record = aggregate_round([], store, {}, slots, terms)

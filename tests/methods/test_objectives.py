@@ -21,7 +21,7 @@ from training_fixture import (
     random_batch,
 )
 
-from edgefl.methods.objective.clip import clip_loss
+from edgefl.methods.fedmml.clip import clip_loss
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.prototypes.mask import TEMPERATURE, Table

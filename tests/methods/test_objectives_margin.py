@@ -10,7 +10,7 @@ import torch
 from losses_fixture import term
 from training_fixture import job, model_spec, random_batch
 
-from edgefl.methods.objective.margin import task_loss
+from edgefl.methods.apromfl.margin import task_loss
 from edgefl.models.staged import build
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward, copied

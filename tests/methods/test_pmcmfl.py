@@ -16,8 +16,8 @@ from coordinator.core.round_rules import in_closing_round, is_buffered
 from coordinator.core.state import State
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.start import RunOptions, _resumed
-from edgefl.methods.objective import pmcmfl
-from edgefl.methods.objective.pmcmfl import prototype_contrast
+from edgefl.methods.pmcmfl import contrast
+from edgefl.methods.pmcmfl.contrast import prototype_contrast
 from edgefl.models.parts import loaded
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
@@ -200,7 +200,9 @@ def test_prototypes_may_begin_as_gaussian_ones_the_same_on_every_device():
         done = _first_batch(made, data)
         absent = torch.from_numpy(~data.has("b"))
         assert torch.equal(done.filled.values["b"][absent], drawn[torch.from_numpy(data.labels)][absent])
-        assert pmcmfl.fused_loss(done, temperature=0.07, negatives="samples") == 0  # equation 7 is of the second round
+        assert (
+            contrast.fused_loss(done, temperature=0.07, negatives="samples") == 0
+        )  # equation 7 is of the second round
     again = msgspec.structs.replace(made, hyper=msgspec.structs.replace(made.hyper, seed=4))
     assert not torch.equal(_first_batch(again, LACKING).auxiliary.initial["b"].rows, drawn)
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from training_fixture import job
 
 from edgefl.errors import ModelError
-from edgefl.methods.repair.poverty import copied, unreadable
-from edgefl.methods.repair.poverty_layer import (
+from edgefl.methods.mmic.poverty import copied, unreadable
+from edgefl.methods.mmic.poverty_layer import (
     PovertyObserver,
     adam_change,
     exact_changes,

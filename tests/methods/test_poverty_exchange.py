@@ -11,7 +11,7 @@ import pytest
 from edgefl.aggregation.history import KEY, Memory, PeriodMember, Track, UpdateInfo, load, note
 from edgefl.aggregation.layer_round import exchange_layers, exchangeable_layers
 from edgefl.aggregation.server_state import without_passing
-from edgefl.methods.repair.layer_exchange import ask
+from edgefl.methods.mmic.layer_exchange import ask
 from edgefl.models.spec import LAYERS
 from edgefl.plan.periods import HEADER_BYTES, ends, exchangeable
 from edgefl.protocol.tensors import decode_part, encode_part

@@ -22,7 +22,7 @@ from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.noise import gaussians, with_noise
 from edgefl.errors import ConfigError
-from edgefl.methods.combine.gaussian import account, delta_of, epsilon_of
+from edgefl.methods.privacy.gaussian import account, delta_of, epsilon_of
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.privacy import spending
 from edgefl.protocol.tensors import decode_part, encode_part

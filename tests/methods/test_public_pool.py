@@ -10,7 +10,7 @@ from memory_fleet import plan_of, run_fleet, share
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.methods.missing.completion import QUESTIONS, asked, completed_counts, completed_data
+from edgefl.methods.fedmvp.completion import QUESTIONS, asked, completed_counts, completed_data
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {m: EncoderSpec("sensor", (2, 1)) for m in "ab"}

@@ -12,7 +12,7 @@ from training_fixture import CROSS_ENTROPY, SHAPE, dataset, job, model_spec, par
 from edgefl import registry
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ModelError
-from edgefl.methods.missing.stand_ins import reconstruction
+from edgefl.methods.mmic.reconstruction import stand_in as reconstruction
 from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build

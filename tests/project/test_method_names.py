@@ -92,7 +92,7 @@ def test_words_with_another_meaning_are_names_of_methods() -> None:
 
 
 def test_a_tree_is_read_but_for_its_methods(tmp_path: Path) -> None:
-    for file in ("edgefl/methods/weight/cka.py", "coordinator/a.py"):
+    for file in ("edgefl/methods/fedmvp/cka.py", "coordinator/a.py"):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text('NAME = "cka"\n')
     assert len(product_files(tmp_path)) == 2

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from edgefl.aggregation.mean import WeightedMean
 from edgefl.aggregation.noise import Entropy, Noise, gaussians
-from edgefl.methods.combine.gaussian import account, too_little
-from edgefl.methods.combine.norm_clipping import norm_clipping
-from edgefl.methods.combine.trimmed import alike
+from edgefl.methods.privacy.gaussian import account, too_little
+from edgefl.methods.robust.norm_clipping import norm_clipping
+from edgefl.methods.robust.trimmed import alike
 from edgefl.registry import Option, Screening, register
 from edgefl.roles import Combine
 

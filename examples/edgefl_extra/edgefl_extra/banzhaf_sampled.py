@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.aggregation.history import Memory
-from edgefl.methods.select import BANZHAF, by_scores, clusters_of, warming_up
+from edgefl.methods.mmic.banzhaf import BANZHAF, by_scores, warming_up
+from edgefl.methods.select import clusters_of
 from edgefl.registry import Option, register
 from edgefl.roles import Select
 

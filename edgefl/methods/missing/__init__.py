@@ -1,1 +1,0 @@
-"""Stand-ins for an absent modality."""

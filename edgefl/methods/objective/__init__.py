@@ -1,1 +1,0 @@
-"""Terms of the local loss, by paper."""

@@ -1,1 +1,0 @@
-"""Steps of the server from the previous state of a part, by the combined updates, to the next."""

@@ -1,1 +1,0 @@
-"""Class prototypes: computed on devices, merged on the server, used as stand-ins and as teachers."""

@@ -1,1 +1,0 @@
-"""Repairs of updates before they are aggregated: MMiC's poverty layer."""

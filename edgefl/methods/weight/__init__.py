@@ -1,1 +1,0 @@
-"""Aggregation weights of the devices."""
