@@ -72,7 +72,7 @@ test: $(VENV)/.dev  ## everything CI runs on each change, lint while tests wait 
 	$(MAKE) --no-print-directory --jobs 2 lint quick
 
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' --durations=30
 
 test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 	$(BIN)/python -m pytest
@@ -99,7 +99,7 @@ $(LOWEST)/.ready: pyproject.toml
 	@touch $@
 
 test-lowest: $(LOWEST)/.ready  ## test, with the lowest versions that pyproject.toml admits (nightly)
-	$(LOWEST)/bin/python -m pytest -n 2 --dist loadscope -m 'not slow'
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadscope -m 'not slow' --durations=30
 
 test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL server of its own (installed when missing)
 	.ci/postgresql sh -c "$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS) \

@@ -111,7 +111,7 @@ def test_a_fleet_trains_with_it(tmp_path: Path, name: str) -> None:
     check_trained(tmp_path, plan)
 
 
-@pytest.mark.parametrize("name", ["largest", "first_tokens"])
+@pytest.mark.parametrize("name", [pytest.param("largest", marks=pytest.mark.slow), "first_tokens"])
 def test_a_bundle_answers_as_torch_with_a_modality_absent(tmp_path: Path, name: str) -> None:
     spec = two_sensors(fusion=name, fusion_options={"scale": 2.0} if name == "largest" else {})
     model, parts = some_state(spec, prototypes=False)

@@ -140,27 +140,17 @@ def test_its_fusion_is_priced(beside: dict[str, str]):
 
 
 @pytest.mark.timeout(300)
-def test_its_pace_ends_stages_of_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
-    pace = "slots.pace={smartfreeze: {window: 2, slope: 0.5, patience: 1}}"
-    chosen = ["slots.schedule=layerwise", "slots.select=all", "slots.objective=cross_entropy", pace]
-    settings = [word for one in [*chosen, "training.rounds=[6, 6]"] for word in ("--set", one)]
-    options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
-    done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
-    assert done.returncode == 0, done.stderr
-    rounds = json.loads(done.stdout)["rounds"]
-    assert [(row["stage"], row["round"]) for row in rounds] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert [row["record"]["stage"]["over"] for row in rounds] == [False, True] * 2
-
-
-@pytest.mark.timeout(300)
-def test_its_upload_sends_one_modality_a_device_and_round_over_a_broker(beside: dict[str, str], tmp_path: Path):
+def test_its_upload_and_pace_train_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
+    """Each device sends one modality a round, and the stage ends before its planned rounds."""
+    pace = "slots.pace={smartfreeze: {window: 2, slope: 0.5, patience: 2}}"
     upload = "slots.upload={mfedmc: {recency: 2}}"  # more than impact and size together: each modality has its turn
-    chosen = ["slots.schedule=end_to_end", "slots.select=all", "slots.objective=cross_entropy", upload]
-    settings = [word for one in [*chosen, "training.rounds=[3, 0]"] for word in ("--set", one)]
+    chosen = ["slots.schedule=end_to_end", "slots.select=all", "slots.objective=cross_entropy", upload, pace]
+    settings = [word for one in [*chosen, "training.rounds=[6, 0]"] for word in ("--set", one)]
     options = ["--runs", str(tmp_path), "--format", "json", "--trainers", "1", "--no-page", "--no-export"]
     done = ran(beside, "run", str(EXAMPLE / "run.yaml"), *options, *settings)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
+    assert [row["record"]["stage"]["over"] for row in report["rounds"]] == [False, False, True]
     model = {row["measured"]["payload_down_bytes"]["value"] for row in report["assignments"] if row["round"] == 1}
     assert len(model) == 1, "all of it is trained, and without an upload it would come back"
     for row in report["assignments"]:
