@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     ]
     RepairUnlikely = Callable[Concatenate[Mapping[str, Mapping[str, int]], Sequence[str], ...], str]
     RepairObserve = Callable[Concatenate[Job, StagedModel, ...], Observer]
-    RepairCopied = Callable[Concatenate[Job, StagedModel, ...], Sequence[Tensor]]
     RepairUnreadable = Callable[Concatenate[str, ...], str]
     RepairPeriod = OfOptions[Period]
     RepairAsk = Callable[Concatenate[Mapping[str, Member], ...], dict[str, tuple[str, ...]]]

@@ -38,7 +38,6 @@ CALLS: dict[str, dict[str, str]] = {
         "mend": "updates state store clusters weights",
         "unlikely": "samples modalities",
         "observe": "job model",
-        "copied": "job model",
         "unreadable": "optimizer",
         "period": "",
         "ask": "members",

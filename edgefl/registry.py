@@ -119,6 +119,7 @@ class Verdict(NamedTuple):
 class Signature(NamedTuple):
     """Summary of its data that each device sends once, for clustering the devices; ``name``: how a job asks for it.
 
+    With its first update, or ``joining``, with its hello: then at most ``protocol.messages.MAX_SIGNATURE_BYTES``.
     ``sign``: (dataset, classes, seed of the run) -> its tensors. ``layout``: (samples of each class) -> tensor name ->
     (safetensors' type, shape). ``check`` raises ProtocolError unless tensors are what ``sign`` makes.
     """
@@ -127,6 +128,7 @@ class Signature(NamedTuple):
     sign: Callable[[Dataset, int, int], dict[str, Array]]
     layout: Callable[[Sequence[int]], dict[str, tuple[str, tuple[int, ...]]]]
     check: Callable[[Mapping[str, Array]], None]
+    joining: bool = False
 
 
 class Period(NamedTuple):
@@ -157,6 +159,10 @@ class Observer(Protocol):
     @property
     def complete(self) -> bool:
         """Whether the device may lend to others."""
+
+    @property
+    def copied(self) -> Sequence[Any]:
+        """Parameters of which its step holds copies."""
 
     @property
     def change(self) -> float:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         PrototypesRows,
         PrototypesStart,
         RepairAsk,
-        RepairCopied,
         RepairLend,
         RepairMend,
         RepairObserve,
@@ -66,13 +65,12 @@ Auxiliary = Literal["reconstruction", "private_head", "teacher", "received"]
 class Schedule(Method):
     """Which parts exist and are trained in each stage. ``stages``: (model, rounds of each stage, options) -> stages.
 
-    ``encoders``: it trains the encoders. ``by_budget``: devices of one round train different depths. ``freezes``: later
-    stages take parts that earlier ones trained from the global model, frozen.
+    ``by_budget``: devices of one round train different depths. ``freezes``: later stages take parts that earlier ones
+    trained from the global model, frozen.
     """
 
     role: ClassVar[str] = "schedule"
     stages: ScheduleStages | None = None
-    encoders: bool = True
     by_budget: bool = False
     freezes: bool = False
 
@@ -127,14 +125,12 @@ class Fusion(Method):
 class Cluster(Method):
     """How devices are grouped.
 
-    ``signature``: what each device sends once for it, with its first update, or, ``joining``, with its hello: then at
-    most ``edgefl.protocol.messages.MAX_SIGNATURE_BYTES``. ``group``: ({device: tensors of its signature}, generator,
+    ``signature``: what each device sends once for it. ``group``: ({device: tensors of its signature}, generator,
     options) -> {device: cluster, from 0}. ``own_models``: (options) -> whether each cluster has a model of its own.
     """
 
     role: ClassVar[str] = "cluster"
     signature: Signature | None = None
-    joining: bool = False
     group: ClusterGroup | None = None
     own_models: ClusterOwnModels | None = None
 
@@ -269,8 +265,8 @@ class Repair(Method):
     part): tensors in place of its own}, parts that devices are sent for their personal models, the record {device: what
     was done or why not}).
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
-    ``observe``: (job, model, options) -> the observer of a device's training. ``copied``: (job, model, options) -> the
-    parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it cannot observe it.
+    ``observe``: (job, model, options) -> the observer of a device's training.
+    ``unreadable``: (local optimiser, options) -> why it cannot observe it.
     ``part``: name of the part that devices are sent for a model of their own, which they keep; "": they keep none.
     With periods (``edgefl.plan.periods``): ``period``: (options) -> the ``Period``; None: one of one round.
     ``ask``: ({device: ``Member``}, options) -> {device: layers to upload}. ``lend``: (updates, {device: its layer by
@@ -281,7 +277,6 @@ class Repair(Method):
     mend: RepairMend | None = None
     unlikely: RepairUnlikely | None = None
     observe: RepairObserve | None = None
-    copied: RepairCopied | None = None
     unreadable: RepairUnreadable | None = None
     part: str = ""
     period: RepairPeriod | None = None

@@ -38,8 +38,8 @@ LIMIT_BYTES = 4 * 2**20
 
 def wanted(recipe: Recipe) -> str:
     """Kind of signature that devices send with their first update for the recipe's clusters; "": none."""
-    asked = choose("cluster", recipe).method
-    return asked.signature.name if asked.signature and not asked.joining else ""
+    asked = choose("cluster", recipe).method.signature
+    return asked.name if asked and not asked.joining else ""
 
 
 def signed(state: Manifest) -> list[str]:
@@ -61,7 +61,7 @@ def sign(
     found: Manifest = {}
     refused: dict[str, tuple[str, str]] = {}
     brought = {u.device: store.read(u.manifest[SIGNATURE].id) for u in updates if SIGNATURE in u.manifest}
-    if slot.method.joining:
+    if slot.method.signature is not None and slot.method.signature.joining:
         brought = {name: one for name, one in (joined or {}).items() if SIGNATURES + name not in (known or {})}
     for device, data in brought.items():
         try:

@@ -109,8 +109,8 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
 
 def preparation_of(plan: RunPlan) -> Preparation:
     """How devices read their data, sent before they report it; without an id where that changes nothing."""
-    encoders, asked = plan.model.encoders, choose("cluster", plan.server).method
-    signature = asked.signature.name if asked.joining else ""
+    encoders, asked = plan.model.encoders, choose("cluster", plan.server).method.signature
+    signature = asked.name if asked and asked.joining else ""
     if not signature and not any(encoder.step or encoder.standardize == "fleet" for encoder in encoders.values()):
         return Preparation()
     plain = {m: msgspec.structs.replace(encoder, mean=(), std=()) for m, encoder in encoders.items()}

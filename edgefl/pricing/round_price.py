@@ -189,8 +189,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
         before = live.live
         state = _states(job, trained)
         repair = chosen("repair", job.slots.repair)[0]
-        if repair.method.copied is not None:
-            state += [torch.empty_like(p) for p in repair.bind(repair.method.copied)(job, model)]
+        if repair.method.observe is not None:
+            state += [torch.empty_like(p) for p in repair.bind(repair.method.observe)(job, model).copied]
         kept = live.live - before
         begun = live.operations
         with FlopCounter() as counter:

@@ -18,7 +18,7 @@ from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits,
 from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, is_encoder, is_lora
 from edgefl.models.staged import build, check_lora
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
@@ -28,7 +28,7 @@ from edgefl.plan.stages import encoder_stage, planned, stage_before
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
-from edgefl.registry import Choice, choose, chosen, method, methods
+from edgefl.registry import Choice, choose, chosen, methods
 from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import meta_input
 
@@ -108,7 +108,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         accounts=tuple(
             Account(schedule, *totals(plan.model, stages, plan.hypers[0].epochs))
             for schedule, stages in accounts.items()
-            if method("schedule", schedule).encoders
+            if any(is_encoder(part) and not is_lora(part) for stage in stages for part in stage.trained)
         ),
         schedule=options.schedule,
         warnings=warnings_of(plan),

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from training_fixture import job
 
 from edgefl.errors import ModelError
-from edgefl.methods.mmic.poverty import copied, unreadable
+from edgefl.methods.mmic.poverty import observe, unreadable
 from edgefl.methods.mmic.poverty_layer import (
     PovertyObserver,
     adam_change,
@@ -278,8 +278,8 @@ def test_copies_are_held_for_the_exact_form_alone():
         "fusion",
         "task",
     }
-    assert [id(one) for one in copied(made, model, form="exact")] == [id(one) for one in weights]
-    assert copied(made, model, form="optimiser") == []
+    assert [id(one) for one in observe(made, model, form="exact").copied] == [id(one) for one in weights]
+    assert observe(made, model, form="optimiser").copied == []
 
 
 def test_in_a_period_a_device_names_layers_of_the_size_that_its_stage_admits():

@@ -156,7 +156,6 @@ register(
         "whole, frozen encoders; only heads, fusion, task and model.lora are trained",
         {"frozen": _FROZEN},
         stages=heads,
-        encoders=False,
     ),
     Schedule(
         "mixed",

@@ -11,8 +11,6 @@ from edgefl.registry import Option, Period, Rule, register
 from edgefl.roles import Repair
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from edgefl.models.staged import StagedModel
     from edgefl.plan.job import Job
 
@@ -25,11 +23,6 @@ def period(*, exchange: str, whole_every: float, layers: float) -> Period:
 def observe(job: Job, model: StagedModel, *, form: str) -> PovertyObserver:
     """Observer of a device's training for its poverty layer."""
     return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
-
-
-def copied(job: Job, model: StagedModel, *, form: str) -> list[nn.Parameter]:
-    """The parameters of which a step holds copies: those whose change is measured exactly."""
-    return list(poverty_layers(job, model)) if form == "exact" else []
 
 
 def unreadable(optimizer: str, *, form: str) -> str:
@@ -84,7 +77,6 @@ register(
         mend=mend,
         unlikely=unlikely,
         observe=observe,
-        copied=copied,
         unreadable=unreadable,
         part=PART,
         moves=True,

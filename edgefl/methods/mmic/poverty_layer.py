@@ -141,6 +141,11 @@ class PovertyObserver:
         self._complete = 0  # batches
         self._after_complete = False
 
+    @property
+    def copied(self) -> list[torch.nn.Parameter]:
+        """Parameters of which a step holds copies: those whose change is measured exactly."""
+        return list(self._layers) if self._exact else []
+
     @contextmanager
     def step(self, optimizer: Optimizer, complete: bool) -> Iterator[None]:
         """Measures how much the step inside, on a batch that is complete or not, changes each weight tensor."""

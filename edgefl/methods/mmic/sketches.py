@@ -141,8 +141,8 @@ register(
             ),
             lambda class_counts: {"sketch": ("F32", (SENT,))},
             check_projected,
+            joining=True,
         ),
-        joining=True,
         group=lsh_joining,
     ),
 )
