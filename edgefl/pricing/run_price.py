@@ -18,7 +18,7 @@ from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits,
 from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
-from edgefl.models.spec import ModelSpec, is_encoder, is_lora
+from edgefl.models.spec import ModelSpec, is_encoder, is_lora, task_parts
 from edgefl.models.staged import build, check_lora
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
@@ -272,17 +272,19 @@ def part_flops(model: ModelSpec) -> dict[str, float]:
         found[part] = counter.flops / 2 / _ROWS
         return result
 
-    projected = {}
+    projected, tokens = {}, {}
     for m in model.encoders:
         x = meta_input(Job(model=model), m, _ROWS)
         state = ran(f"{m}/embed", lambda: built.embed(m, x))  # noqa: B023 - run at once
         for k in range(1, model.stages + 1):
             state = ran(f"{m}/stage{k}", lambda: built.stage(m, k, state))  # noqa: B023 - the same
-        pooled = ran(f"{m}/norm", lambda: built.pool(m, state))  # noqa: B023 - the same
+        tokens[m] = ran(f"{m}/norm", lambda: built.norm(m, state))  # noqa: B023 - the same
+        pooled = built.pool_tokens(m, tokens[m])
         projected[m] = ran(f"head/{m}", lambda: built.project(m, pooled))  # noqa: B023 - the same
     if model.classes:
-        fused = ran("fusion", lambda: built.fuse(projected))
-        ran("task", lambda: built.classify(fused))
+        fused = ran("fusion", lambda: built.fuse(projected, tokens=tokens))
+        for part in task_parts(model):
+            ran(part, lambda: built.part(part)(fused))  # noqa: B023 - the same
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from export_fixture import two_sensors
 
 from edgefl.models.check import encoder_of_size
-from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.spec import HeadSpec, ModelSpec, part_names
 from edgefl.pricing.run_price import Totals, part_bytes, part_flops, totals
 from edgefl.registry import method
 
@@ -51,3 +52,15 @@ def test_another_pair_of_encoders_supervised():
     assert found["layerwise"].bytes < found["progressive"].bytes < found["end_to_end"].bytes
     whole = sum(part_bytes(model).values())
     assert found["end_to_end"].bytes == 180 * whole
+
+
+@pytest.mark.parametrize("fusion", ["concat", "joint"])
+def test_every_part_that_computes_is_counted_whatever_is_fused(fusion: str) -> None:
+    found = part_flops(two_sensors(fusion=fusion))
+    assert found.keys() <= set(part_names(two_sensors(fusion=fusion)))
+    assert all(found[part] > 0 for part in ("fusion", "task", "head/acc", "gyro/stage1"))
+
+
+def test_each_label_set_has_the_operations_of_its_classifier() -> None:
+    found = part_flops(two_sensors(classes=3, label_names=("@a:x", "@a:y", "@b:z")))
+    assert found["task/a"] == 2 * found["task/b"] > 0
