@@ -23,7 +23,7 @@ from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, OwnMask
-from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
+from edgefl.export.entries import SCHEMA, embeddings, entry, interval, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec, is_task
@@ -36,6 +36,7 @@ from edgefl.report.grid import Cell, Column, Grid, table
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
+_INTERVAL = "80 % interval"
 UNTRAINED = (
     "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
 )
@@ -67,7 +68,8 @@ def command(
         Literal["error", "skip"], typer.Option(help="What to do with unreadable samples.")
     ] = "error",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json.")
+        int | None,
+        typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json."),
     ] = None,
     runs: RunsOption = RUNS,
     format: Format = "terminal",  # noqa: A002  # the option's own name
@@ -104,7 +106,7 @@ def command(
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
     before = seen(folder, data)
     body = _json(data, before, answers, left, bundles, limit) if format == "json" else None
-    names, most = next(iter(bundles.values())).labels, limit or SHOWN
+    names, most = first.labels, limit or SHOWN
     show(format, body, _grid(data, before, answers, names, most), *_recordings_grid(data, answers, names, most))
 
 
@@ -186,7 +188,9 @@ def _places(answers: list[Answers], limit: int | None) -> list[_Place]:
 
 
 def _likely(probabilities: np.ndarray, names: tuple[str, ...]) -> str:
-    """The largest probability; where a sample may have several labels, that of each answered, or of the likeliest."""
+    """The largest probability, of several labels that of each answered, or of the likeliest; a number's interval."""
+    if bounds := interval(probabilities, names):
+        return " to ".join(map(units.number, bounds))
     told = probabilities[probabilities >= THRESHOLD] if classes_in(names) else probabilities[:0]
     return ", ".join(units.percent(float(p)) for p in told) or units.percent(float(probabilities.max()))
 
@@ -214,9 +218,9 @@ def _grid(data: Dataset, before: Seen, answers: list[Answers], names: tuple[str,
     if not len(answers[0].prediction.classes):
         columns.append(Column("embedding", vectors, text=True))
     else:
-        numeric = answers[0].prediction.values is not None
+        numeric, several = answers[0].prediction.values is not None, classes_in(names) is not None
         columns.append(Column("value" if numeric else "label", label, text=not numeric))
-        columns += [] if numeric else [Column("probability", probability, text=classes_in(names) is not None)]
+        columns.append(Column(_INTERVAL if numeric else "probability", probability, text=numeric or several))
         if averages(data, answers) or errors(data, answers):
             columns.append(Column("truth", lambda place: truth_of(data, place[0]) or units.NOTHING, text=True))
     rows = _places(answers, limit)
@@ -235,7 +239,10 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
         Column("recording", lambda row: row.id, key=True, text=True),
         Column("windows", lambda row: row.windows),
         Column("label", label, text=True),
-        Column("mean probability", lambda row: units.percent(float(row.probabilities.max()))),
+        Column(
+            "mean probability" if interval(found[0].probabilities, labels) is None else _INTERVAL,
+            lambda row: _likely(row.probabilities, labels),
+        ),
     ]
     notes = [f"{limit} of {len(found)} recordings shown; --limit shows more."] if limit < len(found) else []
     judged = [row.label == row.truth for row in found if row.truth is not None]

@@ -1,0 +1,50 @@
+"""Tables sent as files: each row is answered as ``edgefl predict`` answers it, with the same notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from serve_fixture import Server, running, tabular
+
+from edgefl.cli.main import main
+
+ROWS = "mass,isle,kind\n10,Dream,run\n12,Torgersen,walk\n,Biscoe,\n"
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tabular(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def server(bundles: Path) -> Iterator[Server]:
+    with running("--name", "rows", where=bundles) as started:
+        yield started
+
+
+def sent(server: Server, **parts: tuple[str | None, str]) -> httpx.Response:
+    return httpx.post(f"{server.url}/predict", files=parts, timeout=30)
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", *map(str, words)])
+    out, err = capsys.readouterr()
+    assert not ended.value.code, err
+    return out
+
+
+def test_a_number_has_an_interval_and_no_probability(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bundles = tabular(tmp_path / "numbers", ("~10", "~20", "~40"))
+    (tmp_path / "rows.csv").write_text("mass,isle,kind\n1,Dream,15\n")
+    told = json.loads(predicted(capsys, bundles, tmp_path / "rows.csv", "--format", "json"))["predictions"][0]
+    low, high = told["interval"]
+    assert 10 <= low < told["value"] < high <= 40
+    assert told["probability"] is None
+    terminal = predicted(capsys, bundles, tmp_path / "rows.csv")
+    assert "80 % interval" in terminal
+    assert "robability" not in terminal
