@@ -12,13 +12,14 @@ import numpy as np
 import typer
 
 from edgefl.api.runs import RUNS
-from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder, show
+from edgefl.cli.options import BundleArgument, RunsOption, bundle_folder, show
 from edgefl.cli.scored import Seen, accuracy, averages, errors, given, in_words, known, seen
-from edgefl.console import safe_text
+from edgefl.console import safe_text, write_data
 from edgefl.data.arrays import npz_names
 from edgefl.data.column_names import column_names
 from edgefl.data.dataset import Dataset
-from edgefl.data.label_sets import THRESHOLD, classes_in
+from edgefl.data.label_sets import THRESHOLD, classes_in, plain_names
+from edgefl.data.levels import levels_in
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
@@ -69,10 +70,12 @@ def command(
     ] = "error",
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json."),
+        typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json and csv."),
     ] = None,
     runs: RunsOption = RUNS,
-    format: Format = "terminal",  # noqa: A002  # the option's own name
+    format: Annotated[  # noqa: A002  # the option's own name
+        Literal["terminal", "json", "csv"], typer.Option("--format", help="How to print.")
+    ] = "terminal",
 ) -> None:
     """Classify the samples of a file, and count how many answers are right where it has labels.
 
@@ -104,6 +107,9 @@ def command(
         sys.stderr.write(f"left out: {safe_text(str(problem))}\n")
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
+    if format == "csv":
+        write_data(_csv(data, answers, first.labels, limit))
+        return
     before = seen(folder, data)
     body = _json(data, before, answers, left, bundles, limit) if format == "json" else None
     names, most = first.labels, limit or SHOWN
@@ -265,6 +271,27 @@ def _notes(data: Dataset, before: Seen, answers: list[Answers], shown: int) -> l
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
     notes.append(f"Computed by {' and '.join(dict.fromkeys(one.runs_on for one in answers))}.")
     return notes
+
+
+def _csv(data: Dataset, answers: list[Answers], labels: tuple[str, ...], limit: int | None) -> str:
+    """A line a sample: the answer with each label's probability or a number's interval, or embeddings; the truth."""
+    from edgefl.report.writers import csv_text
+
+    widths = {m: vectors.shape[1] for one in answers for m, vectors in embeddings(one).items()}
+    numeric, truths = levels_in(labels) is not None, [truth_of(data, row) for row in range(len(data))]
+    spread = ["low", "high"] if numeric else [f"probability_{name}" for name in plain_names(labels)]
+    head = [f"{m}_{k}" for m, width in widths.items() for k in range(width)] or ["prediction", *spread]
+    told = ["truth"] if any(truths) else []
+    rows: list[list[str | float | None]] = []
+    for row, one, at in _places(answers, limit):
+        found, own = one.prediction, embeddings(one)
+        cells = [x for m, width in widths.items() for x in (own[m][at].tolist() if m in own else [None] * width)]
+        if not widths:
+            odds = found.probabilities[at]
+            cells = [found.labels[at], *(interval(odds, labels) or odds.tolist())]
+        short = [float(f"{x:.6g}") if isinstance(x, float) else x for x in cells]
+        rows.append([data.ids[row], given(one), *short, *[truths[row]] * len(told)])
+    return csv_text(["sample", "given", *head, *told], rows)
 
 
 def _json(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serve_fixture import Server, running, tabular
+from serve_fixture import LABELS, Server, running, tabular
 
 from edgefl.cli.main import main
 
@@ -48,3 +48,17 @@ def test_a_number_has_an_interval_and_no_probability(tmp_path: Path, capsys: pyt
     terminal = predicted(capsys, bundles, tmp_path / "rows.csv")
     assert "80 % interval" in terminal
     assert "robability" not in terminal
+    head, line = predicted(capsys, bundles, tmp_path / "rows.csv", "--format", "csv").splitlines()
+    assert head == "sample,given,prediction,low,high,truth"
+    assert line == f"rows-1,features,{told['label']},{low:.6g},{high:.6g},15"
+
+
+def test_predict_writes_a_line_a_row_as_csv(bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "rows.csv").write_text(ROWS)
+    told = json.loads(predicted(capsys, bundles, tmp_path / "rows.csv", "--format", "json"))["predictions"]
+    head, *lines = predicted(capsys, bundles, tmp_path / "rows.csv", "--format", "csv").splitlines()
+    assert head == f"sample,given,prediction,{','.join(f'probability_{name}' for name in LABELS)},truth"
+    for row, line in zip(told, lines, strict=True):
+        id_, given, label, *odds, truth = line.split(",")
+        assert (id_, given, label, truth) == (row["id"], "features", row["label"], row["truth"] or "")
+        assert list(map(float, odds)) == pytest.approx(list(row["probabilities"].values()), abs=1e-5)
