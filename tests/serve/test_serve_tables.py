@@ -38,6 +38,16 @@ def predicted(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return out
 
 
+def test_a_category_that_training_never_saw_is_in_the_notes(server: Server):
+    def notes(isle: str | None) -> list[str]:
+        record = {"features": {"mass": 10, "isle": isle}}
+        told: list[str] = httpx.post(f"{server.url}/predict", json=record).raise_for_status().json()["notes"]
+        return told
+
+    assert notes("Dream") == notes(None) == []
+    assert notes("Torgersen") == ["rows without a value that the model knows: 'isle' 1 of 1"]
+
+
 def test_a_number_has_an_interval_and_no_probability(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bundles = tabular(tmp_path / "numbers", ("~10", "~20", "~40"))
     (tmp_path / "rows.csv").write_text("mass,isle,kind\n1,Dream,15\n")
