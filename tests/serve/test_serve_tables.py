@@ -38,6 +38,42 @@ def predicted(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return out
 
 
+def test_each_row_of_a_csv_is_answered_as_by_predict(
+    server: Server, bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "features.csv").write_text(ROWS)
+    told = json.loads(predicted(capsys, bundles, tmp_path / "features.csv", "--format", "json"))
+    answer = sent(server, features=("anything.csv", ROWS)).raise_for_status().json()
+    keys = ("id", "label", "probabilities", "truth")
+    assert [[row[k] for k in keys] for row in answer["predictions"]] == [
+        [row[k] for k in keys] for row in told["predictions"]
+    ]
+    assert [row["truth"] for row in answer["predictions"]] == ["run", "walk", None]
+    assert answer["notes"] == told["notes"] == ["rows without a value that the model knows: 'mass' 1, 'isle' 1 of 3"]
+
+
+def test_one_row_goes_with_other_parts_and_several_do_not(server: Server):
+    head, first, *_ = ROWS.splitlines()
+    one = sent(server, features=("row.csv", f"{head}\n{first}"), text=(None, "a bird")).raise_for_status().json()
+    assert [row["given"] for row in one["predictions"]] == [["features", "text"]]
+    assert one["notes"] == []
+    refused = sent(server, features=("row.csv", ROWS), text=(None, "a bird"))
+    assert refused.status_code == 400
+    assert refused.json()["error"] == (
+        "the table 'features' has 3 rows, and the other parts are of one sample. "
+        "Send one row with them, or the table alone: each of its rows is answered."
+    )
+
+
+def test_a_table_without_the_model_s_columns_or_too_long_is_refused_by_name(server: Server):
+    other = sent(server, features=("row.csv", "length\n3\n"))
+    assert other.status_code == 400
+    assert other.json()["error"].startswith("features.csv: has no column that the model knows; its columns: length.")
+    assert "has no column" in sent(server, features=("row.csv", "")).json()["error"]
+    for long in ("mass,isle\n" + "1," * 2**15, "mass\n" + "1\n" * 5000, "mass,isle\n" + "1" * 2**20):
+        assert sent(server, features=("row.csv", long)).status_code == 413
+
+
 def test_a_category_that_training_never_saw_is_in_the_notes(server: Server):
     def notes(isle: str | None) -> list[str]:
         record = {"features": {"mass": 10, "isle": isle}}
