@@ -37,7 +37,7 @@ def read_sound(path: Path) -> tuple[Samples, int]:
             parts.append(block.mean(axis=1, dtype=np.float32))
             loudest = max(loudest, float(np.abs(block).max()))
             if (count := count + len(block)) > most:
-                raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
+                raise _too_long(max(count, sound.frames), rate)
     if not parts:
         raise DataError("the clip is empty")
     samples = np.concatenate(parts)
@@ -53,7 +53,7 @@ def read_wav(path: Path) -> tuple[Samples, int]:
             rate, channels, width = _usable(sound.getframerate()), sound.getnchannels(), sound.getsampwidth()
             if width not in {1, 2, 4}:
                 raise wave.Error(f"{8 * width} bit")
-            data = sound.readframes(int(MAX_CLIP_S * rate) + 1)
+            frames, data = sound.getnframes(), sound.readframes(int(MAX_CLIP_S * rate) + 1)
     except (wave.Error, EOFError, ZeroDivisionError, RuntimeError) as error:  # RuntimeError: lengths that disagree
         raise DataError(
             f"not a readable .wav of 8, 16 or 32 bit PCM: {error or 'it ends early'}; other kinds need the package "
@@ -63,11 +63,15 @@ def read_wav(path: Path) -> tuple[Samples, int]:
     if not usable:
         raise DataError("the clip is empty")
     if usable > int(MAX_CLIP_S * rate) * width * channels:
-        raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
+        raise _too_long(frames, rate)
     raw = np.frombuffer(data[:usable], dtype={1: "<u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
     scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
     mixed = scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32)
     return _audible(mixed, float(np.abs(scaled).max())), rate
+
+
+def _too_long(frames: int, rate: int) -> DataError:
+    return DataError(f"lasts {frames / rate:.1f} s, and at most {MAX_CLIP_S:.0f} s are taken; cut it into shorter files")
 
 
 def _audible(mixed: Samples, loudest: float) -> Samples:

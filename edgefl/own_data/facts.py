@@ -77,10 +77,10 @@ def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Fac
         listed = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:_NAMED])
         more = f"; … and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise DataError(
-            f"{len(bad)} of {len(values)} files of {modality} cannot be read ({listed}{more})",
+            f"{len(bad)} of {len(values)} files of {modality} cannot be used ({listed}{more})",
             remedy="Mend or remove them, or leave such files out by --skip-bad.",
         )
-    found.unused |= {name: f"cannot be read: {why}" for name, why in bad.items()}
+    found.unused |= {name: f"cannot be used: {why}" for name, why in bad.items()}
     for sample in found.samples if bad else ():
         if str(sample.values.get(modality)) in bad:
             del sample.values[modality]
