@@ -71,7 +71,8 @@ def read_wav(path: Path) -> tuple[Samples, int]:
 
 
 def _too_long(frames: int, rate: int) -> DataError:
-    return DataError(f"lasts {frames / rate:.1f} s, and at most {MAX_CLIP_S:.0f} s are taken; cut it into shorter files")
+    lasts = f"lasts {frames / rate:.1f} s, and at most {MAX_CLIP_S:.0f} s are taken"
+    return DataError(f"{lasts}; cut it into shorter files")
 
 
 def _audible(mixed: Samples, loudest: float) -> Samples:
