@@ -30,6 +30,8 @@ def read_sound(path: Path) -> tuple[Samples, int]:
     library = _soundfile(path)
     if library is None:
         return read_wav(path)
+    if _half_floats(path):
+        raise DataError("holds floating-point numbers of 16 bit, which are not read; save it in 32 bit, or as PCM")
     with _readable(library), library.SoundFile(path) as sound:
         rate = _usable(sound.samplerate)
         parts, count, most, loudest = [], 0, int(MAX_CLIP_S * rate), 0.0
@@ -68,6 +70,14 @@ def read_wav(path: Path) -> tuple[Samples, int]:
     scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
     mixed = scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32)
     return _audible(mixed, float(np.abs(scaled).max())), rate
+
+
+def _half_floats(path: Path) -> bool:
+    """Whether a .wav says so; libsndfile calls that an internal error."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    form = head[head.find(b"fmt ") + 8 :]
+    return head.startswith(b"RIFF") and form[:2] == b"\3\0" and form[14:16] == b"\x10\0"
 
 
 def _too_long(frames: int, rate: int) -> DataError:

@@ -106,6 +106,17 @@ def test_infinite_samples_are_refused(tmp_path):
         read(tmp_path, "a.wav", Target("audio"))
 
 
+def test_floats_of_16_bit_are_refused_by_name(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(999, np.float32), 8000, subtype="FLOAT")
+    data = bytearray((tmp_path / "a.wav").read_bytes())
+    at = data.find(b"fmt ") + 8
+    data[at + 14 : at + 16] = (16).to_bytes(2, "little")
+    data[at + 12 : at + 14] = (2).to_bytes(2, "little")
+    (tmp_path / "a.wav").write_bytes(data)
+    with pytest.raises(SampleError, match="floating-point numbers of 16 bit, which are not read; save it in 32 bit"):
+        read(tmp_path, "a.wav", Target("audio"))
+
+
 def test_wav_widths_and_channels_agree(tmp_path):
     wave16 = (np.sin(np.arange(4000) / 5) * 32000).astype("<i2")
     write_wav(tmp_path / "a.wav", wave16)
