@@ -225,3 +225,13 @@ def test_labels_of_minus_one_are_said_to_be_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", acc=np.zeros((8, 4), np.float32), label=np.array([-1, 1] * 4))
     with pytest.raises(DataError, match=r"all 4 labels are one class \(4 are -1: no label\)"):
         from_arrays(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(("bits", "factor"), [(12, 16), (10, 64), (16, 0)])
+def test_pictures_of_fewer_bits_than_their_16_are_told(tmp_path: Path, bits: int, factor: int) -> None:
+    for i, label in enumerate("aabb"):
+        (tmp_path / label).mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), 2**bits - 1 - i, np.uint16)).save(tmp_path / label / f"{i}.png")
+    said = [text for text in from_files(tmp_path).said if "16-bit" in text]
+    told = f"the 16-bit pictures of image go up to {2**bits - 1} of 65535, nearly black: multiply them by {factor}"
+    assert said == [told] * bool(factor)
