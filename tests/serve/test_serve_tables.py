@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from serve_fixture import LABELS, Server, running, tabular
 
 from edgefl.cli.main import main
+from edgefl.cli.predict import _csv
+from edgefl.data.dataset import Dataset
+from edgefl.export.runtime import Answers, Prediction
 
 ROWS = "mass,isle,kind\n10,Dream,run\n12,Torgersen,walk\n,Biscoe,\n"
 
@@ -108,3 +112,12 @@ def test_predict_writes_a_line_a_row_as_csv(bundles: Path, tmp_path: Path, capsy
         id_, given, label, *odds, truth = line.split(",")
         assert (id_, given, label, truth) == (row["id"], "features", row["label"], row["truth"] or "")
         assert list(map(float, odds)) == pytest.approx(list(row["probabilities"].values()), abs=1e-5)
+
+
+def test_embeddings_are_columns_by_modality_and_empty_where_there_is_none():
+    rows = np.zeros((2, 3), np.float32)
+    data = Dataset({"v": rows, "w": rows}, {"v": np.array([True, False]), "w": np.ones(2, bool)}, None, (), ["a", "b"])
+    one, third = np.ones((1, 2), np.float32), np.full((1, 1), 1 / 3, np.float32)
+    both = Answers("v+w", ("v", "w"), np.array([0]), Prediction(embeddings={"v": third, "w": one}))
+    alone = Answers("w", ("w",), np.array([1]), Prediction(embeddings={"w": 2 * one}))
+    assert _csv(data, [both, alone], (), None) == "sample,given,v_0,w_0,w_1\na,v+w,0.333333,1,1\nb,w,,2,2\n"
