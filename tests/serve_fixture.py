@@ -33,6 +33,7 @@ from edgefl.export.bundle_format import (
     presence_ports,
 )
 from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.records import TableColumn
 
 LABELS = ("rest", "run", "walk")
 SPEC = ModelSpec(
@@ -49,7 +50,9 @@ BATCH = "batch"
 TOP_K = 2
 
 
-def _graph(given: tuple[str, ...], fills: tuple[str, ...], ports: Sequence[Port], outputs: Sequence[Port]) -> bytes:
+def _graph(
+    spec: ModelSpec, given: tuple[str, ...], fills: tuple[str, ...], ports: Sequence[Port], outputs: Sequence[Port]
+) -> bytes:
     """logits = sum over modalities of present · (sum over the first axis, flat) · W; the matches are rows 1 and 0."""
     rng = np.random.default_rng(len(given))
     nodes, weights, summed = [], [], []
@@ -59,7 +62,7 @@ def _graph(given: tuple[str, ...], fills: tuple[str, ...], ports: Sequence[Port]
         return name
 
     for m in given:
-        size = int(np.prod(SPEC.encoders[m].input_shape[1:]))
+        size = int(np.prod(spec.encoders[m].input_shape[1:]))
         axes = const(f"{m}.axes", np.array([1], np.int64))
         nodes.append(helper.make_node("Cast", [m], [f"{m}.f"], to=TensorProto.FLOAT))
         nodes.append(helper.make_node("ReduceSum", [f"{m}.f", axes], [f"{m}.s"], keepdims=1))
@@ -89,11 +92,11 @@ def _graph(given: tuple[str, ...], fills: tuple[str, ...], ports: Sequence[Port]
     return model.SerializeToString()
 
 
-def write_bundle(folder: Path, given: tuple[str, ...]) -> None:
-    """A bundle of these modalities; of several it answers any of them."""
-    every = tuple(SPEC.encoders)
+def write_bundle(folder: Path, given: tuple[str, ...], spec: ModelSpec = SPEC, label_column: str = "") -> None:
+    """A bundle of these modalities, with three labels; of several it answers any of them."""
+    every = tuple(spec.encoders)
     fills = every if len(given) > 1 else tuple(m for m in every if m not in given)
-    inputs, axes = input_ports(SPEC, given)
+    inputs, axes = input_ports(spec, given)
     presence = presence_ports(given)
     outputs = (
         Port("logits", "float32", (BATCH, 3)),
@@ -101,7 +104,7 @@ def write_bundle(folder: Path, given: tuple[str, ...]) -> None:
         Port("matched", "int64", (BATCH, len(fills), TOP_K)),
         Port("weights", "float32", (BATCH, len(fills), TOP_K)),
     )
-    data = _graph(given, fills, [*inputs, *presence], outputs)
+    data = _graph(spec, given, fills, [*inputs, *presence], outputs)
     manifest = Manifest(
         name=bundle_name(given),
         sha256=hashlib.sha256(data).hexdigest(),
@@ -109,8 +112,9 @@ def write_bundle(folder: Path, given: tuple[str, ...]) -> None:
         modalities=given,
         absent=() if len(given) > 1 else fills,
         subsets="any" if len(given) > 1 else "complete",
-        encoders={m: SPEC.encoders[m] for m in given},
-        labels=LABELS,
+        encoders={m: spec.encoders[m] for m in given},
+        labels=spec.label_names,
+        label_column=label_column,
         inputs=inputs,
         presence=presence,
         outputs=outputs,
@@ -134,6 +138,16 @@ def bundles() -> Path:
     folder = Path(_KEPT[0].name) / "demo" / "bundles"
     for given in (("acc",), ("image",), ("text",), ("acc", "image", "text")):
         write_bundle(folder / bundle_name(given), given)
+    return folder
+
+
+def tabular(folder: Path, labels: tuple[str, ...] = LABELS) -> Path:
+    """A bundle of a table with the columns mass and isle, whose label's column is kind; and of that with a text."""
+    columns = (TableColumn("mass"), TableColumn("isle", "category", ("Biscoe", "Dream")))
+    table, text = EncoderSpec("table", (2, 2), columns=columns), EncoderSpec("text", (6,), vocabulary=100)
+    spec = ModelSpec({"features": table, "text": text}, classes=3, label_names=labels)
+    for given in (("features",), ("features", "text")):
+        write_bundle(folder / bundle_name(given), given, spec, "kind")
     return folder
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from edgefl.api.runs import BUNDLES, read_run
 from edgefl.budget.stage_cost import object_bytes
+from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import BOTH, TOLERANCE, USUAL, ZERO, MaskName, OwnMask
 from edgefl.export.form import OPSETS, PLAIN, Form
@@ -192,7 +193,10 @@ def _samples(plan: RunPlan, calibrate: Path | None) -> Samples:
 
 
 def final_state(directory: Path) -> FinalState:
-    """The state of the run in ``directory`` after its last finished round. Raises RunError when there is none yet."""
+    """The state of the run in ``directory`` after its last finished round.
+
+    Raises RunError when there is none yet, ExportError for a kind of encoder that is not known here.
+    """
     from coordinator.ledger.ledger import Ledger
     from edgefl.plan.compile import with_statistics
 
@@ -205,6 +209,12 @@ def final_state(directory: Path) -> FinalState:
         raise RunError(
             f"run {report.run!r} has not finished a round: there is nothing to export",
             remedy="Wait for its first round, or export another run; `edgefl runs` lists them.",
+        )
+    if unknown := kinds_not_installed(encoder.kind for encoder in plan.model.encoders.values()):
+        raise ExportError(
+            f"run {report.run}: {unknown}",
+            remedy="A module of a program's own is exported there, without training: edgefl.run(…, in_process=True, "
+            f"resume={report.run!r}); or here by an entry point of that name (docs/python.md).",
         )
     stage = next(stage for stage in plan.stages if stage.index == position.stage)
     return FinalState(report, plan, stage, position.round, position.manifest, first)

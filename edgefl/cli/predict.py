@@ -12,18 +12,19 @@ import numpy as np
 import typer
 
 from edgefl.api.runs import RUNS
-from edgefl.cli.options import BundleArgument, Format, RunsOption, bundle_folder, show
+from edgefl.cli.options import BundleArgument, RunsOption, bundle_folder, show
 from edgefl.cli.scored import Seen, accuracy, averages, errors, given, in_words, known, seen
-from edgefl.console import safe_text
+from edgefl.console import safe_text, write_data
 from edgefl.data.arrays import npz_names
 from edgefl.data.column_names import column_names
 from edgefl.data.dataset import Dataset
-from edgefl.data.label_sets import THRESHOLD, classes_in
+from edgefl.data.label_sets import THRESHOLD, classes_in, plain_names
+from edgefl.data.levels import levels_in
 from edgefl.data.raw_sample import modality_of_file, raw_samples
 from edgefl.data.sources import MANIFEST_SUFFIX, load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, OwnMask
-from edgefl.export.entries import SCHEMA, embeddings, entry, recording_entries
+from edgefl.export.entries import SCHEMA, embeddings, entry, interval, recording_entries
 from edgefl.export.recordings import RecordingAnswer, of_recordings, truth_of
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec, is_task
@@ -36,6 +37,7 @@ from edgefl.report.grid import Cell, Column, Grid, table
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
+_INTERVAL = "80 % interval"
 UNTRAINED = (
     "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
 )
@@ -67,10 +69,13 @@ def command(
         Literal["error", "skip"], typer.Option(help="What to do with unreadable samples.")
     ] = "error",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json.")
+        int | None,
+        typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json and csv."),
     ] = None,
     runs: RunsOption = RUNS,
-    format: Format = "terminal",  # noqa: A002  # the option's own name
+    format: Annotated[  # noqa: A002  # the option's own name
+        Literal["terminal", "json", "csv"], typer.Option("--format", help="How to print.")
+    ] = "terminal",
 ) -> None:
     """Classify the samples of a file, and count how many answers are right where it has labels.
 
@@ -102,9 +107,12 @@ def command(
         sys.stderr.write(f"left out: {safe_text(str(problem))}\n")
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
+    if format == "csv":
+        write_data(_csv(data, answers, first.labels, limit))
+        return
     before = seen(folder, data)
     body = _json(data, before, answers, left, bundles, limit) if format == "json" else None
-    names, most = next(iter(bundles.values())).labels, limit or SHOWN
+    names, most = first.labels, limit or SHOWN
     show(format, body, _grid(data, before, answers, names, most), *_recordings_grid(data, answers, names, most))
 
 
@@ -186,7 +194,9 @@ def _places(answers: list[Answers], limit: int | None) -> list[_Place]:
 
 
 def _likely(probabilities: np.ndarray, names: tuple[str, ...]) -> str:
-    """The largest probability; where a sample may have several labels, that of each answered, or of the likeliest."""
+    """The largest probability, of several labels that of each answered, or of the likeliest; a number's interval."""
+    if bounds := interval(probabilities, names):
+        return " to ".join(map(units.number, bounds))
     told = probabilities[probabilities >= THRESHOLD] if classes_in(names) else probabilities[:0]
     return ", ".join(units.percent(float(p)) for p in told) or units.percent(float(probabilities.max()))
 
@@ -214,9 +224,9 @@ def _grid(data: Dataset, before: Seen, answers: list[Answers], names: tuple[str,
     if not len(answers[0].prediction.classes):
         columns.append(Column("embedding", vectors, text=True))
     else:
-        numeric = answers[0].prediction.values is not None
+        numeric, several = answers[0].prediction.values is not None, classes_in(names) is not None
         columns.append(Column("value" if numeric else "label", label, text=not numeric))
-        columns += [] if numeric else [Column("probability", probability, text=classes_in(names) is not None)]
+        columns.append(Column(_INTERVAL if numeric else "probability", probability, text=numeric or several))
         if averages(data, answers) or errors(data, answers):
             columns.append(Column("truth", lambda place: truth_of(data, place[0]) or units.NOTHING, text=True))
     rows = _places(answers, limit)
@@ -235,7 +245,10 @@ def _recordings_grid(data: Dataset, answers: list[Answers], labels: tuple[str, .
         Column("recording", lambda row: row.id, key=True, text=True),
         Column("windows", lambda row: row.windows),
         Column("label", label, text=True),
-        Column("mean probability", lambda row: units.percent(float(row.probabilities.max()))),
+        Column(
+            "mean probability" if interval(found[0].probabilities, labels) is None else _INTERVAL,
+            lambda row: _likely(row.probabilities, labels),
+        ),
     ]
     notes = [f"{limit} of {len(found)} recordings shown; --limit shows more."] if limit < len(found) else []
     judged = [row.label == row.truth for row in found if row.truth is not None]
@@ -258,6 +271,27 @@ def _notes(data: Dataset, before: Seen, answers: list[Answers], shown: int) -> l
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
     notes.append(f"Computed by {' and '.join(dict.fromkeys(one.runs_on for one in answers))}.")
     return notes
+
+
+def _csv(data: Dataset, answers: list[Answers], labels: tuple[str, ...], limit: int | None) -> str:
+    """A line a sample: the answer with each label's probability or a number's interval, or embeddings; the truth."""
+    from edgefl.report.writers import csv_text
+
+    widths = {m: vectors.shape[1] for one in answers for m, vectors in embeddings(one).items()}
+    numeric, truths = levels_in(labels) is not None, [truth_of(data, row) for row in range(len(data))]
+    spread = ["low", "high"] if numeric else [f"probability_{name}" for name in plain_names(labels)]
+    head = [f"{m}_{k}" for m, width in widths.items() for k in range(width)] or ["prediction", *spread]
+    told = ["truth"] if any(truths) else []
+    rows: list[list[str | float | None]] = []
+    for row, one, at in _places(answers, limit):
+        found, own = one.prediction, embeddings(one)
+        cells = [x for m, width in widths.items() for x in (own[m][at].tolist() if m in own else [None] * width)]
+        if not widths:
+            odds = found.probabilities[at]
+            cells = [found.labels[at], *(interval(odds, labels) or odds.tolist())]
+        short = [float(f"{x:.6g}") if isinstance(x, float) else x for x in cells]
+        rows.append([data.ids[row], given(one), *short, *[truths[row]] * len(told)])
+    return csv_text(["sample", "given", *head, *told], rows)
 
 
 def _json(

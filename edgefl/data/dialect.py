@@ -1,6 +1,7 @@
 """Dialect of a delimited text: title lines, separator, number format, surplus cells.
 
-Of , ; tab and | the one is taken by which most rows have as many cells as the head line; none fits: the head line's.
+Of , ; tab and | the one is taken by which most rows have as many cells as the head line. None fits: runs of blanks, by
+which even more have to and each row has a number; else the head line's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _EVEN = 0.9
 #: The line by which spreadsheets are told the separator.
 _SAID = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\W*", re.IGNORECASE)
 _SEPARATORS = ",;\t|"
+#: Separates by runs of blanks.
+BLANKS = " "
 #: Separates nothing: stands where a line is one cell.
 ONE_COLUMN = "\x1f"
 DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+([eE][+-]?\d+)?")
@@ -77,7 +80,10 @@ def dialect_of(text: str, *, whole: bool) -> Dialect:
     lines[:1] = [""] if said else lines[:1]
     options = {one: _below_title(_rows(lines, one)) for one in ([said[1]] if said else _SEPARATORS)}
     separator = max(options, key=lambda one: _score(options[one]))
-    if not said and _score(options[separator]) <= 0:  # rows that differ in length, or one column
+    blank = _below_title(_rows(lines, BLANKS)) if not said and _score(options[separator]) <= 0 else []
+    if _score(blank) >= _EVEN and blank[1:] and all(map(_has_number, blank[1:])):
+        separator, options[BLANKS] = BLANKS, blank
+    elif not said and _score(options[separator]) <= 0:  # rows that differ in length, or one column
         first = next((line for line in lines if line.strip()), "")
         separator = max(_SEPARATORS, key=first.count) if set(_SEPARATORS) & set(first) else ONE_COLUMN
     found = options[separator] if separator in options else _rows(lines, ONE_COLUMN)
@@ -141,6 +147,8 @@ def _marks(cells: Sequence[str], separator: str) -> tuple[bool, str]:
 
 
 def _rows(lines: Sequence[str], separator: str) -> list[_Row]:
+    if separator == BLANKS:
+        return [_Row(_by_blanks(line), at) for at, line in enumerate(lines) if line.strip()]
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     rows, line = [], 0
     try:
@@ -165,6 +173,8 @@ def _score(rows: Sequence[_Row]) -> float:
 
 def split(line: str, dialect: Dialect) -> list[str]:
     """The cells of one line."""
+    if dialect.separator == BLANKS:
+        return _by_blanks(line)
     if '"' in line:
         cells = next(csv.reader([line], delimiter=dialect.separator, skipinitialspace=True), [])
     else:
@@ -172,6 +182,10 @@ def split(line: str, dialect: Dialect) -> list[str]:
     if dialect.ends and len(cells) >= dialect.width and not cells[-1].strip():
         cells = cells[:-1]
     return cells
+
+
+def _by_blanks(line: str) -> list[str]:
+    return [cell.strip('"') for cell in re.findall(r'"[^"]*"|#\s*\S+|\S+', line)]
 
 
 def is_missing(cell: object) -> bool:

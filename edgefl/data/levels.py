@@ -25,6 +25,8 @@ Targets = npt.NDArray[np.float64]
 _MARK = "~"
 #: Levels of a target at most: ten samples between two of them with the 350 rows of a small table.
 MOST_LEVELS = 33
+#: Share of the predicted distribution within a number's interval.
+CENTRAL = 0.8
 
 
 def level_names(targets: Targets) -> tuple[str, ...]:
@@ -72,6 +74,16 @@ def as_labels(targets: Targets, names: Sequence[str] = ()) -> tuple[npt.NDArray[
 def expected_value(probabilities: npt.ArrayLike, levels: Targets) -> Targets:
     """The mean of the levels [N] under probabilities [N, K]."""
     return np.asarray(probabilities, np.float64) @ levels
+
+
+def central_interval(probabilities: npt.ArrayLike, levels: Targets) -> list[float]:
+    """Bounds [2] of the middle ``CENTRAL`` of one distribution [K] over the levels [K].
+
+    As much lies below as above; between two levels P(level below) + p / 2 is linear.
+    """
+    p = np.asarray(probabilities, np.float64)
+    bounds: list[float] = np.interp(((1 - CENTRAL) / 2, (1 + CENTRAL) / 2), p.cumsum() - p / 2, levels).tolist()
+    return bounds
 
 
 def between_levels(targets: Tensor, levels: npt.ArrayLike) -> Tensor:

@@ -50,13 +50,16 @@ def read_picture(path: Path, shape: tuple[int, ...], crop: Literal["stretch", "c
     return np.asarray(pixels[:, :, None] if grey else np.repeat(pixels[:, :, None], 3, axis=2))
 
 
-def picture_size(path: Path) -> tuple[int, int]:
-    """(height, width) of a picture that is whole. Raises DataError, MissingDependencyError."""
+def picture_facts(path: Path) -> tuple[int, int, int]:
+    """(height, width, largest value where it has 16 bit, else 0) of a picture that is whole.
+
+    Raises DataError, MissingDependencyError.
+    """
     with opened(path) as image:
         size = image.height, image.width
         image.draft("L", (8, 8))  # of a .jpg an eighth is decoded, which shows as well where it ends early
         image.load()
-        return size
+        return (*size, int(image.convert("I").getextrema()[1]) if image.mode.startswith("I") else 0)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from edgefl.data.encoders import Encoder, Encoders
 from edgefl.data.readers import SampleError, read_samples, read_text, target
 from edgefl.data.recording import GAP, Windows, joined, least
 from edgefl.data.suffixes import PICTURES, SOUNDS
+from edgefl.data.table_cells import without_values
 from edgefl.errors import DataError, Problem
 
 #: Ends of a single sample's file -> kinds of modality it may hold.
@@ -55,9 +56,11 @@ def raw_samples(files: Mapping[str, Value], encoders: Encoders) -> Dataset:
     values: dict[str, Array] = {}
     windows: dict[str, Windows] = {}
     notes: list[str] = []
+    lacking: set[str] = set()
     for m, value in files.items():
-        cells, told = _by_column(m, value, encoders[m])
+        cells, told, absent = _by_column(m, value, encoders[m])
         notes += told
+        lacking |= absent
         try:
             found = _read(cells, encoders[m])
         except SampleError as error:
@@ -67,18 +70,23 @@ def raw_samples(files: Mapping[str, Value], encoders: Encoders) -> Dataset:
         else:
             values[m] = found.values[0]
     name = "+".join(value.name if isinstance(value, Path) else m for m, value in files.items())
-    return replace(_stacked(name, values, windows), notes=tuple(notes))
+    data = _stacked(name, values, windows)
+    return replace(data, notes=(*notes, *without_values(data, encoders, lacking)))
 
 
-def _by_column(m: str, value: Value, encoder: Encoder) -> tuple[Value, list[str]]:
-    """A table's row by the model's own names of columns, and sentences on what it lacks or has beside them."""
+def _by_column(m: str, value: Value, encoder: Encoder) -> tuple[Value, list[str], set[str]]:
+    """A table's row by the model's own names of columns, sentences on what it lacks or has beside them, and the names
+    of what it lacks.
+    """
     if not isinstance(value, Mapping) or not encoder.columns:
-        return value, []
+        return value, [], set()
     wanted = {column.name: None for column in encoder.columns}
     names = column_names(value, list(wanted))
     row = {names.renamed.get(name, name): cell for name, cell in value.items()}
     notes = names.notes("its cell is missing, as null is")
-    return row, [f"{m}: {note}" for note in (*notes, *others([name for name in row if name not in wanted]))]
+    notes += others([name for name in row if name not in wanted])
+    absent = {name for name, cell in row.items() if cell is None}  # said to be missing
+    return row, [f"{m}: {note}" for note in notes], {*names.lacking, *absent}
 
 
 def _stacked(name: str, values: Mapping[str, Array], windows: Mapping[str, Windows]) -> Dataset:

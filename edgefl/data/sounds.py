@@ -30,6 +30,8 @@ def read_sound(path: Path) -> tuple[Samples, int]:
     library = _soundfile(path)
     if library is None:
         return read_wav(path)
+    if _half_floats(path):
+        raise DataError("holds floating-point numbers of 16 bit, which are not read; save it in 32 bit, or as PCM")
     with _readable(library), library.SoundFile(path) as sound:
         rate = _usable(sound.samplerate)
         parts, count, most, loudest = [], 0, int(MAX_CLIP_S * rate), 0.0
@@ -37,7 +39,7 @@ def read_sound(path: Path) -> tuple[Samples, int]:
             parts.append(block.mean(axis=1, dtype=np.float32))
             loudest = max(loudest, float(np.abs(block).max()))
             if (count := count + len(block)) > most:
-                raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
+                raise _too_long(max(count, sound.frames), rate)
     if not parts:
         raise DataError("the clip is empty")
     samples = np.concatenate(parts)
@@ -53,7 +55,7 @@ def read_wav(path: Path) -> tuple[Samples, int]:
             rate, channels, width = _usable(sound.getframerate()), sound.getnchannels(), sound.getsampwidth()
             if width not in {1, 2, 4}:
                 raise wave.Error(f"{8 * width} bit")
-            data = sound.readframes(int(MAX_CLIP_S * rate) + 1)
+            frames, data = sound.getnframes(), sound.readframes(int(MAX_CLIP_S * rate) + 1)
     except (wave.Error, EOFError, ZeroDivisionError, RuntimeError) as error:  # RuntimeError: lengths that disagree
         raise DataError(
             f"not a readable .wav of 8, 16 or 32 bit PCM: {error or 'it ends early'}; other kinds need the package "
@@ -63,11 +65,24 @@ def read_wav(path: Path) -> tuple[Samples, int]:
     if not usable:
         raise DataError("the clip is empty")
     if usable > int(MAX_CLIP_S * rate) * width * channels:
-        raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
+        raise _too_long(frames, rate)
     raw = np.frombuffer(data[:usable], dtype={1: "<u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
     scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
     mixed = scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32)
     return _audible(mixed, float(np.abs(scaled).max())), rate
+
+
+def _half_floats(path: Path) -> bool:
+    """Whether a .wav says so; libsndfile calls that an internal error."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    form = head[head.find(b"fmt ") + 8 :]
+    return head.startswith(b"RIFF") and form[:2] == b"\3\0" and form[14:16] == b"\x10\0"
+
+
+def _too_long(frames: int, rate: int) -> DataError:
+    lasts = f"lasts {frames / rate:.1f} s, and at most {MAX_CLIP_S:.0f} s are taken"
+    return DataError(f"{lasts}; cut it into shorter files")
 
 
 def _audible(mixed: Samples, loudest: float) -> Samples:

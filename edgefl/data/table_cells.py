@@ -7,13 +7,15 @@ NaN, ?) is missing, and so is a category that the column does not have.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from edgefl.data.arrays import Array
+from edgefl.data.dataset import Dataset
 from edgefl.data.dates import moment_of
 from edgefl.data.dialect import apart, is_missing, with_point
+from edgefl.data.encoders import Encoders
 from edgefl.errors import DataError
 from edgefl.records import TableColumn
 
@@ -43,6 +45,19 @@ def cells_of(value: object, columns: Sequence[TableColumn], count: int = 0) -> A
         names = ", ".join(column.name for column in known[:5]) + (", …" if len(known) > 5 else "")
         raise DataError(f"has no cell of its {len(known)} columns: {names}")
     return np.array([(0.0, 0.0) if number is None else (number, 1.0) for number in numbers], np.float32)
+
+
+def without_values(data: Dataset, encoders: Encoders, lacking: Collection[str]) -> list[str]:
+    """A sentence on rows without a value in columns but those ``lacking``; [] where there are none."""
+    counts: dict[str, int] = {}
+    for m, encoder in encoders.items():
+        if encoder.kind == "table" and encoder.columns and m in data.modalities:
+            empty = (np.asarray(data.modalities[m])[:, :, 1] == 0).sum(axis=0).tolist()
+            counts |= {column.name: n for column, n in zip(encoder.columns, empty, strict=True)}
+        elif encoder.kind == "text" and m in data.present:
+            counts |= {column.name: int((~data.present[m]).sum()) for column in encoder.columns}
+    told = [f"{name!r} {n}" for name, n in counts.items() if n and name not in lacking]
+    return [f"rows without a value that the model knows: {', '.join(told)} of {len(data)}"] if told else []
 
 
 def number_of(cell: object, column: TableColumn) -> float | None:

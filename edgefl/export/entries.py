@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import THRESHOLD, classes_in, plain_names
+from edgefl.data.levels import central_interval, levels_in
 from edgefl.export.recordings import of_recordings
 from edgefl.export.runtime import Answers
 
@@ -24,9 +26,10 @@ def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: st
     told: dict[str, object] = {"id": name, "bundle": answers.bundle, "given": list(answers.modalities)}
     if not len(found.classes):
         return {**told, "embeddings": {m: vectors[at].tolist() for m, vectors in embeddings(answers).items()}}
-    told |= {"label": found.labels[at], "probability": float(found.probabilities[at].max()), "truth": truth}
+    likeliest = None if found.values is not None else float(found.probabilities[at].max())
+    told |= {"label": found.labels[at], "probability": likeliest, "truth": truth}
     if found.values is not None:
-        told["value"] = float(found.values[at])
+        told |= {"value": float(found.values[at]), "interval": interval(found.probabilities[at], labels)}
     if (several := classes_in(labels)) is not None:
         likely = zip(several, found.probabilities[at], strict=True)
         told["labels"] = [name for name, probability in likely if probability >= THRESHOLD]
@@ -34,6 +37,12 @@ def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: st
     if found.matched:
         told["matched"] = {m: matched(answers, m, at, labels) for m in found.matched if m not in answers.modalities}
     return told
+
+
+def interval(probabilities: npt.ArrayLike, labels: Sequence[str]) -> list[float] | None:
+    """The 80 % interval of a number, by the probabilities [K] of its levels; None: the labels are classes."""
+    levels = levels_in(labels)
+    return None if levels is None else central_interval(probabilities, levels)
 
 
 def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequence[str]) -> list[dict[str, object]]:
@@ -44,6 +53,7 @@ def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequenc
             "windows": row.windows,
             "label": row.label,
             "truth": row.truth,
+            "interval": interval(row.probabilities, labels),
             "probabilities": dict(zip(plain_names(labels), row.probabilities.tolist(), strict=True)),
         }
         for row in of_recordings(data, answers, labels)

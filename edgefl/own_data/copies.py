@@ -1,10 +1,13 @@
-"""Copies among a user's pictures and sounds: the same file under two names tells nothing about new ones."""
+"""Copies among a user's samples, within them or in the test set: the same tells nothing about new ones."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from pathlib import Path
+
+import msgspec
 
 from edgefl.own_data.understood import Sample, Understood
 
@@ -38,6 +41,25 @@ def leave_copies_out(found: Understood) -> None:
             f"{copies} of {len(found.samples)} samples are copies of others, to the byte: left out{labels}"
         )
         found.samples = kept
+
+
+def say_shared(found: Understood, test: Understood) -> None:
+    """Say how many samples of a test set that is given are among those to train on, label and all."""
+    known = {_content(found, sample) for sample in found.samples}
+    if shared := sum(_content(test, sample) in known for sample in test.samples):
+        found.said.append(
+            f"{shared} of the {len(test.samples)} samples of the test set are trained on, too, with the same label: "
+            "only the others are new"
+        )
+
+
+def _content(found: Understood, sample: Sample) -> bytes:
+    """Label and values, of files by their hash."""
+    values: list[object] = [sample.label]
+    for m, value in sorted(sample.values.items()):
+        there = isinstance(value, str) and os.path.isfile(found.root / value)  # noqa: PTH113 - a text may be no path
+        values += [m, _digest(found.root / str(value)).hex() if there else value]
+    return msgspec.json.encode(values, order="sorted")
 
 
 def _files(found: Understood, sample: Sample) -> list[str]:

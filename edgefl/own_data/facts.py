@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl.data.arrays import read_npy
 from edgefl.data.encoding import decoded
-from edgefl.data.pictures import picture_size
+from edgefl.data.pictures import DEEPEST, picture_facts
 from edgefl.data.readers import inside
 from edgefl.data.recording import Recording, is_number, read_csv
 from edgefl.data.sounds import read_sound
@@ -33,7 +33,8 @@ _NAMED = 5
 class Facts(NamedTuple):
     """Properties of a modality's values. Empty where its kind has no such thing.
 
-    ``sides``: the shorter sides of pictures, in pixels; ``alike``: whether all have one shape; ``seconds``: of sounds;
+    ``sides``: the shorter sides of pictures, in pixels; ``alike``: whether all have one shape; ``peak``: the largest
+    value of those of 16 bit, 0: there are none; ``seconds``: of sounds;
     ``words``: of texts; ``steps``: rows of recordings, of one with ``gaps`` of its longest stretch without;
     ``channels``; ``rate``: Hz by their time columns, 0: not known; ``columns``: of the user's table that it is read
     from.
@@ -42,6 +43,7 @@ class Facts(NamedTuple):
     kind: str
     sides: Sequence[int] = ()
     alike: bool = True
+    peak: int = 0
     seconds: Sequence[float] = ()
     words: Sequence[int] = ()
     steps: Sequence[int] = ()
@@ -77,10 +79,10 @@ def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Fac
         listed = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:_NAMED])
         more = f"; … and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise DataError(
-            f"{len(bad)} of {len(values)} files of {modality} cannot be read ({listed}{more})",
+            f"{len(bad)} of {len(values)} files of {modality} cannot be used ({listed}{more})",
             remedy="Mend or remove them, or leave such files out by --skip-bad.",
         )
-    found.unused |= {name: f"cannot be read: {why}" for name, why in bad.items()}
+    found.unused |= {name: f"cannot be used: {why}" for name, why in bad.items()}
     for sample in found.samples if bad else ():
         if str(sample.values.get(modality)) in bad:
             del sample.values[modality]
@@ -89,6 +91,9 @@ def facts_of(found: Understood, modality: str, *, skip_bad: bool = False) -> Fac
     if 0 < gathered.rate <= _SLOW_HZ:
         every = f"{1 / gathered.rate:.6g} s"
         found.said.append(f"the rows of {modality} come every {every}; if not, name the unit of their time, as time_ms")
+    if 0 < gathered.peak <= DEEPEST // 4:
+        way = f"nearly black: multiply them by {(DEEPEST + 1) >> gathered.peak.bit_length()}"
+        found.said.append(f"the 16-bit pictures of {modality} go up to {gathered.peak} of {DEEPEST}, {way}")
     return gathered
 
 
@@ -97,12 +102,14 @@ def _spread(values: Sequence[object]) -> list[object]:
     return list(values[::step][:LOOKED_AT])
 
 
-def _picture(root: Path, value: object) -> tuple[int, int]:
-    return picture_size(inside(root, value))
+def _picture(root: Path, value: object) -> tuple[int, int, int]:
+    return picture_facts(inside(root, value))
 
 
-def _pictures(shapes: list[tuple[int, int]]) -> Facts:
-    return Facts("vision", sides=[min(shape) for shape in shapes], alike=len(set(shapes)) == 1)
+def _pictures(seen: list[tuple[int, int, int]]) -> Facts:
+    shapes = [(height, width) for height, width, _ in seen]
+    peak = max(each[2] for each in seen)
+    return Facts("vision", sides=[min(shape) for shape in shapes], alike=len(set(shapes)) == 1, peak=peak)
 
 
 def _sound(root: Path, value: object) -> float:

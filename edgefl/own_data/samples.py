@@ -45,7 +45,8 @@ def understand(source: Path, template: str = "", roles: Roles = NO_ROLES, *, mad
     if source.suffix.lower() not in SUFFIXES:
         raise DataError(
             f"{source}: files of this kind are not read",
-            remedy=f"Give a folder, .npz, or {', '.join(sorted(SUFFIXES))}.",
+            remedy=f"Give a folder, .npz, or {', '.join(sorted(SUFFIXES))}; a table of text may be renamed to .csv, "
+            "whatever separates its cells, blanks too.",
         )
     root = source.parent
     table = read_table(source, lambda text: inside_folder(root, text), roles=roles)

@@ -17,7 +17,7 @@ from edgefl.data.recording import is_number
 from edgefl.data.sources import MANIFEST_SUFFIX
 from edgefl.data.values import pixel_fault
 from edgefl.errors import DataError, StoreError
-from edgefl.own_data.copies import leave_copies_out
+from edgefl.own_data.copies import leave_copies_out, say_shared
 from edgefl.own_data.draft import Outline, recipe_for
 from edgefl.own_data.facts import Facts, facts_of
 from edgefl.own_data.given_manifest import from_manifest
@@ -92,6 +92,8 @@ def from_files(
     written = _write_manifests([(part, _manifest_of(part, run_file)) for part in new], force=force)
     at = {id(part): part.root if path.parent == part.root else path for part, path in zip(new, written, strict=True)}
     places = [at.get(id(part), part.root) for part in parts]
+    if held is not None:
+        say_shared(found, held)
     said = list(found.said)
     if held is not None:
         said.append(f"{held.root.name} is the test set, of {len(held.samples)} samples")

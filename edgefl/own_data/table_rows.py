@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl.data.dates import date_form
-from edgefl.data.dialect import MISSING, SAMPLE, Dialect, apart, dialect_of, is_missing, plain
+from edgefl.data.dialect import BLANKS, MISSING, SAMPLE, Dialect, apart, dialect_of, is_missing, plain
 from edgefl.data.encoding import encoding_of
 from edgefl.data.label_sets import SEPARATOR
 from edgefl.data.recording import TIME, is_number
@@ -95,8 +95,8 @@ def _csv(path: Path, most: int | None) -> tuple[Rows, Dialect]:
             for _ in range(dialect.above):
                 file.readline()
             frame = pd.read_csv(
-                file, sep=dialect.separator, header=0, names=_once(columns), index_col=False, dtype=str,
-                na_filter=False, skipinitialspace=True, nrows=most,
+                file, sep=r"\s+" if dialect.separator == BLANKS else dialect.separator, header=0, names=_once(columns),
+                index_col=False, dtype=str, na_filter=False, skipinitialspace=True, nrows=most,
             )  # fmt: skip
     except (ValueError, pd.errors.ParserError) as error:
         if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from edgefl.data.column_names import ColumnNames, column_names
 from edgefl.data.dataset import Dataset
@@ -18,6 +17,7 @@ from edgefl.data.labels import class_name
 from edgefl.data.levels import levels_in
 from edgefl.data.recording import is_number
 from edgefl.data.regular_files import regular_file
+from edgefl.data.table_cells import without_values
 from edgefl.errors import DataError, Problem
 from edgefl.models.spec import EncoderSpec
 from edgefl.own_data.cut_tables import write_recordings
@@ -58,7 +58,7 @@ def read_trained(
         samples = _recordings(table, recorded, root) if recorded else _rows(table, encoders)
         data = read_known(samples, root, path, encoders, labels, bad_samples)
     inputs = names.notes("its cells are missing")
-    notes = (*inputs, *truth.notes("no score"), *_without_values(data, encoders, names))
+    notes = (*inputs, *truth.notes("no score"), *without_values(data, encoders, names.lacking))
     return replace(data, notes=notes)
 
 
@@ -94,19 +94,6 @@ def _named_alike(rows: list[dict[str, str]], encoders: Encoders, label_column: s
     if renamed := {**names.renamed, **truth.renamed}:
         rows[:] = [{renamed.get(name, name): cell for name, cell in row.items()} for row in rows]
     return names, truth
-
-
-def _without_values(data: Dataset, encoders: Encoders, names: ColumnNames) -> list[str]:
-    """A sentence on rows without a value in columns at hand; [] where there are none."""
-    counts: dict[str, int] = {}
-    for m, encoder in encoders.items():
-        if encoder.kind == "table" and m in data.modalities:
-            empty = (np.asarray(data.modalities[m])[:, :, 1] == 0).sum(axis=0).tolist()
-            counts |= {column.name: n for column, n in zip(encoder.columns, empty, strict=True)}
-        elif encoder.kind == "text" and m in data.present:
-            counts |= {column.name: int((~data.present[m]).sum()) for column in encoder.columns}
-    told = [f"{name!r} {n}" for name, n in counts.items() if n and name not in names.lacking]
-    return [f"rows without a value that the model knows: {', '.join(told)} of {len(data)}"] if told else []
 
 
 def _check_columns(table: Table, encoders: Encoders) -> None:

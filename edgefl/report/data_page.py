@@ -12,6 +12,7 @@ import numpy as np
 from edgefl.data.arrays import Array, Rows, chosen
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import plain_names
+from edgefl.label_spaces import spaces_in
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import TableColumn
 from edgefl.report import units
@@ -128,8 +129,11 @@ def remarks(data: Data) -> Iterator[str]:
         yield f"Left out, in {len(data.skipped)} places; the first: {data.skipped[0]}"
     if data.test.targets is None:
         names = plain_names(data.test.label_names)
+        set_of = {c: name for name, places in spaces_in(data.test.label_names).items() for c in places}
         for name, share in list(data.shares.items())[:3]:
-            lacking = [label for label, n in zip(names, share.class_counts(), strict=False) if not n]
+            counts = share.class_counts()[: len(names)]
+            own = {set_of.get(c) for c, n in enumerate(counts) if n} or {None}
+            lacking = [names[c] for c, n in enumerate(counts) if not n and set_of.get(c) in own]
             if lacking and share.labels is not None:
                 yield f"{name} has no sample of {', '.join(lacking[:5])}{' and others' if len(lacking) > 5 else ''}."
     for m in data.encoders:

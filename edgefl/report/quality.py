@@ -111,9 +111,8 @@ def evaluation(report: RunReport) -> Grid:
     given: dict[tuple[str, ...], dict[str, EvaluationRow]] = {}
     for row in sorted(rows, key=lambda row: (-len(row.available), row.available)):
         given.setdefault(row.available, {})[row.missing] = row
-    notes = [
-        "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask."
-    ]
+    alone = " Alone: the model gets this modality only and fills in the others by a mask."
+    notes = ["One global model on the test set." + alone * (len({m for row in rows for m in row.available}) > 1)]
     if matchers := ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher)):
         notes.append(f"Prototype mask: classes matched by {matchers}.")
     if scores := report.reference.scores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import NamedTuple
 
 from edgefl.records import EvaluationRow
@@ -17,6 +18,8 @@ _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seven
 _NAMED = 2
 #: Share of a score that a run may lie below a simple model, by the model's name; of others ``_LITTLE``.
 _ADMITTED, _LITTLE = {"forest": 0.03}, 0.01
+#: Loss of the last quarter of a stage's rounds over that of the quarter before, below which more rounds may help.
+_FELL = 0.97
 #: Share of a score that later stages may lose without a word.
 _LOST = 0.03
 
@@ -185,6 +188,31 @@ def below(reference: Reference, score: float) -> str:
     return f"Below a simple model: {name} has {reached} on the same samples, all in one place, and this run {of}.{way}"
 
 
+def ways(report: RunReport) -> str:
+    """Advice for a run below a simple model, by its own figures; "" where they support none."""
+    encoders = report.config.get("run", {}).get("model", {}).get("encoders", {})
+    texts = [m for m, each in encoders.items() if each.get("kind") == "text" and not each.get("pretrained")]
+    found = [f"a pretrained encoder of {' and '.join(texts)} (edgefl init … --pretrained)"] if texts else []
+    done = [row for row in report.assignments if row.status == "done"]
+    last = [row for row in done if row.stage == max(row.stage for row in done)]
+    for metric, name in (("received_loss", "loss on the devices' hold-outs"), ("loss", "training loss")):
+        by_round: dict[int, list[float]] = {}
+        for row in last:
+            if metric in row.metrics:
+                by_round.setdefault(row.round, []).append(row.metrics[metric])
+        levels = [statistics.mean(by_round[number]) for number in sorted(by_round)]
+        quarter = len(levels) // 4
+        if quarter:
+            was, now = statistics.mean(levels[-2 * quarter : -quarter]), statistics.mean(levels[-quarter:])
+            rounds = [stage["rounds"] for stage in report.stages]
+            more = ",".join(map(str, [*rounds[:-1], *(2 * each for each in rounds[-1:])]))
+            if now < _FELL * was:
+                less = units.percent(1 - now / was)
+                found.append(f"more rounds (--set training.rounds=[{more}]): the {name} fell to the end, by {less}")
+            break
+    return f"Try {', or '.join(found)}." if found else ""
+
+
 def lost(report: RunReport) -> str:
     """Warning of a score lost by later stages; "" where none was."""
     metric = quality.primary_metric(report)
@@ -205,8 +233,9 @@ def lost(report: RunReport) -> str:
 def troubles(report: RunReport) -> list[str]:
     """Faults of a run as sentences: how it ended unfinished, refusals with both numbers, absences, warnings.
 
-    First that it is below a simple model, if it is.
+    First that it is below a simple model, if it is, and what to try.
     """
     below, standing = below_reference(report), rounds.standing(report)
     warned = [f"Warning: {text}." for text in rounds.warnings(report)]
-    return [*filter(None, (below, lost(report), standing)), *decisions.sentences(report), *warned]
+    advice = ways(report) if below else ""
+    return [*filter(None, (below, advice, lost(report), standing)), *decisions.sentences(report), *warned]

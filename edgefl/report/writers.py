@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from rich.console import Console
@@ -89,10 +89,15 @@ def to_json(report: RunReport) -> str:
 def to_csv(report: RunReport) -> str:
     """One line per device, attempt and figure, in base units (B, FLOP, s, J, °C). A missing number is an empty field
     with its ``reason`` in the next column."""
+    return csv_text(CSV_COLUMNS, figure_rows(report))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
+    """A table as CSV: an empty field for None."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    writer.writerows([inert(_field(cell)) for cell in row] for row in figure_rows(report))
+    writer.writerow(map(inert, columns))
+    writer.writerows([inert(_field(cell)) for cell in row] for row in rows)
     return out.getvalue()
 
 

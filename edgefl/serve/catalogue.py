@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.data.encoders import Encoders
 from edgefl.data.label_sets import plain_names
 from edgefl.data.readers import Target, target
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import MANIFEST_FILE, Manifest, Port
 from edgefl.export.runtime import Bundle, choose, encoders, find_bundles, load_bundle
 from edgefl.export.session import Device, runs_on
+from edgefl.models.spec import EncoderSpec
 
 #: A model's name is a part of URLs and topics.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,7 +36,7 @@ class Model:
         return {path: bundle.manifest for path, bundle in self.bundles.items()}
 
     @property
-    def encoders(self) -> Encoders:
+    def encoders(self) -> dict[str, EncoderSpec]:
         """Every modality it takes."""
         return encoders(self.manifests)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -17,10 +18,13 @@ from edgefl.data.raw_sample import Value, raw_samples
 from edgefl.data.readers import read_text
 from edgefl.errors import DataError, ExportError
 from edgefl.export.entries import SCHEMA, entry, matched, recording_entries
+from edgefl.export.recordings import truth_of
 from edgefl.export.runtime import Answers, Bundle
+from edgefl.own_data.table_rows import read_rows
+from edgefl.own_data.trained_tables import read_trained, takes_tables
 from edgefl.serve.batching import Batcher, Work
 from edgefl.serve.catalogue import Catalogue, Model
-from edgefl.serve.limits import MAX_WINDOWS, Limits, Refused, Room, busy
+from edgefl.serve.limits import MAX_CSV_BYTES, MAX_CSV_LINE, MAX_WINDOWS, Limits, Refused, Room, busy
 from edgefl.serve.metrics import Metrics
 from edgefl.serve.tensors import InferRequest, Reply, Scalar, bad, decode_request, encode_reply
 
@@ -109,7 +113,7 @@ class Engine:
         model = self.catalogue.main
 
         def read() -> tuple[Dataset, list[_Part]]:
-            data = raw_samples(files, model.encoders)
+            data = _samples(files, model)
             if len(data) > MAX_WINDOWS:
                 raise Refused(413, f"{data.ids[0]}: {len(data)} windows; at most {MAX_WINDOWS} are answered", "Cut it.")
             return data, list(_parts(model, data, mask, self.limits.batch_rows))
@@ -122,7 +126,8 @@ class Engine:
             answers.append(replace(found.answers, rows=part.rows))
             how = {"mask": found.answers.mask, "filled": found.filled}
             for at, row in enumerate(part.rows.tolist()):
-                entries[row] = entry(found.answers, at, data.ids[row], model.names) | how
+                truth = truth_of(data, row)
+                entries[row] = entry(found.answers, at, data.ids[row], model.names, truth) | how
         return msgspec.json.encode(
             {
                 "schema": SCHEMA,
@@ -178,6 +183,31 @@ class Engine:
             return await asyncio.get_running_loop().run_in_executor(self._reader, what)
         finally:  # one that is given up before its turn is not read
             self._reading -= 1
+
+
+def _samples(files: Mapping[str, Value], model: Model) -> Dataset:
+    """The rows of a table that is alone, else the one sample of all parts. Raises Refused, DataError."""
+    encoders, manifest = model.encoders, model.first.manifest
+    for m, file in files.items():
+        kinds = {"table", "text"} if len(files) == 1 else {"table"}
+        if not isinstance(file, Path) or m not in encoders or encoders[m].kind not in kinds:
+            continue
+        if not takes_tables(file, {m: encoders[m]}):
+            continue
+        size = file.stat().st_size
+        lines = [size] if size > MAX_CSV_BYTES else list(map(len, file.read_bytes().splitlines()))
+        if len(lines) > MAX_WINDOWS or max(lines, default=0) > MAX_CSV_LINE:
+            most = f"{MAX_CSV_BYTES} bytes, {MAX_WINDOWS} lines or {MAX_CSV_LINE} bytes a line"
+            raise Refused(413, f"the table '{m}' has more than {most}", "Send it in pieces.")
+        if len(files) == 1:
+            return read_trained(file, encoders, model.names, manifest.label_column)
+        rows = read_rows(file).rows
+        if len(rows) != 1:
+            what = f"the table '{m}' has {len(rows)} rows, and the other parts are of one sample"
+            raise bad(what, "Send one row with them, or the table alone: each of its rows is answered.")
+        row = {name: cell for name, cell in rows[0].items() if name != manifest.label_column}
+        return raw_samples({**files, m: row}, encoders)
+    return raw_samples(files, encoders)
 
 
 def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[Bundle, Work]:

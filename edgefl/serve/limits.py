@@ -16,6 +16,10 @@ TOKEN = "EDGEFL_SERVE_TOKEN"  # noqa: S105 - the variable's name
 #: Bytes of the JSON in a request: three pictures of 224 x 224 as text. Numbers in JSON take some sixteen times their
 #: text as objects; larger tensors travel as binary data, which needs no more than its bytes.
 MAX_JSON_BYTES = 8 * 2**20
+#: Bytes of a table: a cell of two takes some 70 in memory, and one table is read at a time.
+MAX_CSV_BYTES = 2**20
+#: Bytes of one of its lines: pandas took 14 s and 500 MB for one of 500,000 cells.
+MAX_CSV_LINE = 2**15
 #: Tensors a request may name: models here have at most a dozen inputs and outputs.
 MAX_TENSORS = 64
 #: Axes of a tensor; encoders take three beside the batch. Values along one: no body may have more bytes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from edgefl.api.runs import referenced
 from edgefl.data.dataset import Dataset
 from edgefl.records import EvaluationRow
 from edgefl.report import quality, story
-from edgefl.run_records import DeviceRow, Reference, RunReport
+from edgefl.run_records import AssignmentRow, DeviceRow, Reference, RunReport
 from edgefl.storage.disk import REFERENCE
 
 
@@ -92,6 +93,33 @@ def test_a_run_below_a_simple_model_says_so_first() -> None:
 def test_a_simple_model_on_one_modality_is_a_way_out() -> None:
     below = report(0.3, **{"ridge": 0.2, "ridge on features alone": 0.5})
     assert story.troubles(below)[0].endswith("try a run file with the encoder of features only.")
+
+
+def falling(metric: str, *levels: float, **encoder: str) -> RunReport:
+    """A run below a simple model whose last stage had these levels of a loss, one a round, on two devices."""
+    below = report(0.5, **{"logistic regression": 0.9})
+    rows = [
+        AssignmentRow(name, 2, number, status="done", metrics={metric: level + apart})
+        for number, level in enumerate(levels, 1)
+        for name, apart in (("left", 0.1), ("right", -0.1))
+    ]
+    rows.append(AssignmentRow("left", 1, 1, status="done", metrics={metric: 99}))
+    config = {"run": {"model": {"encoders": {"note": {"kind": "text", "pretrained": "", **encoder}}}}}
+    stages = ({"index": 1, "rounds": 3}, {"index": 2, "rounds": len(levels)})
+    return msgspec.structs.replace(below, assignments=tuple(rows), stages=stages, config=config)
+
+
+def test_a_run_below_a_simple_model_says_what_its_figures_suggest() -> None:
+    """Of four rounds the last quarter is the fourth: 0.8 is 20 % below the third's 1.0."""
+    more = "more rounds (--set training.rounds=[3,8]): the {} fell to the end, by 20.0 %."
+    text = "Try a pretrained encoder of note (edgefl init … --pretrained)"
+    assert story.troubles(falling("loss", 2, 1, 1, 0.8))[1] == f"{text}, or {more.format('training loss')}"
+    held = falling("received_loss", 2, 1, 1, 0.8, pretrained="minilm")
+    assert story.troubles(held)[1] == "Try " + more.format("loss on the devices' hold-outs")
+    assert story.ways(falling("loss", 2, 1, 1, 0.99)) == story.ways(falling("loss", 2, 0.5)) == f"{text}."
+    assert story.ways(falling("loss", 2, 1, 1, 1.2, kind="table")) == story.ways(RunReport()) == ""
+    good = msgspec.structs.replace(falling("loss", 2, 1, 1, 0.8), reference=Reference("accuracy", {"forest": 0.4}))
+    assert not any("Try" in trouble for trouble in story.troubles(good))
 
 
 def test_a_forest_on_one_modality_is_admitted_as_much_as_one_on_all() -> None:

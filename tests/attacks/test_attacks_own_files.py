@@ -124,7 +124,7 @@ def test_a_sound_of_0_hz_is_refused_in_words(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[24:28] = bytes(4)
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"1 of 1 files of audio cannot be read \(a/x\.wav: "):
+    with pytest.raises(DataError, match=r"1 of 1 files of audio cannot be used \(a/x\.wav: "):
         facts_of(understand(tmp_path), "audio")
 
 

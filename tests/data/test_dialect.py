@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.data.dialect import ONE_COLUMN, dialect_of
+from edgefl.data.dialect import BLANKS, ONE_COLUMN, dialect_of
 from edgefl.data.recording import TIME, read_csv
 from edgefl.data.table_cells import cells_of
 from edgefl.errors import DataError
@@ -33,6 +33,9 @@ def written(separator: str, comma: str = ".", quote: str = "", end: str = "", he
         written(";"),
         written("\t"),
         written(";", comma=","),
+        written("   "),
+        written("  ", comma=","),
+        "# " + written(" "),
         written(",", quote='"'),
         written(",", quote='"', comma=","),
         written(",", end=","),
@@ -246,8 +249,15 @@ def test_the_unit_of_large_time_stamps(tmp_path: Path, first: int, period: int):
     np.testing.assert_allclose(np.diff(times), 0.02, rtol=1e-3)
 
 
-def test_what_a_dialect_says():
+def test_what_a_dialect_says(tmp_path: Path):
     found = dialect_of('"a","b"\n"1",2,"x, y"\n"2",4,"z"\n', whole=True)  # as R writes names of rows
     assert (found.separator, found.head, found.numbered, found.ends) == (",", ("a", "b"), True, False)
+    text = '"len" "kind"\n"1"  5.1 "so so"\n"2" 14.9 b\n'  # as R writes tables
+    blanks = dialect_of(text, whole=True)
+    assert (blanks.separator, blanks.head, blanks.numbered) == (BLANKS, ("len", "kind"), True)
+    (path := tmp_path / "a.csv").write_text(text)
+    assert read_rows(path).rows == [{"len": "5.1", "kind": "so so"}, {"len": "14.9", "kind": "b"}]
+    assert dialect_of("mass kind\n", whole=True).separator == ONE_COLUMN
+    assert dialect_of("some words\nhello there\nfull stop\n", whole=True).separator == ONE_COLUMN
     assert dialect_of("words\nhello there\n", whole=True).separator == ONE_COLUMN
     assert dialect_of("", whole=True).head == ()

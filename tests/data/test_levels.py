@@ -14,6 +14,7 @@ from edgefl.data.levels import (
     MOST_LEVELS,
     as_labels,
     between_levels,
+    central_interval,
     expected_value,
     level_names,
     levels_in,
@@ -47,6 +48,14 @@ def test_a_target_is_the_mean_of_two_neighbouring_levels_by_hand() -> None:
     assert weights.tolist() == [[1, 0, 0], [0, 0.75, 0.25], [0, 0, 1], [1, 0, 0]]
     assert expected_value(weights.numpy(), levels).tolist() == [0, 15, 30, 0]
     assert nearest_level(np.array([4.9, 5.1, 21.0, np.nan]), levels).tolist() == [0, 1, 2, -1]
+
+
+def test_the_central_interval_is_read_off_the_distribution_by_hand() -> None:
+    """Levels 0, 10, 20 with 0.25, 0.5, 0.25: below the levels and half at them lie 0.125, 0.5, 0.875; 0.1 is under the
+    first of these, 0.9 over the last. With 0, 1, 0 they lie at 0, 0.5, 1: 0.1 is a fifth of the way from 0 to 10."""
+    levels = np.array([0.0, 10.0, 20.0])
+    assert central_interval([0.25, 0.5, 0.25], levels) == [0, 20]
+    assert central_interval([0, 1, 0], levels) == pytest.approx([2, 18])
 
 
 def test_the_ranked_probability_score_counts_only_rows_with_a_target() -> None:

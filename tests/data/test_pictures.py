@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from edgefl.data.pictures import picture_size, read_picture
+from edgefl.data.pictures import picture_facts, read_picture
 from edgefl.errors import DataError
 
 MODES = ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"]
@@ -74,7 +74,7 @@ def test_pictures_of_every_usual_format_are_read_by_their_content(tmp_path: Path
     colours[:, 6:] = (255, 128, 0)
     format_ = "WEBP" if name in {"wrong.jpg", "a.webp"} else None
     Image.fromarray(colours).save(tmp_path / name, format_, **({"lossless": True} if format_ else {}))
-    assert picture_size(tmp_path / name) == (8, 12)
+    assert picture_facts(tmp_path / name) == (8, 12, 0)
     np.testing.assert_array_equal(read_picture(tmp_path / name, (), "stretch"), np.float32(colours) / 255)
 
 
@@ -107,4 +107,4 @@ def test_a_picture_of_too_many_pixels_is_not_decoded(tmp_path: Path, monkeypatch
         with pytest.raises(DataError, match="10 x 10 pixels are too many"):
             read_picture(tmp_path / name, (), "stretch")
         with pytest.raises(DataError, match="too many"):
-            picture_size(tmp_path / name)
+            picture_facts(tmp_path / name)

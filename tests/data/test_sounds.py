@@ -106,6 +106,17 @@ def test_infinite_samples_are_refused(tmp_path):
         read(tmp_path, "a.wav", Target("audio"))
 
 
+def test_floats_of_16_bit_are_refused_by_name(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(999, np.float32), 8000, subtype="FLOAT")
+    data = bytearray((tmp_path / "a.wav").read_bytes())
+    at = data.find(b"fmt ") + 8
+    data[at + 14 : at + 16] = (16).to_bytes(2, "little")
+    data[at + 12 : at + 14] = (2).to_bytes(2, "little")
+    (tmp_path / "a.wav").write_bytes(data)
+    with pytest.raises(SampleError, match="floating-point numbers of 16 bit, which are not read; save it in 32 bit"):
+        read(tmp_path, "a.wav", Target("audio"))
+
+
 def test_wav_widths_and_channels_agree(tmp_path):
     wave16 = (np.sin(np.arange(4000) / 5) * 32000).astype("<i2")
     write_wav(tmp_path / "a.wav", wave16)
@@ -124,18 +135,20 @@ def test_bad_sounds(tmp_path, monkeypatch):
     (tmp_path / "a.wav").write_bytes(b"RIFF")
     write_wav(tmp_path / "slow.wav", np.zeros(10, "<i2"), rate=4000)
     write_wav(tmp_path / "none.wav", np.zeros(0, "<i2"))
-    write_wav(tmp_path / "long.wav", np.zeros(8001, "<i2"))
+    write_wav(tmp_path / "long.wav", np.zeros(10001, "<i2"))
     (tmp_path / "text.wav").write_bytes(b"no sound at all" * 9)
     monkeypatch.setattr("edgefl.data.sounds.MAX_CLIP_S", 1.0)
     for name, message in [
         ("a", "not a readable"),
         ("slow", "at least 8000 Hz"),
         ("none", "empty"),
-        ("long", "longer than 1 s"),
+        ("long", r"long.wav: lasts 1.3 s, and at most 1 s are taken; cut it into shorter files"),
         ("text", "not a readable sound: Format not recognised"),
     ]:
         with pytest.raises(SampleError, match=message):
             read(tmp_path, f"{name}.wav", Target("audio"))
+    with pytest.raises(DataError, match=r"lasts 1.3 s"):
+        read_wav(tmp_path / "long.wav")
     pretrained = target(EncoderSpec(kind="audio", input_shape=(61, 40), pretrained="some/ast"))
     with pytest.raises(SampleError, match="feature extractor"):
         read(tmp_path, "long.wav", pretrained)

@@ -19,9 +19,10 @@ import edgefl
 from coordinator.ledger.ledger import Ledger
 from edgefl import encoder_kinds
 from edgefl.api.cells import planned
+from edgefl.api.export_run import final_state
 from edgefl.data.dataset import Dataset
 from edgefl.encoder_kinds import EncoderKind, encoder_kind, given_here, name_of
-from edgefl.errors import ConfigError, EdgeFLError, ModelError
+from edgefl.errors import ConfigError, EdgeFLError, ExportError, ModelError
 from edgefl.models.check import encoder_of_size, spec_problems, state_shape
 from edgefl.models.parts import part_tensors
 from edgefl.models.spec import HeadSpec, LoraSpec, ModelSpec
@@ -262,7 +263,14 @@ def fields(source: Path, kind: object, **model: object) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_it_trains_by_stages_in_a_fleet_and_is_exported(source: Path, tmp_path: Path) -> None:
-    run = edgefl.run(fields(source, kind_of_net()), directory=tmp_path, in_process=True, page=False)
+    own = fields(source, kind_of_net())
+    run = edgefl.run(own, directory=tmp_path, in_process=True, page=False, export=False)
+    with pytest.MonkeyPatch.context() as patch:  # as another program knows it
+        patch.setattr(encoder_kinds, "_GIVEN", {})
+        with pytest.raises(ExportError, match="encoder kind 'Net' is unknown") as told:
+            final_state(run.directory)
+    assert f"edgefl.run(…, in_process=True, resume='{run.id}')" in told.value.remedy
+    run = edgefl.run(own, directory=tmp_path, in_process=True, page=False, resume=run.id)
     with Ledger(run.directory / LEDGER, reading=True) as ledger:
         states = ledger.states(run.id)
     ends = [states[max(key for key in states if key[0] == stage)] for stage in (1, 2, 3)]

@@ -45,7 +45,7 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_bad_pictures_are_named_together_and_nothing_stays(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("pics")
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 of 33 files of image cannot be read" in said
+    assert "2 of 33 files of image cannot be used" in said
     assert "dark/empty.png: no picture of a format that is read" in said
     assert not list(damaged.rglob("manifest.jsonl"))
     assert not Path("pics.yaml").exists()
@@ -77,7 +77,7 @@ def test_a_photo_that_is_cut_short_is_found_behind_its_good_head(
     whole = (damaged / "dark" / "photo.jpg").read_bytes()
     (damaged / "dark" / "photo.jpg").write_bytes(whole[: len(whole) // 2])
     assert init("pics")
-    assert "3 of 34 files of image cannot be read" in " ".join(capsys.readouterr().err.split())
+    assert "3 of 34 files of image cannot be used" in " ".join(capsys.readouterr().err.split())
 
 
 def test_every_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

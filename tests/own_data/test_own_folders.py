@@ -225,3 +225,38 @@ def test_labels_of_minus_one_are_said_to_be_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", acc=np.zeros((8, 4), np.float32), label=np.array([-1, 1] * 4))
     with pytest.raises(DataError, match=r"all 4 labels are one class \(4 are -1: no label\)"):
         from_arrays(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(("bits", "factor"), [(12, 16), (10, 64), (16, 0)])
+def test_pictures_of_fewer_bits_than_their_16_are_told(tmp_path: Path, bits: int, factor: int) -> None:
+    for i, label in enumerate("aabb"):
+        (tmp_path / label).mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), 2**bits - 1 - i, np.uint16)).save(tmp_path / label / f"{i}.png")
+    said = [text for text in from_files(tmp_path).said if "16-bit" in text]
+    told = f"the 16-bit pictures of image go up to {2**bits - 1} of 65535, nearly black: multiply them by {factor}"
+    assert said == [told] * bool(factor)
+
+
+def test_rows_of_a_test_table_that_are_trained_on_are_counted(tmp_path: Path) -> None:
+    rows = [f"{i / 4},{i % 3},{'ab'[i % 2]}\n" for i in range(12)]
+    train = written(tmp_path / "train.csv", "x,y,kind\n" + "".join(rows[:9]))
+    other = rows[0].replace("a", "b")  # another label: no row of the other table
+    test = written(
+        tmp_path / "test.csv",
+        "y,x,kind\n" + "".join(f"{r.split(',')[1]},{r.split(',')[0]},{r[-2:]}" for r in [*rows[7:], other]),
+    )
+    said = [text for text in from_files(train, test=test).said if "trained on" in text]
+    assert said == [
+        "2 of the 6 samples of the test set are trained on, too, with the same label: only the others are new"
+    ]
+
+
+def test_pictures_of_both_halves_are_counted(tmp_path: Path) -> None:
+    for half, shades in (("train", range(8)), ("test", range(6, 10))):
+        for shade in shades:
+            (folder := tmp_path / "zoo" / half / "ab"[shade % 2]).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), shade).save(folder / f"{half}{shade}.png")
+    said = [text for text in from_files(tmp_path / "zoo").said if "trained on" in text]
+    assert said == [
+        "2 of the 4 samples of the test set are trained on, too, with the same label: only the others are new"
+    ]

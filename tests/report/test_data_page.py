@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import altair as alt
@@ -20,7 +21,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import TableColumn
 from edgefl.report.charts import NARROW, WIDE
-from edgefl.report.data_page import Data, headline, to_html
+from edgefl.report.data_page import Data, headline, remarks, to_html
 from edgefl.report.data_pictures import NONE, examples, label_counts, labels, lines, spectrogram
 
 RUN = """
@@ -111,6 +112,13 @@ def shares(labels: list[int], *, numeric: bool = False) -> dict[str, Dataset]:
 def test_examples_are_of_every_label_and_of_several_shares():
     found = examples(shares([0, 0, 0, 1, 0, 0, 0, 1]), "acc", 3)
     assert [(one.label, one.share) for one in found] == [("a", "left"), ("b", "right"), ("a", "right")]
+
+
+def test_a_device_lacks_classes_of_its_own_label_sets_alone():
+    names = ("@animal:cat", "@animal:dog", "@animal:cow", "@plant:oak", "@plant:elm")
+    sets = {name: replace(share, label_names=names) for name, share in shares([0, 1, 0, 3, 3, 4]).items()}
+    page = Data("zoo", sets, sets["left"], {"acc": EncoderSpec("sensor")})
+    assert list(remarks(page)) == ["left has no sample of animal:cow."]
 
 
 def test_counts_of_labels_are_those_of_the_shares_and_rare_ones_are_others():

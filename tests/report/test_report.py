@@ -257,6 +257,13 @@ def test_evaluation_sets_the_masks_side_by_side(report: RunReport) -> None:
     assert [cell.text for cell in grid.rows[2][1:5]] == ["", "45.8", "76.7", "+30.8"]
 
 
+def test_a_modality_alone_is_explained_where_there_are_several(report: RunReport) -> None:
+    assert "Alone: " in quality.evaluation(report).notes[0]
+    only = tuple(row for row in report.evaluations if row.available == ("acc",))
+    single = msgspec.structs.replace(report, evaluations=only)
+    assert quality.evaluation(single).notes[0] == "One global model on the test set."
+
+
 def test_a_prototype_mask_names_its_matcher_where_it_is_on_record(report: RunReport) -> None:
     assert "matched" not in " ".join(quality.evaluation(report).notes)  # rows of an older ledger
     assert [row[1].text for row in quality.classification(report).rows].count("prototype") == 2
