@@ -37,6 +37,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "sktime": ("sktime", "demo"),
     "pyarrow": ("pyarrow", "parquet"),
     "pandas": ("pandas", "pandas"),
+    "pooch": ("pooch", "fetch"),
     "scipy": ("scipy", "fetch"),
     "ray": ("ray", "ray"),
 }

@@ -26,7 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "predict": ("onnxruntime",),
     "benchmark": ("onnxruntime",),
     "serve": ("onnxruntime", "PIL", "python_multipart"),
-    "data fetch": ("scipy",),
+    "data fetch": ("pooch", "scipy"),
     "to_pandas": ("pandas",),
     "data_page": ("jinja2", "vl_convert", "PIL"),
 }
