@@ -19,7 +19,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "soundfile": ("soundfile", "sound"),
     "diffusers": ("diffusers", "completion"),
     "sqlalchemy": ("SQLAlchemy", "coordinator"),
-    "alembic": ("alembic", "coordinator"),
     "psycopg": ("psycopg", "postgresql"),
     "amqtt": ("amqtt", "coordinator"),
     "vl_convert": ("vl-convert-python", "coordinator"),

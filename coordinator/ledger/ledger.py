@@ -16,8 +16,6 @@ from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan
 from coordinator.core.state import NOTHING, SnapshotChanges, State, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
-    LEDGER_COPY,
-    copy_to_read,
     named_errors,
     open_engine,
     sqlite_url,
@@ -49,22 +47,17 @@ class Ledger:
     """One database with any number of runs. ``url``: sqlite:///PATH, postgresql://…, or a path of a SQLite file.
 
     Raises StoreError when opening, reading or writing fails; ``create=False``: also when it does not exist.
-    ``reading``: for reports, which leave a ledger of an older revision as it is.
     """
 
-    def __init__(self, url: str | Path, *, create: bool = True, reading: bool = False) -> None:
+    def __init__(self, url: str | Path, *, create: bool = True) -> None:
         text = str(url)
         self._url = text if "://" in text else sqlite_url(Path(text))
-        self._copy = copy_to_read(self._url) if reading else None
-        here = self._url if self._copy is None else sqlite_url(Path(self._copy.name) / LEDGER_COPY)
-        self._engine = open_engine(here, create=create and not reading, migrate=not reading or self._copy is not None)
+        self._engine = open_engine(self._url, create=create)
         self._name = make_url(self._url).render_as_string(hide_password=True)
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
-        if self._copy is not None:
-            self._copy.cleanup()
 
     def __enter__(self) -> Ledger:
         return self

@@ -10,7 +10,7 @@ from edgefl.errors import missing_dependency
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LEDGER = ("sqlalchemy", "alembic")
+_LEDGER = ("sqlalchemy",)
 _BUNDLES = ("onnx", "onnxscript", "onnxruntime")
 #: Verb of the command line, or method of a result -> packages of extras that it needs, as imported.
 NEEDS: dict[str, tuple[str, ...]] = {

@@ -263,7 +263,7 @@ def fields(source: Path, kind: object, **model: object) -> dict[str, Any]:
 @pytest.mark.timeout(240)
 def test_it_trains_by_stages_in_a_fleet_and_is_exported(source: Path, tmp_path: Path) -> None:
     run = edgefl.run(fields(source, kind_of_net()), directory=tmp_path, in_process=True, page=False)
-    with Ledger(run.directory / LEDGER, reading=True) as ledger:
+    with Ledger(run.directory / LEDGER, create=False) as ledger:
         states = ledger.states(run.id)
     ends = [states[max(key for key in states if key[0] == stage)] for stage in (1, 2, 3)]
     for frozen, trained in ((1, 1), (2, 2)):  # once trained, to the end the same object, running means included
