@@ -84,11 +84,6 @@ class Ledger:
         with self._reading() as connection:
             return msgspec.convert(self._run(connection, run).plan, RunPlan)
 
-    def replan(self, plan: RunPlan) -> None:
-        """Replace the plan of a run, which goes on by it."""
-        with self._writing() as connection:
-            _set_run(connection, plan.run, plan=msgspec.to_builtins(plan))
-
     def position(self, run: str) -> Position:
         """Where the run stands."""
         with self._reading() as connection:
@@ -134,12 +129,6 @@ class Ledger:
         with self._writing() as connection:
             if self._run(connection, run).status == "stopped":
                 _set_run(connection, run, status="running", finished_at=None)
-
-    def take_back(self, run: str, attempt: Attempt) -> None:
-        """Mark a completed round as failed: its state does not serve to continue the run."""
-        with self._writing() as connection:
-            _take_back(connection, run, attempt, None)
-            _set_run(connection, run, finished_at=None)
 
     def last_event_at(self, run: str) -> float:
         """When the run's newest event was, seconds since the epoch; 0: there is none."""

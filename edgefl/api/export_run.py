@@ -194,11 +194,10 @@ def _samples(plan: RunPlan, calibrate: Path | None) -> Samples:
 def final_state(directory: Path) -> FinalState:
     """The state of the run in ``directory`` after its last finished round. Raises RunError when there is none yet."""
     from coordinator.ledger.ledger import Ledger
-    from edgefl.plan.compile import with_statistics
 
     report = read_run(directory)
     with Ledger(ledger_of(directory), create=False) as ledger:
-        plan = with_statistics(ledger.plan(report.run))
+        plan = ledger.plan(report.run)
         position = ledger.position(report.run)
         first = ledger.states(report.run)[0, 0]
     if position.stage == 0:

@@ -142,10 +142,6 @@ def test_a_finished_run_that_is_started_again_keeps_the_time_of_its_end(path: st
         assert (ledger.report().status, ledger.report().finished_at) == ("running", 4.0)
         ledger.commit("r1", [do.SaveEnd("done")], [], 6.0)
         assert (ledger.report().status, ledger.report().finished_at) == ("done", 4.0)
-        ledger.reopen("r1", 7.0)
-        ledger.take_back("r1", FIRST)  # its last round is trained again
-        ledger.commit("r1", [do.SaveEnd("done")], [], 8.0)
-        assert ledger.report().finished_at == 8.0
 
 
 def test_a_metric_that_is_no_number_is_left_out_of_the_report(path: str | Path) -> None:
