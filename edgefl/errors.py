@@ -19,7 +19,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "soundfile": ("soundfile", "sound"),
     "diffusers": ("diffusers", "completion"),
     "sqlalchemy": ("SQLAlchemy", "coordinator"),
-    "alembic": ("alembic", "coordinator"),
     "psycopg": ("psycopg", "postgresql"),
     "amqtt": ("amqtt", "coordinator"),
     "vl_convert": ("vl-convert-python", "coordinator"),
@@ -37,6 +36,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "sktime": ("sktime", "demo"),
     "pyarrow": ("pyarrow", "parquet"),
     "pandas": ("pandas", "pandas"),
+    "pooch": ("pooch", "fetch"),
     "scipy": ("scipy", "fetch"),
     "ray": ("ray", "ray"),
 }

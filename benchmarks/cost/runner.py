@@ -62,7 +62,7 @@ def spent(task: str, options: Sequence[str]) -> Spent:
         subprocess.run([*command, *options], stdout=subprocess.DEVNULL, check=True)
         cpu_s, wall_s = processors_s() - before, time.monotonic() - began
         (run,) = Path(folder).iterdir()
-        with Ledger(run / LEDGER, reading=True) as ledger:
+        with Ledger(run / LEDGER, create=False) as ledger:
             return Spent(cpu_s, wall_s, ledger.position(run.name).manifest)
 
 

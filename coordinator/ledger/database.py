@@ -1,4 +1,4 @@
-"""The ledger's database: SQLite in WAL mode by default, PostgreSQL by URL. Opened, migrated, written in transactions.
+"""The ledger's database: SQLite in WAL mode by default, PostgreSQL by URL. Opened, made, written in transactions.
 
 A transaction survives a restart of the database's server and is committed exactly once. Errors name the way out.
 """
@@ -8,27 +8,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import msgspec
-from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, insert, inspect, select, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from coordinator.core.timeouts import LEDGER_AWAY_S, LEDGER_BUSY_S, LEDGER_CONNECT_S, LEDGER_RETRY_S
-from coordinator.ledger.tables import HEAD
+from coordinator.ledger.tables import REVISION, metadata, version
 from edgefl.errors import MissingDependencyError, StoreError
 
 _LOG = logging.getLogger(__name__)
 _DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
-#: File name of a copy that is read in place of a ledger.
-LEDGER_COPY = "ledger.sqlite"
 _KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 #: A server that vanished is noticed within half a minute, not after the kernel's two hours.
 #: Texts are UTF-8 also in a database of no encoding (SQL_ASCII), of which the driver would give bytes.
@@ -42,8 +38,8 @@ _CONNECTION = {
 }
 #: SQLSTATE of a server that stops, crashed or starts; class 08 is a connection that broke. None: none was opened.
 _AWAY = (None, "57P01", "57P02", "57P03")
-#: Advisory lock of a migration: of two coordinators at one empty database, one migrates and the other waits.
-_MIGRATING = 0x45444745464C
+#: Advisory lock: of two coordinators at one empty database, one makes the tables and the other waits.
+_MAKING = 0x45444745464C
 #: Words of the database's error -> remedy.
 _REMEDIES = (
     (("not a database", "malformed"), _DAMAGED),
@@ -64,11 +60,8 @@ class NoLedgerError(StoreError):
     """No ledger has been made there, or not yet."""
 
 
-def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
-    """An engine on a database of the current revision. Raises StoreError with the reason and the way out.
-
-    Without ``migrate`` an older revision is an error.
-    """
+def open_engine(url: str, *, create: bool) -> Engine:
+    """An engine on a database of this revision. Raises StoreError with the reason and the way out."""
     parsed = _parsed(url)
     name = parsed.render_as_string(hide_password=True)
     sqlite = parsed.get_backend_name() == "sqlite"
@@ -83,7 +76,7 @@ def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
         event.listen(engine, "begin", _begin)
     with named_errors(name):
         try:
-            _migrate(engine, name, create=create, migrate=migrate)
+            _make(engine, name, create=create)
         except BaseException:
             engine.dispose()
             raise
@@ -233,60 +226,28 @@ def _begin(connection: Connection) -> None:
 
 
 def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
+    if not inspect(connection).has_table(version.name):
         return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return connection.execute(select(version.c.version_num)).scalar()
 
 
-def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:
-    """Copy a SQLite ledger of an older revision, as ``LEDGER_COPY`` in a temporary folder: reading migrates the copy.
-
-    None for a ledger that can be read in place, and for an unreadable one: opening it raises the error.
-    """
-    parsed = _parsed(url)
-    file = Path(parsed.database or "")
-    if parsed.get_backend_name() != "sqlite" or not file.is_file():
-        return None
-    # Without a journal no process writes, and SQLite need not leave files of its own.
-    how = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
-    address = f"file:{quote(str(file.resolve()))}?{how}"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as source:
-        if (source.execute("SELECT version_num FROM alembic_version").fetchone() or (HEAD,))[0] < HEAD:
-            folder = tempfile.TemporaryDirectory(prefix="edgefl-ledger-")
-            with contextlib.closing(sqlite3.connect(Path(folder.name) / LEDGER_COPY)) as copy:
-                source.backup(copy)
-            return folder
-    return None
-
-
-def _migrate(engine: Engine, name: str, *, create: bool, migrate: bool) -> None:
+def _make(engine: Engine, name: str, *, create: bool) -> None:
+    """Make the tables of an empty database. Raises NoLedgerError, or StoreError for those of another revision."""
     with engine.connect() as connection:
         revision = _revision(connection)
-    if revision == HEAD:
-        return
     if revision is None and not create:
         remedy = "Give the directory of a run, or its URL. Did it end before it had begun, use --resume."
         raise NoLedgerError(f"there is no ledger in {name}", remedy=remedy)
-    if revision is not None and not migrate and revision < HEAD:
-        text = f"the ledger {name} has revision {revision}, and reading it does not change it to {HEAD}"
-        raise StoreError(text, remedy="`--resume RUN` does, or read it with the release that wrote it.")
-    # Alembic is loaded only for a ledger that is not current: it costs memory the coordinator needs not hold.
-    from alembic import command
-    from alembic.config import Config
-    from alembic.util import CommandError
-
-    config = Config()
-    config.set_main_option("script_location", "coordinator.ledger:migrations")
-    with writing(engine) as connection, connection.begin():
-        if engine.dialect.name == "postgresql":
-            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
-        if _revision(connection) == HEAD:
-            return
-        config.attributes["connection"] = connection
-        try:
-            command.upgrade(config, HEAD)
-        except CommandError as error:
-            raise StoreError(
-                f"the ledger {name} has a revision this version does not know: {error}",
-                remedy="Bring EdgeFL to the version that wrote it, or choose another directory.",
-            ) from error
+    if revision is None:
+        with writing(engine) as connection, connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_MAKING)))
+            if _revision(connection) is None:
+                metadata.create_all(connection)
+                version.create(connection)
+                connection.execute(insert(version).values(version_num=REVISION))
+    elif revision != REVISION:
+        raise StoreError(
+            f"the ledger {name} has the revision {revision}, this version of EdgeFL {REVISION}",
+            remedy="Bring EdgeFL to the version that wrote it, or choose another directory.",
+        )

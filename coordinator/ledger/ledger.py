@@ -16,8 +16,6 @@ from coordinator.core.moves import Position, Save, SavedRound, SaveEnd, SavePlan
 from coordinator.core.state import NOTHING, SnapshotChanges, State, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
-    LEDGER_COPY,
-    copy_to_read,
     named_errors,
     open_engine,
     sqlite_url,
@@ -49,22 +47,17 @@ class Ledger:
     """One database with any number of runs. ``url``: sqlite:///PATH, postgresql://…, or a path of a SQLite file.
 
     Raises StoreError when opening, reading or writing fails; ``create=False``: also when it does not exist.
-    ``reading``: for reports, which leave a ledger of an older revision as it is.
     """
 
-    def __init__(self, url: str | Path, *, create: bool = True, reading: bool = False) -> None:
+    def __init__(self, url: str | Path, *, create: bool = True) -> None:
         text = str(url)
         self._url = text if "://" in text else sqlite_url(Path(text))
-        self._copy = copy_to_read(self._url) if reading else None
-        here = self._url if self._copy is None else sqlite_url(Path(self._copy.name) / LEDGER_COPY)
-        self._engine = open_engine(here, create=create and not reading, migrate=not reading or self._copy is not None)
+        self._engine = open_engine(self._url, create=create)
         self._name = make_url(self._url).render_as_string(hide_password=True)
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
-        if self._copy is not None:
-            self._copy.cleanup()
 
     def __enter__(self) -> Ledger:
         return self
@@ -90,11 +83,6 @@ class Ledger:
         """The plan a run was started with, or goes on by."""
         with self._reading() as connection:
             return msgspec.convert(self._run(connection, run).plan, RunPlan)
-
-    def replan(self, plan: RunPlan) -> None:
-        """Replace the plan of a run, which goes on by it."""
-        with self._writing() as connection:
-            _set_run(connection, plan.run, plan=msgspec.to_builtins(plan))
 
     def position(self, run: str) -> Position:
         """Where the run stands."""
@@ -141,12 +129,6 @@ class Ledger:
         with self._writing() as connection:
             if self._run(connection, run).status == "stopped":
                 _set_run(connection, run, status="running", finished_at=None)
-
-    def take_back(self, run: str, attempt: Attempt) -> None:
-        """Mark a completed round as failed: its state does not serve to continue the run."""
-        with self._writing() as connection:
-            _take_back(connection, run, attempt, None)
-            _set_run(connection, run, finished_at=None)
 
     def last_event_at(self, run: str) -> float:
         """When the run's newest event was, seconds since the epoch; 0: there is none."""

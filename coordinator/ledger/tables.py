@@ -1,6 +1,6 @@
 """The ledger's tables, as SQLAlchemy Core: the columns of each are the fields of the struct that is its row.
 
-``migrations/`` makes the tables; a test holds both equal. ``put`` writes rows of every kind, ``rows`` reads them.
+``put`` writes rows of every kind, ``rows`` reads them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, Ro
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-#: The newest migration; a ledger of this revision is opened without loading Alembic.
-HEAD = "0005"
+#: Of the tables below; a ledger of another one is refused (docs/decisions/0086).
+REVISION = "0005"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
 #: Characters of a text column; any other holds an identifier of at most 64.
@@ -34,7 +34,7 @@ _LENGTHS = {
     "reason": 1024,
     "path": 1024,
 }
-#: What rows hold in a column that a migration has added.
+#: Of columns that were added since the first revision.
 _DEFAULTS = {"matcher": "", "agent_version": "", "precision": "f32", "lost_points": "0", "max_loss": "0"}
 _NUMBERS: dict[object, TypeEngine[Any]] = {
     bool: sa.Boolean(),
@@ -105,6 +105,13 @@ def _table(name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, 
 
 
 metadata = sa.MetaData()
+#: Has one row, the revision; Alembic's own table, which it takes up when a release has to migrate another's ledgers.
+version = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 _ATTEMPT = ("stage", "round", "attempt")
 runs = _table("runs", RunRow, "run")
 rounds = _table("rounds", SavedRound, *_ATTEMPT)

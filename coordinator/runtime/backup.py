@@ -127,7 +127,7 @@ def back_up(directories: Iterable[Path], out: Path) -> Contents:
 def _add_run(archive: _Archive, directory: Path) -> str:
     """The id of the run, copied; "" when its ledger does not have it."""
     place = ledger_of(directory)
-    with Ledger(place, create=False, reading=True) as ledger:
+    with Ledger(place, create=False) as ledger:
         known = [report.run for report in ledger.runs()]
         if directory.name in known:
             run = directory.name

@@ -235,17 +235,14 @@ async def fleets_broker(fleet: Fleet, wanted: str, say: Callable[[str], None]) -
         return
     place = fleet.directory / "broker"
     if running(place / "mosquitto.pid") is not None:
-        newcomers = newcomers_broker(fleet) if fleet.record.newcomers else None
-        if newcomers is None or running(place / "newcomers.pid") is not None:
+        if running(place / "newcomers.pid") is not None:
             yield fleet.local_url
             return
-        async with newcomers:
+        async with newcomers_broker(fleet):
             say(f"the broker for devices that enrol listens on {fleet.enroll_url}")
             yield fleet.local_url
         return
     broker = fleet_broker(fleet)
-    if not fleet.record.newcomers:
-        say(f"{place / 'mosquitto.conf'} was edited and is left as it is: strangers share its limits (SECURITY.md)")
     async with broker:
         say(f"the fleet's broker listens on {fleet.url}, and on {fleet.enroll_url} for devices that enrol")
         yield fleet.local_url

@@ -29,7 +29,6 @@ from coordinator.runtime.inbound import Inbound, Sign
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.record import Journal, Move, Record, dated, forward_warnings, warning
-from coordinator.runtime.validate_update import ruined
 from edgefl.aggregation.history import load as load_memory
 from edgefl.errors import BudgetError, ControlError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.plan.compile import moving, warnings_of
@@ -37,7 +36,7 @@ from edgefl.plan.job import RunPlan
 from edgefl.process.worker import WorkerProcess
 from edgefl.protocol import topics
 from edgefl.protocol.messages import LogLines, Need, Renew
-from edgefl.records import Attempt, Manifest
+from edgefl.records import Manifest
 from edgefl.report.units import public_url
 from edgefl.run_records import AssignmentRow, EventRow, RunReport
 from edgefl.storage.disk import LEDGER, hold_directory
@@ -189,10 +188,6 @@ class Runner:
             manifest = await self._models.initial_parts()
             ledger.create(self.plan, manifest, payload_sizes(store, manifest), time.time())
         position = ledger.position(run)
-        last = position.unevaluated if known else None
-        if last is not None and (why := take_back_if_ruined(ledger, store, last)):
-            self._record.write(warning(why, position.stage, position.round))
-            position = ledger.position(run)
         states, memory = ledger.states(run), load_memory(store, position.manifest)
         self.state = msgspec.structs.replace(self.state, memory=memory)
         self._models.begin(position.manifest, states)
@@ -400,17 +395,3 @@ def _made_at(position: Position) -> float:
 
 def _has_ended() -> ControlError:
     return ControlError("the run has ended", remedy="`edgefl runs` shows how.")
-
-
-def take_back_if_ruined(ledger: Ledger, store: ObjectStore, attempt: Attempt) -> str:
-    """Take back a round whose state the run does not evaluate or continue from. Returns the reason, else "".
-
-    Versions that did not check a state before they committed it have left runs so.
-    """
-    states = ledger.states(attempt.run)
-    why = ruined(store, states.pop((attempt.stage, attempt.round)))
-    before = states[max(states)]
-    if not why or not all(store.has(ref.id) for ref in before.values()):
-        return ""
-    ledger.take_back(attempt.run, attempt)
-    return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"

@@ -24,7 +24,7 @@ from edgefl.data.hold_out import hold_out, split_warnings
 from edgefl.data.sources import Source, as_test, has_manifest, load, load_pair
 from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
 from edgefl.log_lines import Emit as WriteLine
-from edgefl.plan.compile import closed, compile_run, untaken, with_statistics
+from edgefl.plan.compile import compile_run, untaken
 from edgefl.plan.job import RunPlan
 from edgefl.plan.preparation import read_as
 from edgefl.protocol.topics import check_name
@@ -305,19 +305,13 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
 
 
 def _resumed(options: RunOptions, run: str) -> tuple[RunPlan, str]:
-    """The plan as the run was started with: a run file that was changed since then does not count.
-
-    One of before there was a closing round gets it, unless the run is done.
-    """
+    """The plan as the run was started with: a run file that was changed since then does not count."""
     with Ledger(options.ledger_of(run), create=False) as opened:
-        plan = with_statistics(opened.plan(run))
+        plan = opened.plan(run)
         status = next(one.status for one in opened.runs() if one.run == run)
         if status == "stopped" and options.unless_stopped:
             remedy = f"`edgefl runs resume {run}` lets it go on; then start it again."
             raise ControlError(f"run {run} stays stopped, as its operator has it", remedy=remedy)
-        if status != "done" and (later := closed(plan)) != plan:
-            plan = later
-            opened.replan(plan)
     config = plan.config.get("run")
     broker = config.get("broker", "auto") if isinstance(config, dict) else "auto"
     return plan, str(broker)

@@ -20,7 +20,6 @@ from edgefl.aggregation.mean import (
     check_finite,
     stored_layout,
 )
-from edgefl.aggregation.server_state import shared
 from edgefl.aggregation.weights import LIMIT_BYTES
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, is_scheduled
@@ -274,16 +273,6 @@ def _scaled(store: ObjectStore, ref: ObjectRef, before: Tensors, factors: Mappin
             change = np.subtract(tensors[name], before[name], dtype=np.float32)
             tensors[name] = before[name] + np.float32(factor) * change
     return store.put(encode_part(tensors))
-
-
-def ruined(store: ObjectStore, manifest: Manifest) -> str:
-    """The first part of a model state that nothing can be calculated with, and why; "" for a sound one."""
-    for part, ref in sorted(shared(manifest).items()):
-        try:
-            check_finite(_tensors(store, ref))
-        except MisfitError as error:
-            return f"part {part}: {error.message}"
-    return ""
 
 
 def _tensors(store: ObjectStore, ref: ObjectRef) -> Tensors:

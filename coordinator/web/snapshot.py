@@ -12,7 +12,7 @@ import msgspec
 from edgefl.records import Refusal
 from edgefl.report import units
 from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
-from edgefl.report.refusals import REVOKED, reason
+from edgefl.report.refusals import REMEDIES, REVOKED, reason
 from edgefl.report.story import below
 from edgefl.run_records import EventRow, Reference
 
@@ -39,23 +39,7 @@ LIMITS: dict[str, tuple[str, str, str]] = {
     "payload_bytes": ("payload_bytes", "payload", "B"),
     "energy_j": ("energy_j", "energy", "J"),
 }
-_BATCH = "Lower training.batch_size, choose a smaller model or a layer-wise schedule, or raise the device's budget."
-#: Reason of a refusal -> what to do about it.
-REMEDIES: dict[str, str] = {
-    **dict.fromkeys(("step_memory", "memory", "ceiling"), _BATCH),
-    "flops": "Lower training.epochs or the model's size, or raise budget.flops of the device.",
-    "payload": "Compress by transfer.up and transfer.down, train layer-wise, or raise budget.payload_bytes.",
-    "energy": "Lower training.epochs or the model's size, or raise budget.energy_j of the device.",
-    "disk": "Free space on the device, or raise its budget.disk_bytes.",
-    "damaged": "See to the device's disk: what was damaged is fetched again.",
-    "data": "Give the device more samples, or lower training.batch_size.",
-    "labels": "Label its samples, or choose a recipe that trains without labels.",
-    "diverged": "Lower training.lr, or set training.clip_norm: 1.0.",
-    "method": "Install on the device what the coordinator has.",
-    "protocol": "Install the same release on both sides.",
-    "quarantine": "It is asked again by itself; see why its updates could not be used.",
-}
-_OTHER = "See the device's log; `edgefl report RUN` lists its rounds."
+_OTHER = "See the device's log; `edgefl report RUN` lists its rounds"
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -284,7 +268,7 @@ def _curves(state: LiveState) -> Iterable[Curve]:
 def _refused(device: str, stage: int, kind: str, why: Refusal) -> Refused:
     by = {"stage_planned": "plan", "declined": "device"}.get(kind, "coordinator")
     needed, allowed = ("" if n is None else units.quantity(n, why.unit) for n in (why.needed, why.allowed))
-    return Refused(device, stage, by, reason(why), needed, allowed, why.detail, REMEDIES.get(why.reason, _OTHER))
+    return Refused(device, stage, by, reason(why), needed, allowed, why.detail, f"{REMEDIES.get(why.reason, _OTHER)}.")
 
 
 def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:

@@ -198,11 +198,10 @@ def final_state(directory: Path) -> FinalState:
     Raises RunError when there is none yet, ExportError for a kind of encoder that is not known here.
     """
     from coordinator.ledger.ledger import Ledger
-    from edgefl.plan.compile import with_statistics
 
     report = read_run(directory)
     with Ledger(ledger_of(directory), create=False) as ledger:
-        plan = with_statistics(ledger.plan(report.run))
+        plan = ledger.plan(report.run)
         position = ledger.position(report.run)
         first = ledger.states(report.run)[0, 0]
     if position.stage == 0:

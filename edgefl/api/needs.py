@@ -10,7 +10,7 @@ from edgefl.errors import missing_dependency
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LEDGER = ("sqlalchemy", "alembic")
+_LEDGER = ("sqlalchemy",)
 _BUNDLES = ("onnx", "onnxscript", "onnxruntime")
 #: Verb of the command line, or method of a result -> packages of extras that it needs, as imported.
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "predict": ("onnxruntime",),
     "benchmark": ("onnxruntime",),
     "serve": ("onnxruntime", "PIL", "python_multipart"),
-    "data fetch": ("scipy",),
+    "data fetch": ("pooch", "scipy"),
     "to_pandas": ("pandas",),
     "data_page": ("jinja2", "vl_convert", "PIL"),
 }

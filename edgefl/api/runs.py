@@ -78,7 +78,7 @@ def read_run(directory: Path) -> RunReport:
     place, text = ledger_of(directory), f"run {directory.name} has not begun: its coordinator makes the first weights"
     not_begun = NotBegunError(text, remedy="Try again in a moment; it waits for its devices then.")
     try:
-        with Ledger(place, reading=True) as ledger:
+        with Ledger(place, create=False) as ledger:
             known = [report.run for report in ledger.runs()]
             # A renamed directory still holds its one run; a database may hold any others.
             name = directory.name if directory.name in known or isinstance(place, str) else ""
@@ -108,7 +108,7 @@ def priced(report: RunReport, directory: Path) -> RunReport:
     try:
         from edgefl.pricing.end_to_end import price_end_to_end
 
-        with Ledger(ledger_of(directory), reading=True) as ledger:
+        with Ledger(ledger_of(directory), create=False) as ledger:
             found = price_end_to_end(ledger.plan(report.run), report.devices)
     except ModelError:
         return report
@@ -164,7 +164,7 @@ def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
     for directory in directories:
         try:
             place = ledger_of(directory)
-            with Ledger(place, reading=True) as ledger:
+            with Ledger(place, create=False) as ledger:
                 here = [run for run in ledger.runs() if isinstance(place, Path) or run.run == directory.name]
                 found += [_as_it_stands(run, directory) for run in here]
         except StoreError as error:

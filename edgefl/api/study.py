@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from edgefl.api.cells import Grid, Planned, combinations, done, planned, run_or_resume
+import msgspec
+
 from edgefl.api.frames import frame
 from edgefl.api.given_data import FOLDER, Column, Given, GivenData, with_data
-from edgefl.api.local_run import LocalOptions
 from edgefl.api.needs import explained
 from edgefl.api.results import Run
 from edgefl.api.running import Made, carried_out, in_thread
-from edgefl.api.study_engine import Engine, Work, local_processes
-from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
+from edgefl.api.study_cells import Grid, Work, combinations, done, planned, run_or_resume
+from edgefl.api.study_pool import SILENT, Ended, Engine, Told, carry_out_all, fitting, local_processes
 from edgefl.config.profiles import RunSource
 from edgefl.config.yaml_files import plain
 from edgefl.errors import ConfigError, Problem
@@ -115,64 +115,63 @@ def study(
     """
     place = Path(directory)
     file, fields = with_data(file, Given(data, labels, groups), place / FOLDER)
-    cells = [planned(file, {**fields, **(overrides or {})}, cell) for cell in combinations(grid)]
-    asked = LocalOptions(file, (), place, trainers=trainers, in_process=in_process)
+    source = dict(file) if isinstance(file, Mapping) else str(file)
+    fields |= overrides or {}
+    common = Work(source, fields, "", str(place), trainers=trainers, in_process=in_process, export=export)
+    cells = [planned(common, cell) for cell in combinations(grid)]
     if not workers and engine == "processes":
         made, feed = Made(export, page=False), on_event or (lambda _: None)
-        found = []
-        for one in cells:
-            options = asked._replace(overrides=one.merged)
-            run, error = run_or_resume(options, one.run, lambda given: carried_out(given, feed, made))
-            found.append(Cell(one.overrides, run, error))
-        return Study(tuple(found), place)
+        ended = (run_or_resume(one, lambda options: carried_out(options, feed, made)) for one in cells)
+        return Study(tuple(Cell(one.cell, *how) for one, how in zip(cells, ended, strict=True)), place)
     if on_event is not None:
         problem = Problem("on_event", "is of cells one after the other, in this process")
         raise ConfigError("the study", [problem], remedy="Leave workers and engine away, or on_event.")
-    return at_once(cells, asked, AtOnce(workers, int(memory_mib * 2**20), export, engine=engine))
+    return at_once(cells, place, workers, int(memory_mib * 2**20), engine=engine)
 
 
-class AtOnce(NamedTuple):
-    """Several cells at once. ``workers``, ``memory_bytes``: that all may take, 0: as the engine has room for."""
+def at_once(
+    cells: Sequence[Work],
+    place: Path,
+    workers: int = 0,
+    memory_bytes: int = 0,
+    told: Told = SILENT,
+    engine: EngineName = "processes",
+) -> Study:
+    """A study's cells in worker processes; what is done already is kept. Raises what concerns every cell.
 
-    workers: int = 0
-    memory_bytes: int = 0
-    export: bool = False
-    told: Told = Told()
-    engine: EngineName = "processes"
-
-
-def at_once(cells: Sequence[Planned], options: LocalOptions, how: AtOnce) -> Study:
-    """A study's cells in worker processes; what is done already is kept. Raises what concerns every cell."""
-    place, file = options.runs, options.file
-    source = plain(file, "") if isinstance(file, Mapping) else str(file)
-    works = [
-        Work(source, plain(cell.merged, ""), cell.run, str(place), options.trainers, options.in_process, how.export)
-        for cell in {cell.run: cell for cell in cells}.values()
-    ]
-    kept = {work.run: run for work in works if (run := done(options, work.run)) is not None}
+    ``workers``, ``memory_bytes``: that all may take, 0: as the engine has room for.
+    """
+    works = {cell.run: cell for cell in cells}
+    kept = {name: run for name, work in works.items() if (run := done(work)) is not None}
     for name in kept:
-        how.told.ended(Ended(name, kept=True))
-    left = [work for work in works if work.run not in kept]
+        told.ended(Ended(name, kept=True))
+    left = [_sent(work) for name, work in works.items() if name not in kept]
+
+    async def carry_out(begin: Callable[[], None]) -> dict[str, str]:
+        begin()
+        by = _engine(engine, place)
+        try:
+            count = await fitting(by, left, workers, memory_bytes, told)
+            return await carry_out_all(by, left, count, told)
+        finally:
+            await by.close()
+
     try:
-        errors = in_thread(lambda begin: asyncio.run(_carry_out(begin, left, place, how))) if left else {}
+        errors = in_thread(lambda begin: asyncio.run(carry_out(begin))) if left else {}
     except asyncio.CancelledError as error:
         raise KeyboardInterrupt("Call the study again: it keeps what is done and goes on.") from error
     found = []
     for cell in cells:
-        run = kept.get(cell.run) or (None if errors.get(cell.run) else done(options, cell.run))
+        run = kept.get(cell.run) or (None if errors.get(cell.run) else done(cell))
         lacking = "" if run else "its run is not done; call the study again"
-        found.append(Cell(cell.overrides, run, errors.get(cell.run) or lacking))
+        found.append(Cell(cell.cell, run, errors.get(cell.run) or lacking))
     return Study(tuple(found), place)
 
 
-async def _carry_out(begin: Callable[[], None], works: Sequence[Work], place: Path, how: AtOnce) -> dict[str, str]:
-    begin()
-    engine = _engine(how.engine, place)
-    try:
-        count = await fitting(engine, works, how.workers, how.memory_bytes, how.told)
-        return await carry_out_all(engine, works, count, how.told)
-    finally:
-        await engine.close()
+def _sent(work: Work) -> Work:
+    """The cell in plain values, as a worker process gets it."""
+    file = work.file if isinstance(work.file, str) else plain(work.file, "")
+    return msgspec.structs.replace(work, file=file, overrides=plain(work.overrides, ""), cell={})
 
 
 @explained("study")

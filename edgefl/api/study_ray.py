@@ -20,7 +20,7 @@ import ray
 import ray.exceptions
 
 from edgefl import __version__
-from edgefl.api.study_engine import MEMORY_SHARE, CellLostError, Estimate, Room, Workers, local_room
+from edgefl.api.study_pool import MEMORY_SHARE, Engine, Estimate, Room, Worker, local_room
 from edgefl.api.study_worker import HANDLERS
 from edgefl.errors import BudgetError, RunError
 from edgefl.process.parent_death import die_with_parent
@@ -89,7 +89,7 @@ class Cells:
 
 
 class RayWorker:
-    """``edgefl.api.study_engine.Worker``: an actor with a core and a cell's memory to itself."""
+    """``edgefl.api.study_pool.Worker``: an actor with a core and a cell's memory to itself."""
 
     def __init__(self, number: int, cells: Cells) -> None:
         self.log = cells.logs / f"ray-{number}.log"
@@ -110,10 +110,10 @@ class RayWorker:
         place = Place(str(Path.cwd()), str(self._cells.token), self._cells.secret, str(self.log))
         try:
             lacking = await self._actor.begin.remote(place)
-        except ray.exceptions.RayError as error:  # its node may have died meanwhile: the queue tries the cell again
+        except ray.exceptions.RayError as error:  # its node may have died meanwhile
             await self.stop()
             text = f"a Ray node did not start a study's worker: {_first_line(error)}"
-            raise CellLostError(text, remedy=_ALIKE) from error
+            raise RunError(text, remedy=_ALIKE) from error
         if lacking:
             await self.stop()
             raise RunError(lacking, remedy=_ALIKE)
@@ -142,7 +142,7 @@ class RayWorker:
             ray.kill(actor)
 
 
-def ray_actors(directory: Path) -> Workers:
+def ray_actors(directory: Path) -> Engine:
     """An engine on the Ray cluster that RAY_ADDRESS names or, if unset, on one started here and ended with the engine.
 
     ``directory``: the study's. A program that has joined a cluster before keeps to it. Raises RunError, StoreError.
@@ -168,7 +168,11 @@ def ray_actors(directory: Path) -> Workers:
     except BaseException:
         end()
         raise
-    return Workers(lambda number: RayWorker(number, cells), local_room() if own else _cluster_room(), end)
+
+    def make(number: int) -> Worker:
+        return RayWorker(number, cells)
+
+    return Engine(make, local_room() if own else _cluster_room(), end)
 
 
 def _join(own: bool) -> None:

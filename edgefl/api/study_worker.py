@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
-from edgefl.api.cells import run_or_resume
-from edgefl.api.local_run import LocalOptions
 from edgefl.api.run_inputs import TRAINER_BYTES, PlanOptions, price_of
 from edgefl.api.running import Made, carry_out
-from edgefl.api.study_engine import Estimate, Work
+from edgefl.api.study_cells import Work, run_or_resume
+from edgefl.api.study_pool import Estimate
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Handler, Note, serve
@@ -27,13 +25,9 @@ TRAINED_BYTES = 84 * 2**20
 def run_cell(body: object, note: Note) -> str:
     """Carry out a cell where it stands; the error that it failed by, "": none."""
     work = msgspec.convert(body, Work)
-    options = LocalOptions(
-        work.file, work.overrides, Path(work.directory), trainers=work.trainers, in_process=work.in_process
-    )
     made = Made(work.export, page=False)
     try:
-        _, error = run_or_resume(options, work.run, lambda one: carry_out(one, lambda _: None, made, lambda: None))
-        return error
+        return run_or_resume(work, lambda one: carry_out(one, lambda _: None, made, lambda: None))[1]
     finally:
         settle()  # the next cell reads its data on top of what this one has not given back
 

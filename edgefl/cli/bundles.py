@@ -14,7 +14,7 @@ from edgefl.api.runs import RUNS, find_run
 from edgefl.cli.lower_precision import lower_precisions
 from edgefl.cli.options import Format, RunArgument, RunsOption, show
 from edgefl.export.bundle_format import TOLERANCE
-from edgefl.export.form import OPSETS, PLAIN, PRECISIONS, Form, Layout, Tables, precisions_of
+from edgefl.export.form import OPSETS, PLAIN, PRECISIONS, Form, Tables, precisions_of
 from edgefl.export.precision_record import EXACT
 from edgefl.report import rounds
 
@@ -81,13 +81,6 @@ def command(
         ),
     ] = PLAIN.tables,
     opset: Annotated[int, typer.Option(help=f"ONNX operator set: {', '.join(map(str, OPSETS))}.")] = PLAIN.opset,
-    layout: Annotated[
-        Layout,
-        typer.Option(
-            help="triton: the folder of bundles is a model repository of NVIDIA's Triton Inference Server as well "
-            "(not tried on one; with --tables fixed it gathers samples of several calls)."
-        ),
-    ] = PLAIN.layout,
     to: Annotated[
         Literal["onnx", "transformers"],
         typer.Option(help="transformers: the trained encoders as folders for AutoModel.from_pretrained, no bundles."),
@@ -107,7 +100,7 @@ def command(
             told(f"{modality}: {folder}")
         show(format, {"checkpoints": {modality: str(folder) for modality, folder in folders.items()}})
         return
-    form = Form(precisions_of(precision or [EXACT]), max_loss, tables, opset, layout)
+    form = Form(precisions_of(precision or [EXACT]), max_loss, tables, opset)
     done = export_run(
         directory,
         output=output,

@@ -21,15 +21,14 @@ def command(
     ],
     runs: RunsOption = RUNS,
     format: Annotated[  # noqa: A002  # the option's own name
-        Literal["terminal", "json", "csv", "parquet", "html"], typer.Option("--format", help="How to show it.")
+        Literal["terminal", "json", "csv", "html"], typer.Option("--format", help="How to show it.")
     ] = "terminal",
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="File to write; `-` is stdout. HTML and Parquet go to compare.html and compare.parquet in the first "
-            "RUN's directory by default.",
+            help="File to write; `-` is stdout. HTML goes to compare.html in the first RUN's directory by default.",
         ),
     ] = None,
 ) -> None:
@@ -48,19 +47,18 @@ def command(
             raise typer.BadParameter(f"{run[index]} names {directory.name} again", param_hint="RUN")
     from edgefl.report.compare import compare
 
-    if format in ("html", "parquet") and output is None:
-        output = directories[0] / f"compare.{format}"
+    if format == "html" and output is None:
+        output = directories[0] / "compare.html"
     found = compare([referenced(read_run(directory), directory) for directory in directories])
     content = _content(found, format, to_terminal=output is None)
     write_out(output or Path("-"), content, to_read=format == "terminal")
 
 
-def _content(found: Comparison, form: str, *, to_terminal: bool) -> str | bytes:
+def _content(found: Comparison, form: str, *, to_terminal: bool) -> str:
     """The comparison in the wanted format."""
-    from edgefl.report import compare, compare_files, compare_page
+    from edgefl.report import compare, compare_output
 
     if form == "terminal":
         return drawn(lambda console: compare.print_all(found, console), to_terminal=to_terminal)
-    if form == "parquet":
-        return compare_files.to_parquet(found)
-    return {"json": compare_files.to_json, "csv": compare_files.to_csv, "html": compare_page.to_html}[form](found)
+    write = {"json": compare_output.to_json, "csv": compare_output.to_csv, "html": compare_output.to_html}
+    return write[form](found)

@@ -135,7 +135,7 @@ def _ended(directory: Path) -> tuple[float, str]:
         return 0.0, _begins(directory)
     try:
         place = ledger_of(directory)
-        with Ledger(place, reading=True) as ledger:
+        with Ledger(place, create=False) as ledger:
             found = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
     except NoLedgerError:
         return 0.0, _begins(directory)

@@ -16,7 +16,7 @@ from edgefl.cli.options import drawn, write_out
 
 if TYPE_CHECKING:
     from edgefl.api.study import Study
-    from edgefl.api.study_queue import Ended, Told
+    from edgefl.api.study_pool import Ended, Told
     from edgefl.report.grid import Grid
 
 Row = Mapping[str, object]
@@ -52,16 +52,14 @@ def command(
 
     Example: edgefl study study.yaml --workers 4 --format csv -o cells.csv
     """
-    from edgefl.api.cells import planned
-    from edgefl.api.local_run import LocalOptions
-    from edgefl.api.study import AtOnce, at_once
-    from edgefl.api.study_file import read_study
+    from edgefl.api.study import at_once
+    from edgefl.api.study_cells import Work, planned, read_study
 
     given = read_study(study)
-    cells = [planned(given.run, given.overrides, cell) for cell in given.cells()]
-    options = LocalOptions(given.run, (), directory, in_process=in_process)
+    common = Work(given.run, given.overrides, "", str(directory), in_process=in_process, export=export)
+    cells = [planned(common, cell) for cell in given.cells()]
     with _progress(len({cell.run for cell in cells})) as told:
-        found = at_once(cells, options, AtOnce(workers, int(memory_mib * 2**20), export, told, engine))
+        found = at_once(cells, directory, workers, int(memory_mib * 2**20), told, engine)
     content = _content(found, format, to_terminal=output is None)
     write_out(output or Path("-"), content, to_read=format == "terminal")
     if failed := [cell for cell in found.cells if cell.error]:
@@ -75,7 +73,7 @@ def _progress(total: int) -> Iterator[Told]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from edgefl.api.study_queue import Told
+    from edgefl.api.study_pool import Told
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -18,7 +18,6 @@ import msgspec
 from edgefl import __version__
 from edgefl.data.tokens import FILE_ENDING, tokenizer_file
 from edgefl.errors import EdgeFLError, ExportError, MissingDependencyError
-from edgefl.export import triton
 from edgefl.export.bundle_format import (
     BOTH,
     INDEX_FILE,
@@ -46,7 +45,7 @@ from edgefl.export.bundle_format import (
 )
 from edgefl.export.drafts import Draft, TrainedState, drafted
 from edgefl.export.folder import folder_of, replaced
-from edgefl.export.form import PLAIN, Form, Layout
+from edgefl.export.form import PLAIN, Form
 from edgefl.export.guide import EXAMPLE, README, example, readme
 from edgefl.export.measure import Samples
 from edgefl.export.precision_record import EXACT, Precision
@@ -104,7 +103,7 @@ def export_bundles(
             progress(f"bundle {i + 1} of {len(drafts)}: {draft.manifest.name}")
             exact = _exact(draft, tables, tolerance, tracing.to_onnx(draft, form, files))
             for root, (kind, own) in zip(building, rows.items(), strict=True):
-                own.append(_write(root, _as(exact, kind, samples, form, progress), form.layout, tokenizers))
+                own.append(_write(root, _as(exact, kind, samples, form, progress), tokenizers))
         for root, own in zip(building, rows.values(), strict=True):
             write_new(root / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(own))))
     return [
@@ -249,7 +248,7 @@ def _with_tokenizers(folder: Path, manifest: Manifest, tokenizers: Mapping[str, 
     return msgspec.structs.replace(manifest, tokenizers=files)
 
 
-def _write(root: Path, bundle: Exact, layout: Layout, tokenizers: Mapping[str, bytes]) -> BundleRow:
+def _write(root: Path, bundle: Exact, tokenizers: Mapping[str, bytes]) -> BundleRow:
     """Write the bundle's folder into ``root``."""
     manifest = bundle.manifest
     folder = root / manifest.name
@@ -263,8 +262,6 @@ def _write(root: Path, bundle: Exact, layout: Layout, tokenizers: Mapping[str, b
     write_new(folder / MANIFEST_FILE, encode_json(manifest))
     write_new(folder / README, readme(manifest).encode())
     write_new(folder / EXAMPLE, example(manifest).encode())
-    if layout == "triton":
-        triton.add(folder, manifest)
     row = BundleRow(
         manifest.name,
         f"{manifest.name}/{MODEL_FILE}",

@@ -12,8 +12,6 @@ from edgefl.export.precision_record import EXACT, Precision
 #: Where prototype tables are: inputs that every call must give, their values beside the file; inputs that a call may
 #: give; or in the file for good.
 Tables = Literal["required", "optional", "fixed"]
-#: A folder of bundles, which may be a model repository of NVIDIA's Triton Inference Server as well.
-Layout = Literal["folder", "triton"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 #: ONNX operator sets a bundle can be written in. 17 has all that our own models use and is read by every runtime tried
 #: (docs/export.md); what torch writes is 18; 20 has Gelu as one operator.
@@ -22,7 +20,7 @@ OPSETS = (17, 18, 20)
 
 @dataclass(frozen=True)
 class Form:
-    """Form of an export: precisions, prototype tables, opset, layout.
+    """Form of an export: precisions, prototype tables, opset.
 
     ``max_loss``: percentage points that a lower precision may cost any subset of the modalities.
     """
@@ -31,7 +29,6 @@ class Form:
     max_loss: float = 1.0
     tables: Tables = "required"
     opset: int = OPSETS[0]
-    layout: Layout = "folder"
 
 
 #: The form of an export that says nothing else.

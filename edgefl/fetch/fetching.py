@@ -1,118 +1,129 @@
-"""A public data set from its archive to the folder that ``edgefl.data.named`` reads."""
+"""A public data set from its archive to the folder that ``edgefl.data.named`` reads.
+
+The public data sets that EdgeFL can fetch: a file each below profiles/datasets, with source, hash and licence.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+import pydantic
+from pydantic import Field
 
+from edgefl.config.profiles import profiles_folder, shipped
+from edgefl.config.yaml_files import Name, Values, read_yaml, valid_names, validate
+from edgefl.console import safe_text
 from edgefl.data.arrays import Array, write_npz
 from edgefl.data.named import data_home
 from edgefl.errors import DataError
 from edgefl.fetch import hapt
-from edgefl.fetch.archive import Archive
-from edgefl.fetch.download import Progress, Wanted, download, file_sha256
-from edgefl.fetch.registry import Source
-from edgefl.storage.disk import hold_directory, store_errors, write_new
+from edgefl.storage.disk import store_errors, write_new
 
-#: Name of a converter -> members that it reads, and the conversion itself.
-CONVERTERS: dict[str, tuple[str, Callable[[Archive], dict[str, Array]]]] = {"hapt": (hapt.MEMBERS, hapt.convert)}
+FOLDER = "datasets"
+Sha256 = Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+#: Name of a converter -> from an archive to arrays.
+CONVERTERS: dict[str, Callable[[Path], dict[str, Array]]] = {"hapt": hapt.convert}
 #: Beside the arrays: where they come from, under which licence, by which hash.
 ORIGIN = "origin.json"
-#: Archives on their way, below the folder of data sets.
+#: Archives until they are converted, below the folder of data sets.
 PARTS = ".fetch"
-#: Of an archive of another hash than the known one: as much again, since it is another file.
-_SLACK = 2
+#: Of silence before a server counts as gone.
+STALL_S = 30
 
 
-class FetchOptions(NamedTuple):
-    """A fetch as the user asks for it.
+class Source(Values):
+    """A data set and its archive."""
 
-    ``into``: the folder of data sets, default EDGEFL_DATA, else the user's own; ``place``: another address, or a file
-    on this disk. ``sha256``: the archive's, as the user knows it, in place of the known one; ``first_seen``: take
-    whatever comes, and tell its hash.
-    """
-
-    into: Path | None = None
-    place: str = ""
-    sha256: str = ""
-    first_seen: bool = False
+    name: Name = Field(description="the data set's name, and its folder's")
+    title: str = Field(description="its title at the source")
+    page: str = Field(description="the source's own page")
+    url: Annotated[str, pydantic.StringConstraints(pattern="^https://")] = Field(description="the archive")
+    bytes: Annotated[int, Field(gt=0)] = Field(description="size of the archive")
+    sha256: Sha256 = Field(description="of the archive")
+    checksum_source: str = Field(description="where the hash comes from")
+    licence: str = Field(description="its licence, as the source words it")
+    cite: str = Field(description="the publication to cite")
+    converter: Literal["hapt"] = Field(description="turns the archive into arrays")
+    makes: str = Field(description="the file that is made, and its arrays")
+    runs: list[str] = Field(default_factory=list, description="shipped runs that train on it")
 
 
 class Fetched(NamedTuple):
-    """A fetched data set: its folder, the archive's sha256, and whether it was there already."""
+    """A data set's folder, and whether it was there already."""
 
     folder: Path
-    sha256: str = ""
     already: bool = False
 
 
-def fetch(source: Source, options: FetchOptions, progress: Progress) -> Fetched:
+def source(name: str) -> Source:
+    """The data set ``name``. Raises DataError naming those that there are."""
+    names = shipped(FOLDER)
+    if name not in names:
+        raise DataError(f"no data set {name!r} can be fetched", remedy=f"{valid_names(name, names)}.".capitalize())
+    file = profiles_folder() / FOLDER / f"{name}.yaml"
+    values, lines = read_yaml(file)
+    return validate(Source, values, str(file), lines)
+
+
+def with_hash(source: Source, sha256: str) -> Source:
+    """The data set with an archive of another hash, which the user trusts. Raises DataError."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256 := sha256.strip().lower()):
+        raise DataError(f"{sha256[:80]!r} is no sha256", remedy="Give its 64 hexadecimal digits.")
+    return source.model_copy(update={"sha256": sha256, "checksum_source": "given"})
+
+
+def fetch(source: Source, into: Path | None = None, place: str = "") -> Fetched:
     """Download, check and convert a data set. Raises DataError, StoreError.
 
-    The folder appears whole or not at all, and the archive is deleted then. One that is there already is left alone.
+    ``into``: the folder of data sets, default EDGEFL_DATA, else the user's own; ``place``: another address, or a file
+    on this disk. The data set's folder appears whole or not at all, and is left alone once it is there. A download
+    is kept until it is converted.
     """
-    home = options.into or data_home()
-    folder, work = home / source.name, home / PARTS / source.name
+    home = into or data_home()
+    folder = home / source.name
     if folder.exists():
         return Fetched(folder, already=True)
-    sha256 = _expected(source, options)
-    with store_errors("create", work):
-        work.mkdir(parents=True, exist_ok=True)
-    with hold_directory(work, what="another fetch goes on", remedy="Wait for its end."):
-        archive = _archive(source, options, sha256, work, progress)
-        found = sha256 or file_sha256(archive)
-        pattern, convert = CONVERTERS[source.converter]
-        with Archive(archive, pattern) as opened:
-            arrays = convert(opened)
-        new = work / "new"
-        shutil.rmtree(new, ignore_errors=True)
+    parts = home / PARTS
+    with store_errors("create", parts):
+        parts.mkdir(parents=True, exist_ok=True)
+    arrays = CONVERTERS[source.converter](_archive(source, place, parts))
+    with store_errors("write", folder), tempfile.TemporaryDirectory(dir=parts) as work:
+        new = Path(work) / source.name
         write_npz(new / f"{source.name}.npz", arrays)
-        origin = {**source.model_dump(), "sha256": found, "url": options.place or source.url}
-        with store_errors("write", folder):
-            write_new(new / ORIGIN, msgspec.json.format(msgspec.json.encode(origin), indent=2) + b"\n")
-            new.rename(folder)
-    shutil.rmtree(work, ignore_errors=True)
-    return Fetched(folder, found)
+        origin = {**source.model_dump(), "url": place or source.url}
+        write_new(new / ORIGIN, msgspec.json.format(msgspec.json.encode(origin), indent=2) + b"\n")
+        new.rename(folder)
+    shutil.rmtree(parts, ignore_errors=True)
+    return Fetched(folder)
 
 
-def _expected(source: Source, options: FetchOptions) -> str:
-    """The sha256 that the archive must have; "": the user takes whatever comes. Raises DataError."""
-    given = options.sha256.strip().lower()
-    if given and not re.fullmatch(r"[0-9a-f]{64}", given):
-        raise DataError(f"{options.sha256[:80]!r} is no sha256", remedy="Give its 64 hexadecimal digits.")
-    if given or options.first_seen:
-        return given
-    if source.sha256 is None:
-        raise DataError(
-            f"{source.name}: the archive's sha256 is not known to EdgeFL",
-            remedy="Give it by --sha256 if you know it; --accept-first-seen takes what comes and tells its sha256.",
-        )
-    return source.sha256
+def _archive(source: Source, place: str, folder: Path) -> Path:
+    """The archive on this disk, its hash checked. Raises DataError, StoreError."""
+    import pooch
 
-
-def _archive(source: Source, options: FetchOptions, sha256: str, work: Path, progress: Progress) -> Path:
-    """The archive on this disk, checked. Raises DataError, StoreError."""
-    known = sha256 == source.sha256
-    place, limit = options.place, _SLACK * source.bytes
     if place and "://" not in place:
-        found = Path(place)
-        if not found.is_file():
+        if not Path(place).is_file():
             raise DataError(f"{place}: there is no such file", remedy="Name the archive as downloaded by hand.")
-        if (size := found.stat().st_size) > limit:
-            text = f"{place}: has {size} bytes, more than the limit of {limit}, twice the known archive's"
-            raise DataError(text, remedy="Name the archive as downloaded by hand.")
-        if sha256 and (has := file_sha256(found)) != sha256:
+        if (has := pooch.file_hash(place)) != source.sha256:
             remedy = "Give that of the file by --sha256 if you trust it."
-            raise DataError(f"{place}: has the sha256 {has}, not {sha256}", remedy=remedy)
-        return found
-    wanted = Wanted(place or source.url, limit, source.bytes if known else None, sha256)
-    target = work / f"{hashlib.sha256(wanted.url.encode()).hexdigest()}.zip"  # what another address left is not taken
-    if not target.is_file() or (sha256 and file_sha256(target) != sha256):
-        download(wanted, target, progress)
-    return target
+            raise DataError(f"{place}: has the sha256 {has}, not {source.sha256}", remedy=remedy)
+        return Path(place)
+    url = place or source.url
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        get = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=STALL_S)
+        return Path(pooch.retrieve(url, source.sha256, f"{source.name}.zip", folder, downloader=get))
+    except (OSError, ValueError) as error:  # no connection, refused by the server; another hash, no address
+        raise DataError(
+            f"{safe_text(url)}: {safe_text(str(error))}",
+            remedy="Behind a proxy set https_proxy; --from FILE takes an archive that was downloaded by hand. If the "
+            "hash differs, the source has another file than it had, or somebody on the way has changed it: --sha256 "
+            "names the hash of one that you trust.",
+        ) from error

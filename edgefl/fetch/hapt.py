@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
+import zipfile
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from edgefl.data.arrays import Array
 from edgefl.errors import DataError
-from edgefl.fetch.archive import Archive
 
-#: Members that are read: a recording of a sensor, and the segments of all recordings.
-MEMBERS = r"(acc|gyro)_exp\d{2}_user\d{2}\.txt|labels\.txt"
 LABELS = (
     *("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING"),
     *("STAND_TO_SIT", "SIT_TO_STAND", "SIT_TO_LIE", "LIE_TO_SIT", "STAND_TO_LIE", "LIE_TO_STAND"),
@@ -31,13 +29,18 @@ RATE_HZ, NOISE_HZ, GRAVITY_HZ, ORDER = 50, 20, 0.3, 3
 MAX_ROWS = 10**6
 
 
-def convert(archive: Archive) -> dict[str, Array]:
+def convert(path: Path) -> dict[str, Array]:
     """The arrays of har_hapt.npz: sensors [N, 128, 3] float16 in g and rad/s, and of each window its label and origin.
 
     Windows of the training subjects come first, each half in the order of labels.txt. Needs scipy. Raises DataError.
     """
-    segments = _segments(archive)
-    sensors = {key: _signals(archive, *key) for key in dict.fromkeys((e, u) for e, u, _, _, _ in segments)}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            segments = _segments(archive)
+            recordings = dict.fromkeys((experiment, subject) for experiment, subject, *_ in segments)
+            sensors = {key: _signals(archive, *key) for key in recordings}
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path}: is no readable zip archive: {error}") from None
     found: dict[str, list[object]] = {name: [] for name in ("label", "subject", "experiment", "start")}
     cut: dict[str, list[Array]] = {name: [] for name in ("acc", "body_acc", "gyro")}
     for experiment, subject, label, first, last in segments:
@@ -50,7 +53,7 @@ def convert(archive: Archive) -> dict[str, Array]:
             for name in cut:
                 cut[name].append(signals[name][start : start + WINDOW].astype(np.float16))
     if not found["label"]:
-        raise DataError(f"{archive.path}: no segment is as long as a window of {WINDOW} samples")
+        raise DataError(f"{path}: no segment is as long as a window of {WINDOW} samples")
     subjects = np.array(found["subject"], np.uint8)
     split = np.isin(subjects, TEST_SUBJECTS).astype(np.uint8)
     order = np.argsort(split, kind="stable")
@@ -63,7 +66,7 @@ def convert(archive: Archive) -> dict[str, Array]:
     }
 
 
-def _segments(archive: Archive) -> list[tuple[int, int, int, int, int]]:
+def _segments(archive: zipfile.ZipFile) -> list[tuple[int, int, int, int, int]]:
     """Rows of labels.txt: experiment, subject, label from 1 on, first and last sample from 1 on. Raises DataError.
 
     Those of one recording lie apart, or a short file would name any number of windows.
@@ -81,7 +84,7 @@ def _segments(archive: Archive) -> list[tuple[int, int, int, int, int]]:
     return found
 
 
-def _signals(archive: Archive, experiment: int, subject: int) -> dict[str, Array]:
+def _signals(archive: zipfile.ZipFile, experiment: int, subject: int) -> dict[str, Array]:
     """The filtered signals of one recording, [time, 3] each."""
     from scipy import signal
 
@@ -100,15 +103,13 @@ def _signals(archive: Archive, experiment: int, subject: int) -> dict[str, Array
     return {**clean, "body_acc": clean["acc"] - signal.filtfilt(*slow, clean["acc"], axis=0)}
 
 
-def _numbers(archive: Archive, name: str, columns: int) -> Array:
+def _numbers(archive: zipfile.ZipFile, name: str, columns: int) -> Array:
     """A text of numbers [rows, columns]. Raises DataError naming the member."""
-    data = archive.read(name)
-    if re.search(rb"[^0-9eE+\-. \t\r\n]", data):
-        raise DataError(f"{name}: holds more than numbers")
-    if (rows := data.count(b"\n")) > MAX_ROWS:  # loadtxt's own limit takes the memory of all these rows at once
-        raise DataError(f"{name}: has {rows} rows, more than the limit of {MAX_ROWS}")
+    paths = {PurePosixPath(path).name: path for path in archive.namelist()}
+    if name not in paths:
+        raise DataError(f"{archive.filename}: it has no {name}")
     try:
-        values = np.loadtxt(io.BytesIO(data), dtype=np.float64, ndmin=2)
+        values = np.loadtxt(io.BytesIO(archive.read(paths[name])), dtype=np.float64, ndmin=2)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
     if values.ndim != 2 or values.shape[1] != columns or not len(values):

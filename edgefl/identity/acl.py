@@ -64,17 +64,13 @@ def mosquitto_acl(fleet: str, revoked: Collection[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mosquitto_newcomers_acl(fleet: str) -> str:
-    """Access rules of devices without a certificate; in fleets of earlier releases, the acl_file of a listener."""
-    return "".join(f"pattern {rule.may} {rule.topic}\n" for rule in rules(fleet) if rule.who == "newcomer")
-
-
 def mosquitto_enroll_acl(fleet: str) -> str:
     """The acl_file of a mosquitto for newcomers alone, where the coordinator is a user with a password."""
     enrolment = {topics.build("enroll-up", fleet, _ANY), topics.build("enroll-down", fleet, _ANY)}
     own = [rule for rule in rules(fleet) if rule.who == "coordinator" and rule.topic in enrolment]
     lines = [f"user {topics.COORDINATOR}", *(f"topic {rule.may} {rule.topic}" for rule in own)]
-    return "\n".join(lines) + "\n\n" + mosquitto_newcomers_acl(fleet)
+    lines += ["", *(f"pattern {rule.may} {rule.topic}" for rule in rules(fleet) if rule.who == "newcomer")]
+    return "\n".join(lines) + "\n"
 
 
 def emqx_acl(fleet: str, revoked: Collection[str] = ()) -> str:

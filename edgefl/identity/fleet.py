@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
-from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, mosquitto_newcomers_acl
+from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl
 from edgefl.identity.keys import (
     KEY_BYTES,
     Signer,
@@ -67,8 +67,7 @@ class Record(msgspec.Struct, frozen=True):
 
     ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
     command that makes it read its files again. ``newcomers``: the coordinator's password at the broker process for
-    devices that enrol; "": the files are of an earlier release, and that is a listener of the fleet's broker.
-    ``retain``: the fleet has agents of such a release, which retain their presence.
+    devices that enrol.
     """
 
     fleet: str = "default"
@@ -81,7 +80,6 @@ class Record(msgspec.Struct, frozen=True):
     broker: str = ""
     reload: tuple[str, ...] = ()
     newcomers: str = ""
-    retain: bool = True
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -173,8 +171,6 @@ class Fleet:
         ``url``: of the fleet's broker as this machine dials it; the process for newcomers is on the same host.
         """
         own = f"{COORDINATOR}-{secrets.token_hex(16)}"
-        if not self.record.newcomers:
-            return self.transport(own, url)
         there = replace_address(parse_url(self.enroll_url), username=COORDINATOR, password=self.record.newcomers)
         if url and not self.record.broker:
             there = replace_address(there, host=parse_url(url).host)
@@ -198,23 +194,18 @@ class Fleet:
     def write_configuration(self) -> bool:
         """Bring the configurations of the fleet's own brokers up to date, before they start; False: left as they are.
 
-        Files of an earlier release are rewritten, with their ports, unless lines were added by hand. In a directory
-        that was copied or moved they name the files that lie here, also where lines were added.
+        They are left where lines were added by hand, but in a directory that was copied or moved they name the files
+        that lie here.
         """
         place = self.directory / "broker" / "mosquitto.conf"
         with self.changing() as devices:
             for moved in (place, place.with_name("newcomers.conf")):
                 _name_here(moved)
             self.record = self._decode("fleet.json", Record)
-            texts = [text for retain in (True, False) for text in self._configurations(retain)]
-            known = {line for text in texts for line in text.split("\n")}
-            known.add(f"acl_file {place.parent}/newcomers.acl")  # when newcomers had a listener of the same process
+            own, newcomers = self._configurations()
+            known = set(own.split("\n"))
             if place.exists() and not set(read(place).decode(errors="replace").split("\n")) <= known:
                 return False
-            if not self.record.newcomers:
-                self.record = replace(self.record, newcomers=secrets.token_urlsafe(24))
-                _write_record(self.directory, self.record)
-            own, newcomers = self._configurations(self.record.retain)
             password = f"{COORDINATOR}:{hash_password(self.record.newcomers)}\n"
             write_private(place.with_name("enroll.passwords"), password.encode())
             write_private(place.with_name("newcomers.conf"), newcomers.encode())
@@ -222,10 +213,10 @@ class Fleet:
             self.write_rules(time.time(), devices)
         return True
 
-    def _configurations(self, retain: bool) -> tuple[str, str]:
+    def _configurations(self) -> tuple[str, str]:
         """Configurations of the fleet's broker, and of the one for devices that enrol."""
         record, place = self.record, self.directory / "broker"
-        own = tls_configuration(place, f"{record.port} {record.bind}".rstrip(), retain=retain)
+        own = tls_configuration(place, f"{record.port} {record.bind}".rstrip())
         return own, newcomers_configuration(place, f"{record.enroll_port} {record.bind}".rstrip())
 
     def write_rules(self, now: float, devices: Devices | None = None) -> None:
@@ -239,7 +230,6 @@ class Fleet:
         serials = [int(serial, 16) for device in revoked.values() for serial in device.serials]
         write_private(place / "crl.pem", self.authority().revocations(serials, now))
         write_private(place / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
-        write_private(place / "newcomers.acl", mosquitto_newcomers_acl(fleet).encode())
         write_private(place / "enroll.acl", mosquitto_enroll_acl(fleet).encode())
         write_private(place / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
 
@@ -286,7 +276,7 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     write_private(place / "server.pem", ssl.DER_cert_to_PEM_cert(served.der).encode())
     write_private(place / "server.key", x.key_pem(server))
     client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)
-    _write_record(directory, replace(asked, client_id=client_id, newcomers=password, retain=False))
+    _write_record(directory, replace(asked, client_id=client_id, newcomers=password))
     made = Fleet(directory)
     made.write_configuration()
     return made
@@ -330,7 +320,7 @@ def fleet_broker(fleet: Fleet) -> Broker:
         return fleet.transport(f"probe-{secrets.token_hex(16)}", url)
 
     program = _program(fleet, "mosquitto", fleet.record.port, client)
-    return Broker(program, beside=newcomers_broker(fleet) if fleet.record.newcomers else None)
+    return Broker(program, beside=newcomers_broker(fleet))
 
 
 def newcomers_broker(fleet: Fleet) -> Broker:

@@ -36,7 +36,7 @@ from edgefl.plan.lora import lora_problems, with_adaptation
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
 from edgefl.plan.privacy import spending, uncompared, uncovered
-from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, planned, unmeasured, with_closing
+from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, planned, unmeasured
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen
 
@@ -91,7 +91,7 @@ def compile_run(
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
-    plan = with_statistics(plan)
+    plan = _with_statistics(plan)
     if problems := lora_problems(plan):
         raise ConfigError(config.name, problems)
     return plan
@@ -101,15 +101,6 @@ def _policy(config: RunConfig, recipe: RecipeConfig) -> RoundPolicy:
     devices = config.round.devices or max(1, len(config.fleet))
     given = config.round.model_dump(exclude={"devices", "buffer"}) | uncompared(recipe.slots)
     return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
-
-
-def closed(plan: RunPlan) -> RunPlan:
-    """The plan with the closing round that its model needs, if it has none yet."""
-    stages = with_closing(plan.model, plan.stages)
-    if len(stages) == len(plan.stages):
-        return plan
-    hyper = msgspec.structs.replace(plan.hypers[-1], cache="")
-    return msgspec.structs.replace(plan, stages=stages, hypers=(*plan.hypers, hyper))
 
 
 def model_spec(
@@ -333,8 +324,8 @@ def moving(plan: RunPlan) -> str:
     return ""
 
 
-def with_statistics(plan: RunPlan) -> RunPlan:
-    """The plan with ``slots.statistics`` as it has to be; plans of earlier versions do not have it."""
+def _with_statistics(plan: RunPlan) -> RunPlan:
+    """The plan with ``slots.statistics`` as it has to be."""
     head = plan.model.head
     averaged = head.kind != "none" and head.norm == "batch" and not shares_projection(plan.model)
     wanted = averaged and bool(moving(plan))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 from edgefl.report.writers import CSV_COLUMNS, SCHEMA, figure_rows
 from edgefl.run_records import RunReport
 
@@ -24,18 +22,12 @@ def to_parquet(report: RunReport) -> bytes:
     Texts are those of the ledger: without the quotes that keep a spreadsheet from taking them for formulas. The file's
     metadata names the report's form. Needs the extra ``parquet``.
     """
-    return parquet_file(FIGURE_TYPES, figure_rows(report), SCHEMA)
-
-
-def parquet_file(columns: Mapping[str, str], rows: Iterable[Sequence[object]], form: str) -> bytes:
-    """``columns``: name -> Arrow's name of the type, in the order of each row; ``form`` goes into the metadata."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    fields = [(name, pa.type_for_alias(kind)) for name, kind in columns.items()]
-    schema = pa.schema(fields, metadata={"edgefl.schema": form})
+    fields = [(name, pa.type_for_alias(kind)) for name, kind in FIGURE_TYPES.items()]
+    schema = pa.schema(fields, metadata={"edgefl.schema": SCHEMA})
+    rows = [dict(zip(FIGURE_TYPES, row, strict=True)) for row in figure_rows(report)]
     out = pa.BufferOutputStream()
-    parquet.write_table(
-        pa.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows], schema=schema), out
-    )
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), out)
     return bytes(out.getvalue())

@@ -56,6 +56,26 @@ REASONS: dict[str, str] = {
     "replanning": "waits for a smaller job",
     REVOKED: "revoked",
 }
+_SMALLER = (
+    "Choose smaller encoders (model.encoders.NAME.size; `edgefl plan --sizes` lists them) or a layer-wise schedule, or "
+    "raise the device's budget"
+)
+#: Reason of a refusal -> what to do about it.
+REMEDIES: dict[str, str] = {
+    **dict.fromkeys(("step_memory", "memory", "ceiling"), _SMALLER),
+    **dict.fromkeys(
+        ("flops", "energy"), "Lower training.epochs, choose smaller encoders, or raise the device's budget"
+    ),
+    "payload": "Compress by transfer.up and transfer.down, choose smaller encoders, or raise budget.payload_bytes",
+    "disk": "Free space on the device, or raise its budget.disk_bytes",
+    "damaged": "See to the device's disk: what was damaged is fetched again",
+    "data": "Give the device more data of the model's kind, or lower training.batch_size",
+    "labels": "Label its samples, or choose a recipe that trains without labels",
+    "diverged": "Lower training.lr, or set training.clip_norm: 1.0",
+    "method": "Install on the device what the coordinator has",
+    "protocol": "Install the same release on both sides",
+    "quarantine": "It is asked again by itself; see why its updates could not be used",
+}
 
 
 def reason(refusal: Refusal) -> str:

@@ -8,21 +8,10 @@ from edgefl.budget.fit import DevicePlan, RunPrice, StagePrice
 from edgefl.records import GPU, Refusal
 from edgefl.report import units
 from edgefl.report.folding import listed
-from edgefl.report.refusals import reason
+from edgefl.report.refusals import REMEDIES, reason
 
 #: Devices that do not fit and are named in the sentence; the table has the others.
 _NAMED = 3
-#: Reason of a refusal -> what helps where no other schedule does.
-_REMEDIES = {
-    **dict.fromkeys(
-        ("step_memory", "memory", "disk"),
-        "choose smaller encoders (model.encoders.NAME.size; `edgefl plan --sizes` lists them), or allow it more",
-    ),
-    "payload": "compress what travels (transfer.up, transfer.down), or choose smaller encoders",
-    "flops": "set fewer training.epochs, or choose smaller encoders",
-    "energy": "set fewer training.epochs, or choose smaller encoders",
-    "data": "give it data of the model's kind, or set a smaller training.batch_size",
-}
 #: Reason of a refusal -> the budget of a round; of the others the reason's own words name it.
 _OF_A_ROUND = {"flops": "FLOPs a round", "payload": "payload a round", "energy": "energy a round"}
 
@@ -147,5 +136,4 @@ def remedy(price: RunPrice, refusal: Refusal) -> str:
             name = max(fitting, key=lambda one: fitting[one])
             about = units.quantity(fitting[name], refusal.unit)
             return f"The schedule {name} needs about {about}: --set slots.schedule={name}"
-    words = _REMEDIES.get(refusal.reason, "")
-    return words[:1].upper() + words[1:]
+    return REMEDIES.get(refusal.reason, "")

@@ -17,9 +17,9 @@ from fleet_fixture import share
 from report_fixture import run_report
 
 import edgefl
-from edgefl.api.cells import combinations, planned
 from edgefl.api.results import Plan, Report
 from edgefl.api.running import in_thread
+from edgefl.api.study_cells import Work, combinations, planned
 from edgefl.budget.fit import DevicePlan, RunPrice
 from edgefl.errors import ConfigError, ExportError
 from edgefl.plan.job import Placement
@@ -152,10 +152,12 @@ def test_a_grid_is_every_combination_and_a_cell_has_the_id_of_what_it_trains(fol
     cells = combinations(grid)
     assert cells == [{"training.epochs": e, "seed": s} for e in (1, 2) for s in (1, 2)]
     assert combinations([{"seed": 1}, {"recipe": "fedavg"}]) == [{"seed": 1}, {"recipe": "fedavg"}]
-    ids = {planned(of(folder), {}, cell).run for cell in cells}
+    ids = {planned(Work(of(folder)), cell).run for cell in cells}
     assert len(ids) == 4
-    assert planned(of(folder), {"seed": 2}, {"training.epochs": 1}).run in ids  # the same settings, said otherwise
-    assert planned(of(folder, name="other"), {}, cells[0]).run not in ids
+    assert (
+        planned(Work(of(folder), {"seed": 2}), {"training.epochs": 1}).run in ids
+    )  # the same settings, said otherwise
+    assert planned(Work(of(folder, name="other")), cells[0]).run not in ids
 
 
 def test_no_cell_starts_if_the_settings_of_one_are_wrong(tmp_path: Path, folder: Path) -> None:

@@ -58,7 +58,7 @@ class Ended(NamedTuple):
 
 
 def ended(run: edgefl.Run) -> Ended:
-    with Ledger(run.directory / LEDGER, reading=True) as ledger:
+    with Ledger(run.directory / LEDGER, create=False) as ledger:
         return Ended(ledger.states(run.id), run.report.record, run.directory)
 
 

@@ -90,7 +90,7 @@ def states(directory: Path) -> dict[str, Manifest]:
     """Run -> its last state, by the ids of its objects."""
     found = {}
     for run in directory.glob("tiny-*"):
-        with Ledger(run / LEDGER, reading=True) as ledger:
+        with Ledger(run / LEDGER, create=False) as ledger:
             found[run.name] = ledger.position(run.name).manifest
     return found
 

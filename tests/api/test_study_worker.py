@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edgefl.api import study_worker
-from edgefl.api.study_engine import Work
+from edgefl.api.study_cells import Work
 from edgefl.errors import DataError
 
 MIB = 2**20

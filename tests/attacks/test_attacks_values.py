@@ -20,12 +20,10 @@ from coordinator.core.outliers import out_of_line
 from coordinator.core.state import Change, Changes, Claim
 from coordinator.runtime.evaluator import Request
 from coordinator.runtime.validate_update import Own
-from edgefl.aggregation import mean as combine
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.mean import MisfitError, capped
 from edgefl.data.dataset import Dataset
-from edgefl.errors import StoreError
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
@@ -335,40 +333,3 @@ def test_a_device_numbers_classes_in_its_own_order(counts: tuple[float, ...], go
     table = ClassMeans(np.ones((3, 3), np.float32), np.array(counts, np.float32))
     with contextlib.nullcontext() if good else pytest.raises(MisfitError, match="samples claimed"):
         own.check({"acc": table})
-
-
-def test_a_run_whose_last_round_was_ruined_before_this_was_checked_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As versions without these checks left it: the round is done, its evaluation has ended the run."""
-    report = RunReport()
-    plan = one_stage(msgspec.structs.replace(POLICY, largest_change=0.0, clip_change=0.0), 3)
-
-    class Failing(FakeWorker):
-        def evaluate(self, request: Request) -> list[EvaluationRow]:
-            raise StoreError("NOT NULL constraint failed: evaluations.value")
-
-    async def script(scene: Scene) -> None:
-        nonlocal report
-        scene.worker = Failing()
-        evil = await scene.device("evil")
-        for name in ("b", "c"):
-            await scene.device(name, add=3.0)
-        evil.breaking = one(3e38)
-        with monkeypatch.context() as patch:
-            patch.setattr(combine, "_calculable", lambda tensor: bool(np.isfinite(tensor).all()))
-            with pytest.raises(StoreError, match="NOT NULL"):
-                await scene.coordinator(plan)
-        scene.worker = Diverging()
-        report = await scene.coordinator(plan, resume=True)
-
-    scene = played(tmp_path, script)
-    assert report.status == "done"
-    assert [(r.round, r.attempt, r.participants) for r in report.rounds] == [
-        (1, 2, ("b", "c")),
-        (2, 1, ("b", "c")),
-        (3, 1, ("b", "c")),
-    ]
-    told = [e.data["text"] for e in scene.events if e.kind == "warning"]
-    assert "round 1 of stage 1 is taken back and done again: of its model, part acc/stage1: tensor 'w' holds" in told[0]
-    assert np.allclose(values(scene, "task"), 60 + 3 * 3)

@@ -6,23 +6,17 @@ import asyncio
 import contextlib
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
-from identity_fixture import FLEET, HOST, Attackers, a_fleet, denied, enrolled
+from identity_fixture import FLEET, HOST, Attackers, a_fleet, enrolled
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
-from coordinator.runtime.fleet_auth import fleets_broker, serve
-from device_agent.enroll import enroll
 from edgefl.errors import BrokerError
-from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.membership import issue_token
 from edgefl.identity.token import MAX_MESSAGE_BYTES
 from edgefl.protocol import topics
 from edgefl.transport.mosquitto import NEWCOMER_BYTES
@@ -187,105 +181,6 @@ def test_an_enrolled_device_can_not_have_messages_retained(fleet: Fleet) -> None
 
 def test_the_limit_of_the_broker_is_the_codes_own() -> None:
     assert NEWCOMER_BYTES == MAX_MESSAGE_BYTES
-
-
-# Fleets of earlier releases
-
-#: As ``init`` wrote it at 8515bcb: one broker with two listeners.
-OLD = """per_listener_settings true
-persistence true
-persistence_location {place}/
-persistence_file sessions.db
-autosave_interval 2
-autosave_on_changes false
-persistent_client_expiration 1d
-max_queued_messages 100000
-max_packet_size 1048576
-set_tcp_nodelay true
-sys_interval 0
-log_dest stderr
-log_type error
-log_type warning
-log_type notice
-{user}
-max_queued_bytes 536870912
-pid_file {place}/mosquitto.pid
-
-listener {port} 127.0.0.1
-cafile {place}/ca.pem
-certfile {place}/server.pem
-keyfile {place}/server.key
-tls_version tlsv1.2
-crlfile {place}/crl.pem
-require_certificate true
-use_identity_as_username true
-allow_anonymous false
-acl_file {place}/fleet.acl
-
-listener {enroll_port} 127.0.0.1
-cafile {place}/ca.pem
-certfile {place}/server.pem
-keyfile {place}/server.key
-tls_version tlsv1.2
-max_connections 100
-allow_anonymous true
-acl_file {place}/newcomers.acl
-"""
-
-
-def aged(fleet: Fleet, more: str = "") -> Fleet:
-    """The same fleet as an earlier release made it, and with lines of somebody's own."""
-    place = fleet.directory / "broker"
-    configuration = place / "mosquitto.conf"
-    users = [line for line in configuration.read_text().splitlines() if line.startswith("user ")]
-    ports = {"port": fleet.record.port, "enroll_port": fleet.record.enroll_port}
-    configuration.write_text(OLD.format(place=place, user="".join(users), **ports) + more)
-    for name in ("newcomers.conf", "enroll.acl", "enroll.passwords"):
-        (place / name).unlink()
-    record = msgspec.json.decode((fleet.directory / "fleet.json").read_bytes())
-    del record["newcomers"], record["retain"]
-    (fleet.directory / "fleet.json").write_bytes(msgspec.json.encode(record))
-    return Fleet(fleet.directory)
-
-
-async def enrols(fleet: Fleet, state: Path, told: list[str]) -> Credentials:
-    serving = asyncio.ensure_future(serve(fleet, told.append, until="cam", limit_s=20.0))
-    await until(lambda: any("answering" in line for line in told))
-    token = issue_token(fleet, "cam", time.time())
-    await enroll(token, state, state.parent, 10.0, lambda line: None)
-    await serving
-    return Credentials(state)
-
-
-def test_a_fleet_of_an_earlier_release_gets_a_process_for_newcomers_and_keeps_its_ports(
-    fleet: Fleet, tmp_path: Path
-) -> None:
-    before = fleet.record
-    old, told = aged(fleet), list[str]()
-    assert (old.record.newcomers, old.record.retain) == ("", True)
-    cam = run(enrols(old, tmp_path / "cam", told), 40)
-    assert (old.record.port, old.record.enroll_port) == (before.port, before.enroll_port)
-    assert old.record.newcomers
-    assert Fleet(fleet.directory).record == old.record
-
-    async def scene() -> None:
-        async with fleets_broker(old, "auto", told.append), Attackers(old) as at:
-            device, _ = await at.device(cam)
-            # Its agents may be of that release, too, and retain their presence.
-            await device.publish(topics.build("presence", FLEET, "cam"), b"", retain=True)
-            assert await denied((await at.newcomer("enroll-1"))[0], topics.build("up", FLEET, "cam"))
-
-    run(scene())
-
-
-def test_a_configuration_that_was_edited_is_left_as_it_is(fleet: Fleet, tmp_path: Path) -> None:
-    """Newcomers go on as a listener of the fleet's broker; the coordinator hears them in a session of its own."""
-    old, told = aged(fleet, "connection_messages true\n"), list[str]()
-    text = (fleet.directory / "broker" / "mosquitto.conf").read_text()
-    run(enrols(old, tmp_path / "cam", told), 40)
-    assert (fleet.directory / "broker" / "mosquitto.conf").read_text() == text
-    assert old.record.newcomers == ""
-    assert any("was edited" in line for line in told)
 
 
 def test_a_broker_of_newcomers_that_is_down_stops_nothing(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""`edgefl devices`: who is there, since when and by what; with a fleet's identity and without; old ledgers too."""
+"""`edgefl devices`: who is there, since when and by what; with a fleet's identity and without."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from alembic import command
-from alembic.config import Config
 from coordinator_fixture import a_plan
 from identity_fixture import a_fleet, enrolled
-from ledger_fixture import engine_of, ledger_at
-from sqlalchemy import text as sql
 from test_coordinator_runner import Scene, one_stage, played
 
 from coordinator.ledger.ledger import Ledger
@@ -164,40 +160,7 @@ def test_a_run_leaves_each_devices_last_sign_of_life_and_release(tmp_path: Path)
     assert sighting.source in {"hello", "update", "upload", "need", "accept"}
 
 
-# Old ledgers, and the command
-
-
-def old_ledger(place: str | Path) -> None:
-    """A ledger of revision 0003 with a run and a device in it, as that version wrote them."""
-    engine = engine_of(place)
-    with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", "coordinator.ledger:migrations")
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        connection.execute(
-            sql(
-                "INSERT INTO runs (run, name, recipe, status, started_at, plan, manifest, part_bytes) "
-                "VALUES ('r1', 'n', 'r', 'done', 1.0, '{}', '{}', '{}')"
-            )
-        )
-        connection.execute(
-            sql(
-                "INSERT INTO devices (run, device, profile, capabilities, budget, samples, class_counts) "
-                "VALUES ('r1', 'cam-01', 'p', '{}', '{}', '{}', '[]')"
-            )
-        )
-    engine.dispose()
-
-
-def test_a_ledger_of_the_version_before_is_brought_to_this_one(tmp_path: Path) -> None:
-    place = ledger_at(tmp_path / "ledger.sqlite")
-    old_ledger(place)
-    with Ledger(place) as ledger:
-        assert (ledger.report().devices[0].agent_version, ledger.report().sightings) == ("", ())
-        ledger.commit("r1", [SightingRow("cam-01", 5.0, "heartbeat")], [], 6.0)
-        ledger.commit("r1", [SightingRow("cam-01", 7.0, "last will", online=False)], [], 8.0)
-        assert ledger.report().sightings == (SightingRow("cam-01", 7.0, "last will", online=False),)
+# The command
 
 
 @pytest.fixture

@@ -1,9 +1,14 @@
-"""``edgefl data fetch``: the registry, the licence, hashes that are not known, and the folder that appears whole."""
+"""``edgefl data fetch``: the registry, the licence, the hash, the server, and the folder that appears whole."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import hashlib
+import http.server
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +18,7 @@ from test_hapt import archive, raw_files
 from edgefl.cli import main
 from edgefl.config.profiles import profiles_folder, shipped
 from edgefl.errors import ConfigError, DataError
-from edgefl.fetch import fetching
-from edgefl.fetch.fetching import CONVERTERS, FetchOptions, fetch
-from edgefl.fetch.registry import source
+from edgefl.fetch.fetching import CONVERTERS, fetch, source, with_hash
 
 
 def edgefl(*arguments: object) -> int:
@@ -26,16 +29,27 @@ def edgefl(*arguments: object) -> int:
 
 @pytest.fixture
 def zipped(tmp_path: Path) -> Path:
-    with archive(tmp_path / "hapt.zip", raw_files()) as opened:
-        return opened.path
+    (tmp_path / "served").mkdir()
+    return archive(tmp_path / "served" / "hapt.zip", raw_files())
+
+
+@pytest.fixture
+def server(zipped: Path) -> Iterator[str]:
+    """Serves the folder of ``zipped``; its address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    handler = functools.partial(Quiet, directory=str(zipped.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
 
 
 def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def nothing(_done: int, _all: int) -> None:
-    """No progress is shown."""
 
 
 @pytest.mark.parametrize("name", shipped("datasets"))
@@ -45,7 +59,7 @@ def test_every_entry_of_the_registry_is_whole_and_shipped(name: str) -> None:
     assert found.converter in CONVERTERS
     assert found.url.startswith("https://")
     assert found.licence
-    assert found.checksum_source or found.sha256 is None
+    assert found.checksum_source
     assert set(found.runs) <= set(shipped("runs"))
 
 
@@ -104,82 +118,54 @@ def test_a_fetched_set_is_there_with_its_origin_and_stays(tmp_path: Path, zipped
 
 
 def test_an_archive_of_another_hash_is_refused(tmp_path: Path, zipped: Path) -> None:
-    options = FetchOptions(tmp_path / "d", str(zipped))
     with pytest.raises(DataError, match="has the sha256") as caught:
-        fetch(source("har_hapt"), options, nothing)
+        fetch(source("har_hapt"), tmp_path / "d", str(zipped))
     assert sha(zipped) in caught.value.message
     assert source("har_hapt").sha256 in caught.value.message
     with pytest.raises(DataError, match="is no sha256"):
-        fetch(source("har_hapt"), options._replace(sha256="abc"), nothing)
+        with_hash(source("har_hapt"), "abc")
     assert not (tmp_path / "d" / "har_hapt").exists()
-
-
-def test_a_hash_that_is_not_known_is_asked_for_or_accepted(tmp_path: Path, zipped: Path) -> None:
-    unknown = source("har_hapt").model_copy(update={"sha256": None})
-    options = FetchOptions(tmp_path / "d", str(zipped))
-    with pytest.raises(DataError, match="sha256 is not known") as caught:
-        fetch(unknown, options, nothing)
-    assert "--accept-first-seen" in caught.value.remedy
-    done = fetch(unknown, options._replace(first_seen=True), nothing)
-    assert (done.sha256, done.already) == (sha(zipped), False)
-
-
-def test_an_archive_that_another_address_left_is_not_taken(
-    tmp_path: Path, zipped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with archive(tmp_path / "bad.zip", {**raw_files(), "labels.txt": "1 1 13 1 200\n"}) as opened:
-        served = {"https://a.example/h.zip": opened.path, "https://b.example/h.zip": zipped}
-    monkeypatch.setattr(
-        fetching, "download", lambda wanted, target, _: target.write_bytes(served[wanted.url].read_bytes())
-    )
-    first, second = (FetchOptions(tmp_path / "d", url, first_seen=True) for url in served)
-    with pytest.raises(DataError, match=r"labels\.txt"):
-        fetch(source("har_hapt"), first, nothing)
-    assert fetch(source("har_hapt"), second, nothing).sha256 == sha(zipped)
-    origin = json.loads((tmp_path / "d" / "har_hapt" / "origin.json").read_text())
-    assert (origin["url"], origin["sha256"]) == (second.place, sha(zipped))
-
-
-def test_a_file_far_larger_than_the_archive_is_refused_unread(tmp_path: Path, zipped: Path) -> None:
-    small = source("har_hapt").model_copy(update={"bytes": 10})
-    with pytest.raises(DataError, match="more than the limit of 20, twice the known archive's"):
-        fetch(small, FetchOptions(tmp_path / "d", str(zipped), sha(zipped)), nothing)
 
 
 def test_a_conversion_that_fails_publishes_nothing(tmp_path: Path) -> None:
-    with archive(tmp_path / "bad.zip", {**raw_files(), "labels.txt": "1 1 13 1 200\n"}) as opened:
-        path = opened.path
-    options = FetchOptions(tmp_path / "d", str(path), sha(path))
+    path = archive(tmp_path / "bad.zip", {**raw_files(), "labels.txt": "1 1 13 1 200\n"})
     with pytest.raises(DataError, match=r"labels\.txt"):
-        fetch(source("har_hapt"), options, nothing)
+        fetch(with_hash(source("har_hapt"), sha(path)), tmp_path / "d", str(path))
     assert not (tmp_path / "d" / "har_hapt").exists()
 
 
-def test_the_archive_comes_from_the_source_or_a_mirror(
-    tmp_path: Path, zipped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
+def test_the_archive_comes_from_an_address(tmp_path: Path, zipped: Path, server: str) -> None:
+    done = fetch(with_hash(source("har_hapt"), sha(zipped)), tmp_path / "d", f"{server}/hapt.zip")
+    assert sorted(path.name for path in done.folder.iterdir()) == ["har_hapt.npz", "origin.json"]
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["har_hapt"]
 
-    def download(wanted, target, _progress):
-        asked.append(wanted)
-        target.write_bytes(zipped.read_bytes())
-        return wanted.sha256
 
-    monkeypatch.setattr(fetching, "download", download)
-    own = source("har_hapt").model_copy(update={"sha256": sha(zipped), "bytes": zipped.stat().st_size})
-    assert fetch(own, FetchOptions(tmp_path / "d"), nothing).sha256 == sha(zipped)
-    (wanted,) = asked
-    assert (wanted.url, wanted.size, wanted.sha256) == (own.url, own.bytes, own.sha256)
-    elsewhere = FetchOptions(tmp_path / "e", "https://mirror.example/h.zip", sha(zipped))
-    assert fetch(own, elsewhere, nothing).sha256 == sha(zipped)
-    assert asked[1].url == "https://mirror.example/h.zip"
+def test_a_download_of_another_hash_is_refused(tmp_path: Path, zipped: Path, server: str) -> None:
+    with pytest.raises(DataError, match=r"hapt\.zip: ") as caught:
+        fetch(source("har_hapt"), tmp_path / "d", f"{server}/hapt.zip")
+    assert sha(zipped) in caught.value.message
+    assert source("har_hapt").sha256 in caught.value.message
+    assert "--sha256" in caught.value.remedy
+    assert not [path for path in (tmp_path / "d").rglob("*") if path.is_file()]
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")  # pooch does not close a refused answer
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("SERVER/other.zip", "404"), ("http://127.0.0.1:1/h.zip", "Connection refused"), ("x://h/h.zip", "x://h/h.zip")],
+)
+def test_a_download_that_fails_says_why_and_what_to_do(tmp_path: Path, server: str, place: str, reason: str) -> None:
+    with pytest.raises(DataError, match=reason) as caught:
+        fetch(source("har_hapt"), tmp_path / "d", place.replace("SERVER", server))
+    gc.collect()
+    assert "--from FILE" in caught.value.remedy
 
 
 def test_an_entry_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values = yaml.safe_load((profiles_folder() / "datasets" / "har_hapt.yaml").read_text(encoding="utf-8"))
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "har_hapt.yaml").write_text(yaml.safe_dump({**values, "url": "http://h/f", "sha256": "x"}))
-    monkeypatch.setattr("edgefl.fetch.registry.profiles_folder", lambda: tmp_path)
+    monkeypatch.setattr("edgefl.fetch.fetching.profiles_folder", lambda: tmp_path)
     with pytest.raises(ConfigError) as caught:
         source("har_hapt")
     assert {problem.path for problem in caught.value.problems} == {"url", "sha256"}

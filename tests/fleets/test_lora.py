@@ -68,7 +68,7 @@ def run(place: Path) -> edgefl.Run:
 
 
 def test_the_terms_travel_alone_and_what_they_adapt_stays(run: edgefl.Run) -> None:
-    with Ledger(run.directory / LEDGER, reading=True) as ledger:
+    with Ledger(run.directory / LEDGER, create=False) as ledger:
         states, plan = ledger.states(run.id), ledger.plan(run.id)
     first, middle, last = states[0, 0], states[1, 1], states[2, 1]
     base = [part for part in last if part.startswith(("photo/", "words/"))]

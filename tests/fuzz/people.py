@@ -16,8 +16,6 @@ from edgefl.data.readers import SampleError, read, read_samples, target
 from edgefl.data.sources import load
 from edgefl.data.ts_files import read_ts
 from edgefl.errors import ConfigError, DataError, ModelError
-from edgefl.fetch.archive import Archive
-from edgefl.fetch.hapt import MEMBERS, convert
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.compile import compile_run
 from fuzz.target import MIB, Target, scratch
@@ -182,15 +180,6 @@ def series(data: bytes) -> None:
     assert not len(found) or found.max() < len(names)
 
 
-def recordings(data: bytes) -> None:
-    """An archive of raw recordings, to windows."""
-    file = scratch("archive") / "x.zip"
-    file.write_bytes(data)
-    with Archive(file, MEMBERS) as opened:
-        made = convert(opened)
-    assert len(made["acc"]) == len(made["label"]) > 0
-
-
 TARGETS = (
     Target(
         "run_file",
@@ -215,7 +204,5 @@ TARGETS = (
     Target("wav", "data.log_mel", sound, (DataError,), "bytes", (32 * MIB, 4000)),
     Target("png", "data.readers (.png)", png, (DataError,), "bytes", (8 * MIB, 8000), slow=True),
     Target("jpeg", "data.readers (.jpg)", jpeg, (DataError,), "bytes", (8 * MIB, 8000), slow=True),
-    # numpy.loadtxt takes what a member really holds, and a filter some copies of it
-    Target("hapt", "fetch.archive, fetch.hapt", recordings, (DataError,), "zip", (16 * MIB, 4000), slow=True),
     Target("ts", "data.named", series, (DataError,), "text", (MIB, 200)),
 )

@@ -122,19 +122,6 @@ def ts() -> Seeds:
     yield "two", b"@problemName x\n@classLabel true a b\n@data\n1,2,3:4,5,6:a\n7,8,9:1,2,3:b\n"
 
 
-def hapt() -> Seeds:
-    out = io.BytesIO()
-    recording = "0.9 0.1 0.2\n0.8 0.2 0.1\n" * 100
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, text in (
-            ("labels.txt", "1 1 5 11 200\n"),
-            ("acc_exp01_user01.txt", recording),
-            ("gyro_exp01_user01.txt", recording),
-        ):
-            archive.writestr(zipfile.ZipInfo(f"RawData/{name}", (1980, 1, 1, 0, 0, 0)), text)
-    yield "one", out.getvalue()
-
-
 SEEDS: dict[str, Callable[[], Seeds]] = {
     "run_file": yaml_files("runs"),
     "recipe_file": yaml_files("recipes"),
@@ -150,5 +137,4 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "png": png,
     "jpeg": jpeg,
     "ts": ts,
-    "hapt": hapt,
 }

@@ -11,11 +11,8 @@ import torch
 from memory_fleet import plan_of, run_fleet, share
 from training_fixture import dataset, job, model_spec, parts_of, stages_of
 
-from coordinator.core.moves import SaveEnd
 from coordinator.core.round_rules import in_closing_round, is_buffered
 from coordinator.core.state import State
-from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.start import RunOptions, _resumed
 from edgefl.methods.pmcmfl import contrast
 from edgefl.methods.pmcmfl.contrast import prototype_contrast
 from edgefl.models.parts import loaded
@@ -159,20 +156,6 @@ def _placement(plan):
     from edgefl.plan.job import Placement
 
     return Placement(device="u", stage=plan.stages[-1])
-
-
-def test_a_run_of_before_there_was_a_closing_round_gets_one_when_it_goes_on(tmp_path: Path):
-    plan = plan_of(tmp_path, "pmcmfl", "ab", 2, [])
-    old = msgspec.structs.replace(plan, stages=plan.stages[:1], hypers=plan.hypers[:1])
-    path = tmp_path / "ledger.sqlite"
-    with Ledger(path) as ledger:
-        ledger.create(old, {}, {}, 1.0)
-    assert _resumed(RunOptions(ledger=str(path)), "tiny")[0].stages == plan.stages
-    with Ledger(path) as ledger:
-        assert ledger.plan("tiny") == msgspec.structs.replace(plan, config=old.config)
-        ledger.replan(old)
-        ledger.commit("tiny", [SaveEnd("done")], [], 2.0)
-    assert _resumed(RunOptions(ledger=str(path)), "tiny")[0].stages == old.stages  # what is done stays as it was
 
 
 # ---- stand-ins before there are prototypes

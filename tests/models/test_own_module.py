@@ -18,8 +18,8 @@ from training_fixture import job, parts_of, stages_of, with_hyper
 import edgefl
 from coordinator.ledger.ledger import Ledger
 from edgefl import encoder_kinds
-from edgefl.api.cells import planned
 from edgefl.api.export_run import final_state
+from edgefl.api.study_cells import Work, planned
 from edgefl.data.dataset import Dataset
 from edgefl.encoder_kinds import EncoderKind, encoder_kind, given_here, name_of
 from edgefl.errors import ConfigError, EdgeFLError, ExportError, ModelError
@@ -271,7 +271,7 @@ def test_it_trains_by_stages_in_a_fleet_and_is_exported(source: Path, tmp_path: 
             final_state(run.directory)
     assert f"edgefl.run(…, in_process=True, resume='{run.id}')" in told.value.remedy
     run = edgefl.run(own, directory=tmp_path, in_process=True, page=False, resume=run.id)
-    with Ledger(run.directory / LEDGER, reading=True) as ledger:
+    with Ledger(run.directory / LEDGER, create=False) as ledger:
         states = ledger.states(run.id)
     ends = [states[max(key for key in states if key[0] == stage)] for stage in (1, 2, 3)]
     for frozen, trained in ((1, 1), (2, 2)):  # once trained, to the end the same object, running means included
@@ -303,7 +303,7 @@ def test_processes_know_nothing_of_it_and_the_error_says_what_to_do(source: Path
 def test_a_study_cannot_tell_it_from_another_of_its_name(source: Path) -> None:
     """A cell's run is found by a hash of its run file, which has the class's name alone."""
     with pytest.raises(ConfigError, match="a study cannot tell from another of its name"):
-        planned(fields(source, kind_of_net()), {}, {"seed": 1})
+        planned(Work(fields(source, kind_of_net())), {"seed": 1})
 
 
 def test_a_kind_has_one_name_and_another_of_the_same_class_another() -> None:

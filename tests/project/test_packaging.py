@@ -149,10 +149,6 @@ def test_the_wheel_holds_the_packages_with_their_data_and_the_profiles_and_nothi
         "edgefl/report/templates/style.css",
         "coordinator/web/static/htmx.min.js",
         "coordinator/web/templates/page.html.j2",
-        "coordinator/ledger/migrations/env.py",
-        "coordinator/ledger/migrations/script.py.mako",
-        "coordinator/ledger/migrations/versions/r0001_first.py",
-        "coordinator/ledger/migrations/versions/r0002_matcher.py",
     ],
 )
 def test_files_that_programs_look_for_are_in_the_wheel(wheel, file):

@@ -18,7 +18,7 @@ from edgefl.records import Budget, Capabilities, Figure, Speed
 from edgefl.report import (
     bills,
     budget_plots,
-    compare_page,
+    compare_output,
     fleet_plots,
     plan_page,
     prediction_plot,
@@ -182,7 +182,7 @@ def test_backticks_are_code_on_a_page_and_not_in_what_a_device_names_itself() ->
 
 
 def test_an_axis_of_shares_ends_at_a_hundred_and_equal_points_are_seen() -> None:
-    chart = compare_page.picture(compare([run_report(), run_report()]))
+    chart = compare_output.picture(compare([run_report(), run_report()]))
     assert chart is not None
     for width in (WIDE, NARROW):
         points = chart.spec(width)["vconcat"][0]["layer"][1]

@@ -22,7 +22,7 @@ from test_report_pages import Outline
 
 from edgefl.budget.fit import RunPrice
 from edgefl.records import GPU, HOST, Figure, Refusal
-from edgefl.report import compare_page, plan_page
+from edgefl.report import compare_output, plan_page
 from edgefl.report.charts import NARROW, WIDE, Chart
 from edgefl.report.compare import Comparison, compare, grids, headline, print_all
 from edgefl.report.grid import Grid
@@ -57,7 +57,7 @@ def cells(tables: list[Grid]) -> set[str]:
 
 PAGES = [
     pytest.param(plan_page.to_html(planned(), ["Two devices are assumed."]), id="plan"),
-    pytest.param(compare_page.to_html(compared()), id="compare"),
+    pytest.param(compare_output.to_html(compared()), id="compare"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_the_page_of_a_plan_says_what_the_terminal_says() -> None:
 
 def test_the_page_of_a_comparison_says_what_the_terminal_says() -> None:
     found = compared()
-    text = shown(compare_page.to_html(found))
+    text = shown(compare_output.to_html(found))
     console = Console(record=True, width=200, file=io.StringIO())
     print_all(found, console)
     told = console.export_text()
@@ -110,7 +110,7 @@ def test_names_and_settings_are_text_without_control_characters(name: str) -> No
     rows = [plan(name, 1), plan("b", 1, refusal=Refusal("data", detail=name))]
     one = msgspec.structs.replace(planned(), name=name, devices=tuple(rows), warnings=(name,))
     other = msgspec.structs.replace(run_report(), run=name, config={"training": {"optimizer": name}}, status=name)
-    for page in (plan_page.to_html(one, [name]), compare_page.to_html(compare([run_report(), other]))):
+    for page in (plan_page.to_html(one, [name]), compare_output.to_html(compare([run_report(), other]))):
         assert name not in page
         assert "alert(1)" in page
         assert "<script" not in page
@@ -163,7 +163,7 @@ def test_memory_beside_a_card_is_no_limit_of_the_step_and_other_refusals_have_no
 
 
 def picture(found: Comparison) -> Chart:
-    chart = compare_page.picture(found)
+    chart = compare_output.picture(found)
     assert chart is not None
     return chart
 
@@ -211,8 +211,8 @@ def test_many_runs_are_drawn_as_far_as_they_can_be_told_apart_and_nothing_as_zer
 
 def test_runs_without_figures_are_compared_in_words() -> None:
     found = compare([RunReport(run="a"), RunReport(run="b")])
-    assert compare_page.picture(found) is None
-    page = compare_page.to_html(found)
+    assert compare_output.picture(found) is None
+    page = compare_output.to_html(found)
     assert "No figure of these runs can be compared." in page
     assert "<svg" not in page
 
@@ -252,7 +252,7 @@ def test_a_picture_of_costs_has_two_ticks_and_no_mark_beyond_its_axis(ratio: flo
     found = compared()
     figures = (Figure(10.0), Figure(10.0 * ratio))
     costs = [msgspec.structs.replace(line, figures=figures) for line in found.lines if line.group == "costs"]
-    chart = compare_page.picture(found._replace(lines=tuple(costs)))
+    chart = compare_output.picture(found._replace(lines=tuple(costs)))
     assert chart is not None
     axis = chart.spec(width)["vconcat"][-1]["layer"][1]["encoding"]["x"]
     low, high = axis["scale"]["domain"]

@@ -21,7 +21,7 @@ from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, Capabilities, EvaluationRow, Figure
 from edgefl.report import quality
 from edgefl.report.compare import Comparison, compare, grids, headline
-from edgefl.report.compare_files import PARQUET_COLUMNS, SCHEMA, to_csv, to_json
+from edgefl.report.compare_output import to_csv, to_json
 from edgefl.report.grid import print_grids
 from edgefl.report.settings import differing
 from edgefl.run_records import AssignmentRow, DeviceRow, Reference, RunReport
@@ -90,23 +90,6 @@ def test_json_and_csv_hold_the_same_figures(runs: Path, capsys: pytest.CaptureFi
     assert (score["ratio"], float(score["points"])) == ("", pytest.approx(-5.0))
     assert figures["accuracy, acc"]["ratios"] == [None, None]
     assert cells["B", "training.epochs"]["value"] == "2"
-
-
-def test_parquet_holds_the_rows_of_the_csv_with_types(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    code, out, told = edgefl("compare", "r1", "r2", "--format", "parquet", capsys=capsys)
-    file = runs / "r1-first" / "compare.parquet"
-    assert (code, out, f"wrote {file}" in told) == (0, "", True)
-    found = parquet.read_table(file)
-    assert tuple(found.schema.names) == PARQUET_COLUMNS
-    assert {field.name for field in found.schema if str(field.type) == "double"} == {"value", "ratio", "points"}
-    assert found.schema.metadata[b"edgefl.schema"] == SCHEMA.encode()
-    lines = csv.DictReader(io.StringIO(edgefl("compare", "r1", "r2", "--format", "csv", capsys=capsys)[1]))
-    for row, line in zip(found.to_pylist(), lines, strict=True):
-        setting = row.pop("setting")
-        for name, text in line.items():
-            held = setting if (row["group"], name) == ("settings", "value") else row[name]
-            assert text == ("" if held is None else str(held))
 
 
 def test_a_run_that_is_not_there_one_alone_and_one_twice(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

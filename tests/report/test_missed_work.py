@@ -15,7 +15,7 @@ from edgefl.records import Capabilities, EvaluationRow, Figure, Refusal
 from edgefl.report import decisions, resources, shortfall, story
 from edgefl.report.attendance import attendance
 from edgefl.report.compare import Comparison, compare, grids, headline
-from edgefl.report.compare_files import to_csv, to_json
+from edgefl.report.compare_output import to_csv, to_json
 from edgefl.report.grid import print_grids
 from edgefl.report.refusals import REASONS
 from edgefl.report.writers import to_html

@@ -73,7 +73,8 @@ def test_the_way_out_is_the_largest_schedule_below_the_limit_or_words() -> None:
     assert "slots.schedule=layerwise" in way(process, base=100)  # 200 + 100 are too many
     assert "slots.schedule=progressive" in way(allowed(process, where=GPU), base=100)  # the process is not on the card
     assert "training.batch_size" in way(Refusal("data", 16.0, 4.0, "samples"))
-    assert way(Refusal("method", detail="not installed")) == ""
+    assert way(Refusal("method", detail="not installed")) == "Install on the device what the coordinator has"
+    assert way(Refusal("busy")) == ""
 
 
 def test_the_way_out_counts_what_a_processor_needs_besides_tensors() -> None:

@@ -13,9 +13,9 @@ from page_fixture import Page, Recorder
 from test_report_live import live_events
 
 from coordinator.web.pieces import FEW, Axis, View, cards, plots
-from coordinator.web.snapshot import GROUPS, MOST_POINTS, REMEDIES, DeviceView, Feed, Snapshot
+from coordinator.web.snapshot import GROUPS, MOST_POINTS, DeviceView, Feed, Snapshot
 from edgefl.report.events import MOST_SPANS, LiveDevice
-from edgefl.report.refusals import REASONS
+from edgefl.report.refusals import REASONS, REMEDIES
 from edgefl.run_records import EventRow, Reference
 
 MIB = 2**20
@@ -245,7 +245,7 @@ def test_a_refusal_has_both_numbers_and_a_remedy_that_is_there_for_every_budget(
     (tiny, nano) = fed(*live_events()).refusals
     assert (tiny.device, tiny.by, tiny.allowed) == ("tiny", "plan", "3.00 MiB")
     assert (nano.device, nano.by, nano.needed, nano.allowed) == ("nano", "device", "26.4 MiB", "24.0 MiB")
-    assert "training.batch_size" in nano.remedy
+    assert "model.encoders.NAME.size" in nano.remedy
     assert set(REMEDIES) <= {*REASONS}
     assert {"step_memory", "memory", "flops", "payload", "energy", "disk"} <= set(REMEDIES)
 

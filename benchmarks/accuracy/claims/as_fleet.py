@@ -76,7 +76,7 @@ def states(values: Values, directory: Path, *, in_process: bool) -> tuple[dict[t
     started = time.monotonic()
     trainers = 0 if in_process else 1
     run = edgefl.run(values, directory=directory, in_process=in_process, trainers=trainers, export=False, page=False)
-    with Ledger(run.directory / LEDGER, reading=True) as ledger:
+    with Ledger(run.directory / LEDGER, create=False) as ledger:
         return ledger.states(run.id), time.monotonic() - started
 
 

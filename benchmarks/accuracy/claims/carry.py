@@ -16,8 +16,8 @@ from benchmarks.accuracy.claims.eligible import for_one_process, has_memory_budg
 from benchmarks.accuracy.claims.outcome import Outcome, Results, outcome_of
 from benchmarks.accuracy.claims.study import Trial, Values, digest
 from edgefl.api.runs import read_run
-from edgefl.api.study_engine import Work, local_processes
-from edgefl.api.study_queue import Ended, Told, carry_out_all, fitting
+from edgefl.api.study_cells import Work
+from edgefl.api.study_pool import Ended, Told, carry_out_all, fitting, local_processes
 
 #: Where runs lie until their line is written.
 RUNS = Path("build") / "claims"

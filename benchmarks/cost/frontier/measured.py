@@ -54,7 +54,7 @@ def measure(values: Values) -> float:
     """Bytes of the largest step that a fleet of processes reported. Raises SystemExit where none was measured."""
     with tempfile.TemporaryDirectory(prefix="edgefl-frontier-") as folder:
         run = edgefl.run(values, directory=folder, trainers=1, export=False, page=False)
-        with Ledger(run.directory / LEDGER, reading=True) as ledger:
+        with Ledger(run.directory / LEDGER, create=False) as ledger:
             largest = measured("step_peak_bytes", ledger.report(run.id).assignments)
     if largest.value is None:
         raise SystemExit(f"{values['name']}: no device measured its step memory: {largest.reason}")

@@ -1,8 +1,13 @@
-"""Runs side by side as an HTML page: one sentence, a picture of scores and costs against the first run, the tables."""
+"""Runs side by side for programs, JSON and CSV in base units, and for people.
+
+The page for people: one sentence, a picture of scores and costs against the first run, the tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -12,11 +17,57 @@ from edgefl.report.charts import MUTED, NARROW, SERIES, SHAPES, Chart, Spec, Val
 from edgefl.report.compare import Comparison, grids, headline, label
 from edgefl.report.compare_lines import Line, against, multiple
 from edgefl.report.pages import page
+from edgefl.report.writers import inert
+
+#: Grows when a field changes its meaning or goes away; new fields leave it as it is.
+SCHEMA = "edgefl.compare/1"
+CSV_COLUMNS = ("label", "run", "group", "figure", "unit", "value", "ratio", "points", "kind", "source", "reason")
 
 #: Conditions of the picture's scores; the table has all.
 _SCORES = 12
 #: Pixels of a row.
 _ROW = 24
+
+_Row = tuple[str | float | None, ...]
+
+
+def to_json(found: Comparison) -> str:
+    """Runs, figures with their ratios, settings and remarks as indented JSON; ``schema`` names its form."""
+    keys = ("run", "name", "recipe", "status", "started_at", "finished_at")
+    body = {
+        "schema": SCHEMA,
+        "runs": [
+            {"label": label(index), **{key: getattr(run, key) for key in keys}} for index, run in enumerate(found.runs)
+        ],
+        "figures": [
+            {**msgspec.to_builtins(line), "ratios": line.ratios, "points": line.points} for line in found.lines
+        ],
+        "settings": {setting.path: setting.values for setting in found.settings},
+        "remarks": found.remarks,
+    }
+    return msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
+
+
+def to_csv(found: Comparison) -> str:
+    """One line per run and figure, and per run and setting that differs; base units, shares of one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in _csv_rows(found):
+        writer.writerow(map(inert, row))
+    return out.getvalue()
+
+
+def _csv_rows(found: Comparison) -> Iterator[_Row]:
+    """A row of ``CSV_COLUMNS`` for each run and figure, and for each run and setting."""
+    for index, run in enumerate(found.runs):
+        head = (label(index), run.run)
+        for line in found.lines:
+            figure, change = line.figures[index], (line.ratios[index], line.points[index])
+            origin = (figure.kind, figure.source) if figure.value is not None else ("missing", "")
+            yield (*head, line.group, line.name, line.unit, figure.value, *change, *origin, figure.reason)
+        for setting in found.settings:
+            yield (*head, "settings", setting.path, "", setting.values[index], None, None, "", "", "")
 
 
 def to_html(found: Comparison) -> str:

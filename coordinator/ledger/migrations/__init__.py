@@ -1,1 +1,0 @@
-"""Alembic migrations of the ledger, run when it is opened."""

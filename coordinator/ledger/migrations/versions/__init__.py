@@ -1,1 +1,0 @@
-"""One file a schema change, in order."""
