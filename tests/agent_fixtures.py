@@ -1,4 +1,4 @@
-"""A coordinator that speaks the real protocol over a MemoryBroker, and a trainer without a process."""
+"""A coordinator that speaks the real protocol over a FaultyBroker, and a trainer without a process."""
 
 from __future__ import annotations
 

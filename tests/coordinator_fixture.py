@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from faulty_broker import FaultyBroker
 
 from coordinator.runtime.evaluator import Request
 from edgefl import PROTOCOL_VERSION
@@ -25,7 +26,7 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.receiver import Completed, Receiver, SendChunk, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
 from edgefl.transport.interface import Will
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 FLEET = "test"
 #: Elements of each part's only tensor: two chunks of 1 KiB.
@@ -126,7 +127,7 @@ class FakeDevice:
 
     def __init__(
         self,
-        broker: MemoryBroker,
+        broker: FaultyBroker,
         name: str,
         directory: Path,
         *,

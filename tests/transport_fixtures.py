@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from faulty_broker import FaultyBroker
+
 from edgefl.transport.broker import broker_program
 from edgefl.transport.interface import Transport, Will
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 from edgefl.transport.mqtt import MqttTransport
 
 #: Self-signed for localhost and 127.0.0.1, with its key: nothing outside these tests trusts it.
@@ -131,9 +133,9 @@ class World:
 
 
 class MemoryWorld(World):
-    def __init__(self, broker: MemoryBroker | None = None) -> None:
+    def __init__(self, broker: FaultyBroker | None = None) -> None:
         super().__init__()
-        self.broker = broker or MemoryBroker()
+        self.broker = broker or FaultyBroker()
 
     def cut(self, transport: MemoryTransport) -> None:
         self.broker.cut(transport._client_id)

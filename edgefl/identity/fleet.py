@@ -51,7 +51,6 @@ from edgefl.transport.link import TlsFiles
 from edgefl.transport.mosquitto import hash_password, newcomers_configuration, tls_configuration
 from edgefl.transport.mqtt import MqttTransport
 
-DEFAULT_DIRECTORY = Path("fleet")
 #: MQTT over TLS, as registered; and the next port for devices without a certificate.
 PORT, ENROLL_PORT = 8883, 8884
 #: Life of a certificate: a device that is away longer must enrol again, and a stolen one expires.

@@ -1,13 +1,8 @@
-"""A broker inside the process, for tests and simulations: same promises as MQTT, with faults drawn from a seed.
-
-The same publishes in the same order meet the same faults. Only how long a message that is held back waits for a next
-one is the clock's. Lost messages were acknowledged to their sender, as with a real broker whose queue is full.
-"""
+"""A broker inside the process, for runs in one process and tests: same promises as MQTT."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,28 +12,21 @@ from paho.mqtt.client import topic_matches_sub
 
 from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, Limits, Will, check_payload, closed_error
 
-#: A held-back message goes out after the next one to the same client, or after this long when none follows.
-HELD_S = 0.05
-#: How long a cut client stays away by default: long enough for every client to see it offline.
-AWAY_S = 0.02
-
-
 S = TypeVar("S")
-_Message = tuple[str, bytes]  # topic, payload
+Message = tuple[str, bytes]  # topic, payload
 
 
 @dataclass(eq=False)
-class _Session:
+class Session:
     """The broker's session of a client, connected or not. ``number``: in the order of their first connections."""
 
     client_id: str
     number: int
     transport: MemoryTransport | None = None
     patterns: set[str] = field(default_factory=set)
-    queue: list[_Message] = field(default_factory=list)
-    held: list[_Message] = field(default_factory=list)
+    queue: list[Message] = field(default_factory=list)
 
-    def deliver(self, message: _Message) -> None:
+    def deliver(self, message: Message) -> None:
         """Hand a message to the client, or queue it while it is away."""
         if self.transport is None:
             self.queue.append(message)
@@ -89,40 +77,17 @@ class Subscriptions(Generic[S]):
 
 
 class MemoryBroker:
-    """Delivers between the MemoryTransports of one event loop.
+    """Delivers between the MemoryTransports of one event loop, each message after ``delay_s`` seconds."""
 
-    Each delivery, independently, is lost with probability ``loss``, else sent twice with probability ``duplicate``, and
-    held back with probability ``reorder`` until the next message to that client has gone. All take ``delay_s``
-    seconds. ``dropped`` counts what was lost.
-    """
-
-    def __init__(
-        self, seed: int = 0, loss: float = 0.0, delay_s: float = 0.0, duplicate: float = 0.0, reorder: float = 0.0
-    ) -> None:
-        self.loss = loss
+    def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
-        self.duplicate = duplicate
-        self.reorder = reorder
-        self.dropped = 0
-        self._random = random.Random(seed)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._retained: dict[str, bytes] = {}
-        self._subscriptions = Subscriptions[_Session]()
-
-    def cut(self, client_id: str, seconds: float = AWAY_S) -> None:
-        """End a client's connection without DISCONNECT: its will is published. It comes back after ``seconds``."""
-        session = self._sessions[client_id]
-        transport, session.transport = session.transport, None
-        if transport is None:
-            return
-        transport.lost()
-        if transport.will is not None:
-            self.publish(transport.will.topic, transport.will.payload, retain=transport.will.retain)
-        _later(seconds, transport.come_back)
+        self._subscriptions = Subscriptions[Session]()
 
     def attach(self, client_id: str, transport: MemoryTransport) -> None:
         """Connect a client to its session; an older connection with the same id is cut off, as MQTT demands."""
-        session = self._sessions.setdefault(client_id, _Session(client_id, len(self._sessions)))
+        session = self._sessions.setdefault(client_id, Session(client_id, len(self._sessions)))
         if session.transport is not None and session.transport is not transport:
             session.transport.lost()
         session.transport = transport
@@ -157,35 +122,20 @@ class MemoryBroker:
             self._subscriptions.remove(pattern, session)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Pass a message on to every session that wants it, through the faults."""
+        """Pass a message on to every session that wants it."""
         if retain and payload:
             self._retained[topic] = payload
         elif retain:
             self._retained.pop(topic, None)
         for session in sorted(self._subscriptions.of(topic), key=lambda one: one.number):
-            self._disturb(session, (topic, payload))
+            self._pass_on(session, (topic, payload))
 
-    def _disturb(self, session: _Session, message: _Message) -> None:
-        # Always three draws, so that changing one probability leaves the other faults where they were.
-        lost, twice, held = (self._random.random() < p for p in (self.loss, self.duplicate, self.reorder))
-        if lost:
-            self.dropped += 1
-            return
-        copies = [message, message] if twice else [message]
-        if held:
-            session.held += copies
-            _later(self.delay_s + HELD_S, lambda: self._release(session))
-        else:
-            session.held[:0] = copies
-            self._release(session)
+    def _pass_on(self, session: Session, message: Message) -> None:
+        self._send(session, [message])
 
-    def _release(self, session: _Session) -> None:
-        held, session.held = session.held, []
-        self._send(session, held)
-
-    def _send(self, session: _Session, messages: list[_Message]) -> None:
+    def _send(self, session: Session, messages: list[Message]) -> None:
         for message in messages:
-            _later(self.delay_s, partial(session.deliver, message))
+            later(self.delay_s, partial(session.deliver, message))
 
 
 class MemoryTransport:
@@ -270,7 +220,8 @@ class MemoryTransport:
         self._broker.resume(self._client_id)
 
 
-def _later(seconds: float, action: Callable[[], None]) -> None:
+def later(seconds: float, action: Callable[[], None]) -> None:
+    """Call ``action`` in the running loop, after the calls that wait already."""
     loop = asyncio.get_running_loop()
     if seconds > 0:
         loop.call_later(seconds, action)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, FLEET, Coordinator, Running, asked_chunks, attempt
+from faulty_broker import FaultyBroker
 from msgspec.structs import replace
 
 from device_agent.core import state as v
@@ -21,7 +22,7 @@ from edgefl.resources import control_group
 from edgefl.transfer.receiver import Completed
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 
 def play(scene):
@@ -30,7 +31,7 @@ def play(scene):
 
 def test_a_round_goes_through_and_is_billed(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             hello = await coordinator.expect(m.Hello)
             assert (hello.device, hello.samples, hello.class_counts) == (DEVICE, {"": 40, "acc": 40}, (20, 20))
@@ -59,7 +60,7 @@ def test_a_round_goes_through_and_is_billed(tmp_path):
 
 def test_a_device_that_is_called_says_again_who_it_is_and_what_it_is_at(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
             coordinator.chunk_limit = 1  # the download stays open
             await coordinator.expect(m.Hello)
@@ -78,7 +79,7 @@ def test_a_device_that_is_called_says_again_who_it_is_and_what_it_is_at(tmp_path
 
 def test_chunks_that_others_share_do_not_come_to_a_device_that_does_not_fetch_them(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
 
             async def received_of(transfer):
@@ -108,7 +109,7 @@ def test_free_memory_is_looked_up_for_heartbeats_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(control_group, "memory", lambda: looks.append(1) or control_group.Memory(9, 7))
 
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             running.agent.tick_s = 0.005  # a heartbeat comes every 0.2 s
             for _ in range(2):
@@ -120,7 +121,7 @@ def test_free_memory_is_looked_up_for_heartbeats_alone(tmp_path, monkeypatch):
 
 def test_the_second_round_fetches_only_what_changed(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
             await coordinator.expect(m.Hello)
             coordinator.offer()
@@ -148,7 +149,7 @@ def test_a_damaged_object_is_fetched_again_and_the_round_trained(tmp_path, resta
         assert not [one for one in coordinator.heard if isinstance(one, m.Decline)]
 
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator:
             async with Running(broker, tmp_path / "a") as agent:
                 await coordinator.expect(m.Hello)
@@ -173,7 +174,7 @@ def test_lost_doubled_and_swapped_messages_change_nothing(tmp_path, seed, monkey
     monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.3)
 
     async def scene():
-        broker = MemoryBroker(seed=seed)
+        broker = FaultyBroker(seed=seed)
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             broker.duplicate, broker.reorder = 0.2, 0.2
@@ -191,7 +192,7 @@ def test_chunks_that_are_lost_are_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.2)
 
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
             await coordinator.expect(m.Hello)
             coordinator.chunk_limit = 2
@@ -229,7 +230,7 @@ def test_what_the_broker_has_not_heard_yet_is_not_asked_for_again(tmp_path, monk
     monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.8)
 
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             late = Late(running.agent.transport)
@@ -250,7 +251,7 @@ def test_what_the_broker_has_not_heard_yet_is_not_asked_for_again(tmp_path, monk
 
 def test_a_question_that_is_on_its_way_is_not_repeated_after_a_cut(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             late = Late(running.agent.transport)
@@ -268,7 +269,7 @@ def test_a_question_that_is_on_its_way_is_not_repeated_after_a_cut(tmp_path):
 
 def test_killed_while_fetching_it_goes_on_from_the_disk(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator:
             async with Running(broker, tmp_path / "a") as first:
                 await coordinator.expect(m.Hello)
@@ -297,7 +298,7 @@ def test_killed_while_fetching_it_goes_on_from_the_disk(tmp_path):
 
 def test_killed_before_its_update_is_taken_it_announces_it_again_without_training(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator:
             async with Running(broker, tmp_path / "a") as first:
                 await coordinator.expect(m.Hello)
@@ -315,7 +316,7 @@ def test_killed_before_its_update_is_taken_it_announces_it_again_without_trainin
 
 def test_a_cut_connection_is_taken_up_again(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             coordinator.chunk_limit = 2
@@ -340,7 +341,7 @@ def test_an_update_that_two_cuts_in_a_row_seem_to_refuse_is_announced_again(tmp_
     """A broker that restarts twice looks like one that closes the connection on a message (``Sizes``)."""
 
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         refusals = ["it closes the connection"]
         publish = MemoryTransport.publish
 
@@ -363,7 +364,7 @@ def test_an_update_that_two_cuts_in_a_row_seem_to_refuse_is_announced_again(tmp_
 
 def test_a_trainer_killed_by_its_ceiling_is_a_decline_and_the_agent_lives(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             refusal = Refusal("ceiling", 900.0, 800.0, "B", "killed")
@@ -380,7 +381,7 @@ def test_a_trainer_killed_by_its_ceiling_is_a_decline_and_the_agent_lives(tmp_pa
 
 def test_a_closed_round_is_left_off_and_the_next_one_trained(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             running.trainer.hold = asyncio.Event()
@@ -400,7 +401,7 @@ def test_a_closed_round_is_left_off_and_the_next_one_trained(tmp_path):
 
 def test_garbage_and_messages_of_newer_versions_are_ignored(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             for topic, payload in [
@@ -418,7 +419,7 @@ def test_garbage_and_messages_of_newer_versions_are_ignored(tmp_path):
 
 def test_offers_and_grants_that_make_no_sense_do_not_end_the_agent(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
             await coordinator.expect(m.Hello)
             offer = coordinator.offer()
@@ -442,7 +443,7 @@ def test_offers_and_grants_that_make_no_sense_do_not_end_the_agent(tmp_path):
 
 def test_a_full_store_declines_with_the_reason(tmp_path):
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             running.store.objects.limit_bytes = 6000
             await coordinator.expect(m.Hello)
@@ -456,7 +457,7 @@ def test_a_full_store_declines_with_the_reason(tmp_path):
 
 def test_data_that_cannot_be_read_ends_the_agent_with_its_own_exit_code(tmp_path):
     async def scene():
-        running = Running(MemoryBroker(), tmp_path / "a")
+        running = Running(FaultyBroker(), tmp_path / "a")
 
         async def warm(preparation):
             raise WorkerFailedError("no.npz: there is no such file", log=tmp_path / "log", kind="DataError")
@@ -473,7 +474,7 @@ def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_aft
     monkeypatch.setattr("device_agent.runtime.trainer_process.TRAINER_RESTART_S", 0.01)
 
     async def scene(deaths):
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator:
             running = Running(broker, tmp_path / "a")
 
@@ -503,7 +504,7 @@ def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_
     monkeypatch.setattr("edgefl.transport.link.REVOKED_S", 0.5)
 
     async def scene():
-        running = Running(MemoryBroker(), tmp_path / "a")
+        running = Running(FaultyBroker(), tmp_path / "a")
         failures = [
             BrokerUnreachableError("cannot reach the broker mqtt://x:1: nothing listens on x:1"),
             BrokerUnreachableError("this device's certificate was revoked", finding="identity-revoked"),
@@ -632,7 +633,7 @@ def test_an_agent_has_its_disk_keep_what_it_saved(tmp_path, monkeypatch):
     monkeypatch.setattr("device_agent.runtime.agent.FLUSH_S", 0.05)
 
     async def scene():
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             coordinator.offer()

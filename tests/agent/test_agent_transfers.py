@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from faulty_broker import FaultyBroker
+
 from device_agent.core.state import State
 from device_agent.runtime.effects import Effects
 from device_agent.runtime.transfers import Transfers
@@ -12,7 +14,7 @@ from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Update
 from edgefl.records import Attempt
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 CHUNK = 1000
 
@@ -21,7 +23,7 @@ class Held(MemoryTransport):
     """A link that is cut or slow: a publication is over when ``through`` is set."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryBroker(), "a")
+        super().__init__(FaultyBroker(), "a")
         self.taken: list[bytes] = []
         self.through = asyncio.Event()
 

@@ -18,6 +18,7 @@ import agent_fixtures as agent
 import numpy as np
 import pytest
 from coordinator_fixture import FLEET, FakeDevice, a_plan
+from faulty_broker import FaultyBroker
 from identity_fixture import a_fleet, enrolled
 from msgspec.structs import replace
 from test_coordinator_runner import Scene, played
@@ -39,7 +40,6 @@ from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part
 from edgefl.records import Attempt, ObjectRef
 from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.transport.address import check_protected, is_loopback
-from edgefl.transport.memory_broker import MemoryBroker
 
 DOWN = topics.build("down", agent.FLEET, agent.DEVICE)
 
@@ -87,7 +87,7 @@ def test_a_device_with_an_identity_trains_only_what_its_coordinator_signed(
     """Unsigned, signed by another key, and signed for another device: none is even answered."""
 
     async def scene() -> None:
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         running = agent.Running(broker, tmp_path / "a", own, strict=True)
         async with agent.Coordinator(broker, tmp_path / "c") as coordinator, running:
             coordinator.seal = fleet.signer.seal
@@ -114,7 +114,7 @@ def test_an_offer_that_arrives_on_another_devices_topic_is_not_read(
     """A broker that hands a device what was rightly signed for another."""
 
     async def scene() -> None:
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         running = agent.Running(broker, tmp_path / "a", own, strict=True)
         async with agent.Coordinator(broker, tmp_path / "c") as coordinator, running:
             coordinator.seal = fleet.signer.seal

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from coordinator_fixture import a_plan
+from faulty_broker import FaultyBroker
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from edgefl.protocol.messages import Need
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import chunk_count, chunk_span
 from edgefl.transfer.disk_driver import DiskSender, lacking_bytes
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 DATA = bytes(range(250)) * 10  # 2500 bytes: 3 chunks of 1000, or 5 of 512
 
@@ -73,7 +74,7 @@ def test_a_done_that_lists_objects_counts_nothing_whatever_its_chunks(scene: Sce
 def test_a_device_that_asks_for_what_is_not_offered_is_logged(
     scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan, transport = a_plan(), MemoryTransport(MemoryBroker(), "c")
+    plan, transport = a_plan(), MemoryTransport(FaultyBroker(), "c")
     environment = Environment(tmp_path, transport, "f", lambda row: None)
     publisher = Publisher(plan, environment, scene.store, lambda event: None, lambda: 0.0)
     publisher._downloads["t1"] = scene.downloads

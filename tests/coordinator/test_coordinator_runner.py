@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
+from faulty_broker import FaultyBroker
 from ledger_fixture import ledger_at
 
 from coordinator.core import moves as do
@@ -33,7 +34,7 @@ from edgefl.records import Budget, Manifest, ObjectRef, Refusal
 from edgefl.run_records import AssignmentRow, EventRow, RunReport
 from edgefl.storage.disk import store_errors
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 FAST = Timeouts(tick_s=0.02, grace_s=0.1, retry_pause_s=0.05, introduce_s=0.05, drain_s=1.0)
 
@@ -43,7 +44,7 @@ class Scene:
 
     def __init__(self, directory: Path, **faults: Any) -> None:
         self.directory = directory
-        self.broker = MemoryBroker(**faults)
+        self.broker = FaultyBroker(**faults)
         self.worker = FakeWorker()
         self.events: list[EventRow] = []
         self.devices: dict[str, FakeDevice] = {}

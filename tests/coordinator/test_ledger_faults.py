@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from coordinator_fixture import FLEET, FakeDevice, FakeWorker, a_plan
+from faulty_broker import FaultyBroker
 from ledger_fixture import POSTGRESQL, engine_of, ledger_at, new_database, on_postgresql, saved_round
 from sqlalchemy import event
 from sqlalchemy import text as sql
@@ -31,7 +32,7 @@ from edgefl.errors import MissingDependencyError, StoreError
 from edgefl.records import Attempt, ObjectRef
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import LEDGER, LEDGER_URL, ledger_of, note_ledger
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 FIRST = Attempt("r1", 1, 1, 1)
 INITIAL = {"task": ObjectRef("0" * 64, 10)}
@@ -343,7 +344,7 @@ def played(directory: Path, place: str, disturb: Callable[[list[EventRow]], None
     """A run of two devices; ``disturb`` is called beside it."""
 
     async def play() -> RunReport:
-        broker, events = MemoryBroker(), list[EventRow]()
+        broker, events = FaultyBroker(), list[EventRow]()
         devices = [FakeDevice(broker, name, directory / "devices") for name in ("a", "b")]
         for device in devices:
             await device.start()

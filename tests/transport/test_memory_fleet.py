@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_broker import FaultyBroker
 from hypothesis import given
 from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
@@ -18,7 +19,7 @@ from edgefl.api.in_process import SIMULATED
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.transport import memory_broker
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport, Subscriptions
+from edgefl.transport.memory_broker import MemoryTransport, Subscriptions
 
 LEVELS = st.sampled_from(["a", "b", "$s", ""])
 
@@ -44,7 +45,7 @@ def test_a_publish_looks_at_no_pattern_of_the_devices_that_it_is_not_for(monkeyp
     got: dict[str, list[bytes]] = {}
 
     async def scene() -> None:
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         names = [f"device-{n}" for n in range(1000)]
         for name in names:
             link = MemoryTransport(broker, name)

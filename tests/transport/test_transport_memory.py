@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from faulty_broker import FaultyBroker
 from transport_fixtures import MemoryWorld, Recorder, run, until
 
 from edgefl.transport.interface import Will
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 _NUMBERS = [str(i).encode() for i in range(200)]
 
 
-def _received(broker: MemoryBroker) -> list[bytes]:
+def _received(broker: FaultyBroker) -> list[bytes]:
     """What one subscriber gets of 200 numbered messages, in order of arrival."""
 
     async def scenario() -> list[bytes]:
@@ -29,11 +30,11 @@ def _received(broker: MemoryBroker) -> list[bytes]:
 
 
 def test_without_faults_everything_arrives_once_in_order() -> None:
-    assert _received(MemoryBroker()) == _NUMBERS
+    assert _received(FaultyBroker()) == _NUMBERS
 
 
 def test_loss_drops_about_its_share_and_counts_it() -> None:
-    broker = MemoryBroker(seed=1, loss=0.25)
+    broker = FaultyBroker(seed=1, loss=0.25)
     received = _received(broker)
     assert broker.dropped == 200 - len(received)
     assert 30 <= broker.dropped <= 70  # 50 expected, ± 3 standard deviations of 6.1
@@ -41,36 +42,36 @@ def test_loss_drops_about_its_share_and_counts_it() -> None:
 
 
 def test_duplicates_add_copies_and_lose_nothing() -> None:
-    received = _received(MemoryBroker(seed=1, duplicate=0.25))
+    received = _received(FaultyBroker(seed=1, duplicate=0.25))
     assert 230 <= len(received) <= 270
     assert sorted(set(received), key=int) == _NUMBERS
 
 
 def test_reordering_swaps_neighbours_and_loses_nothing() -> None:
-    received = _received(MemoryBroker(seed=1, reorder=0.25))
+    received = _received(FaultyBroker(seed=1, reorder=0.25))
     assert received != _NUMBERS
     assert sorted(received, key=int) == _NUMBERS
 
 
 def test_the_last_message_is_not_held_back_for_ever() -> None:
-    assert _received(MemoryBroker(reorder=1.0))[-1:] == _NUMBERS[-1:]
+    assert _received(FaultyBroker(reorder=1.0))[-1:] == _NUMBERS[-1:]
 
 
 @pytest.mark.parametrize("fault", ["loss", "duplicate", "reorder"])
 def test_the_same_seed_gives_the_same_faults_and_another_seed_others(fault: str) -> None:
-    assert _received(MemoryBroker(7, **{fault: 0.3})) == _received(MemoryBroker(7, **{fault: 0.3}))
-    assert _received(MemoryBroker(7, **{fault: 0.3})) != _received(MemoryBroker(8, **{fault: 0.3}))
+    assert _received(FaultyBroker(7, **{fault: 0.3})) == _received(FaultyBroker(7, **{fault: 0.3}))
+    assert _received(FaultyBroker(7, **{fault: 0.3})) != _received(FaultyBroker(8, **{fault: 0.3}))
 
 
 def test_one_fault_does_not_move_another() -> None:
-    alone = set(_received(MemoryBroker(seed=3, loss=0.3)))
-    together = set(_received(MemoryBroker(seed=3, loss=0.3, duplicate=0.5, reorder=0.5)))
+    alone = set(_received(FaultyBroker(seed=3, loss=0.3)))
+    together = set(_received(FaultyBroker(seed=3, loss=0.3, duplicate=0.5, reorder=0.5)))
     assert alone == together
 
 
 def test_delay_is_what_a_message_takes() -> None:
     async def scenario() -> float:
-        world = MemoryWorld(MemoryBroker(delay_s=0.05))
+        world = MemoryWorld(FaultyBroker(delay_s=0.05))
         sender, _ = await world.connected("sender")
         _, received = await world.connected("receiver", "x")
         began = asyncio.get_running_loop().time()
@@ -84,7 +85,7 @@ def test_delay_is_what_a_message_takes() -> None:
 
 def test_a_message_in_flight_when_its_receiver_is_cut_arrives_after_it() -> None:
     async def scenario() -> None:
-        world = MemoryWorld(MemoryBroker(delay_s=0.02))
+        world = MemoryWorld(FaultyBroker(delay_s=0.02))
         sender, _ = await world.connected("sender")
         receiver, received = await world.connected("receiver", "x")
         await asyncio.sleep(0)
@@ -102,7 +103,7 @@ def test_a_message_in_flight_when_its_receiver_is_cut_arrives_after_it() -> None
 
 def test_a_cut_client_that_closes_stays_away() -> None:
     async def scenario() -> None:
-        broker = MemoryBroker()
+        broker = FaultyBroker()
         transport = MemoryTransport(broker, "one", Will("gone", b"!", retain=True))
         seen = Recorder(transport)
         await transport.connect()

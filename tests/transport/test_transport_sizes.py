@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from coordinator_fixture import a_plan
+from faulty_broker import FaultyBroker
 from fleet_fixture import Fleet, finish, share
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
@@ -25,7 +26,7 @@ from edgefl.protocol.messages import Drain
 from edgefl.storage.objects import ObjectStore
 from edgefl.transport.broker import Broker, start_broker
 from edgefl.transport.interface import Probe, check_payload
-from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import LOSSES, MqttTransport, Sizes
 
@@ -309,7 +310,7 @@ def test_a_message_that_no_chunk_size_makes_smaller_is_reported(tmp_path: Path, 
 
     async def scene() -> list[object]:
         told: list[object] = []
-        transport, store = Shallow(MemoryBroker(), "c"), ObjectStore(tmp_path)
+        transport, store = Shallow(FaultyBroker(), "c"), ObjectStore(tmp_path)
         await transport.connect()
         publisher = Publisher(
             a_plan(), Environment(tmp_path, transport, "default", told.append), store, told.append, lambda: 0.0
