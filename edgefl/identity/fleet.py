@@ -66,7 +66,7 @@ class Record(msgspec.Struct, frozen=True):
 
     ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
     command that makes it read its files again. ``newcomers``: the coordinator's password at the broker process for
-    devices that enrol.
+    devices that enrol. ``retain``: the fleet has agents from before decision 0036, which retain their presence.
     """
 
     fleet: str = "default"
@@ -79,6 +79,7 @@ class Record(msgspec.Struct, frozen=True):
     broker: str = ""
     reload: tuple[str, ...] = ()
     newcomers: str = ""
+    retain: bool = True
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -215,7 +216,7 @@ class Fleet:
     def _configurations(self) -> tuple[str, str]:
         """Configurations of the fleet's broker, and of the one for devices that enrol."""
         record, place = self.record, self.directory / "broker"
-        own = tls_configuration(place, f"{record.port} {record.bind}".rstrip())
+        own = tls_configuration(place, f"{record.port} {record.bind}".rstrip(), retain=record.retain)
         return own, newcomers_configuration(place, f"{record.enroll_port} {record.bind}".rstrip())
 
     def write_rules(self, now: float, devices: Devices | None = None) -> None:
@@ -275,7 +276,7 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     write_private(place / "server.pem", ssl.DER_cert_to_PEM_cert(served.der).encode())
     write_private(place / "server.key", x.key_pem(server))
     client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)
-    _write_record(directory, replace(asked, client_id=client_id, newcomers=password))
+    _write_record(directory, replace(asked, client_id=client_id, newcomers=password, retain=False))
     made = Fleet(directory)
     made.write_configuration()
     return made

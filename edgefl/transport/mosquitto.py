@@ -57,18 +57,18 @@ def write_configuration(directory: Path, host: str, port: int, username: str, pa
     return configuration
 
 
-def tls_configuration(place: Path, listen: str) -> str:
+def tls_configuration(place: Path, listen: str, *, retain: bool) -> str:
     """The configuration of a fleet's broker, for clients with certificates.
 
     ``place``: directory of its files; ``listen``: port and, unless it is any, address. The user is the common name of
     the certificate. Files in the directory: ca.pem, server.pem, server.key, crl.pem, fleet.acl. SIGHUP reads the last
-    two again.
+    two again. ``retain``: agents of releases before 0036 (docs/decisions) retain their presence and need it allowed.
     """
     lines = [
         "per_listener_settings true",
         *_common(FLEET_PACKET_BYTES),
         *_lasting(place),
-        "retain_available false",
+        f"retain_available {'true' if retain else 'false'}",
         f"max_queued_messages {MAX_QUEUED_MESSAGES}",
         f"max_queued_bytes {MAX_QUEUED_BYTES}",
         f"pid_file {place}/mosquitto.pid",
