@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgefl.plan.job import Candidate, Job, Stage
     from edgefl.prototypes.table import ClassMeans
     from edgefl.records import Manifest
-    from edgefl.registry import Account, Member, Observer, Period, Screening, Trained, Verdict
+    from edgefl.registry import Account, Member, Observer, Period, Recipe, Screening, Trained, Verdict
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.fill import AtHand
     from edgefl.training.forward import Auxiliary, Forward
@@ -84,7 +84,8 @@ if TYPE_CHECKING:
     CombineAccumulate = Callable[Concatenate[Layout, ...], WeightedMean]
     CombineMerge = Callable[Concatenate[Mapping[str, Load], Layout, ...], tuple[Tensors, dict[str, float]]]
     CombineKeeps = OfOptions[bool]
-    CombineNoise = Callable[Concatenate[int, int, ...], Noise]
+    CombineResolve = Callable[Concatenate[int, int, ...], Recipe]
+    CombineNoise = OfOptions[Noise]
     CombineAccount = Callable[Concatenate[float, int, ...], Account]
     OptimiseStep = Callable[Concatenate[Tensors | None, Tensors, Tensors, ...], tuple[Tensors, Tensors | None]]
     OptimiseAdjust = Callable[

@@ -50,8 +50,9 @@ CALLS: dict[str, dict[str, str]] = {
         "accumulate": "layout",
         "merge": "loaders layout",
         "keeps": "",
-        "noise": "devices rounds",
-        "account": "spent rounds",
+        "resolve": "devices rounds",
+        "noise": "",
+        "account": "spent uploads",
     },
     "optimise": {"step": "state previous combined", "adjust": "history clusters weights"},
 }

@@ -209,7 +209,8 @@ class Screening(NamedTuple):
 class Account(NamedTuple):
     """Account of privacy after a round. ``spent``: adds up over rounds, from 0; ``over``: no other round may follow.
 
-    ``record``: epsilon, delta and the budget, for the round's.
+    ``record``: epsilon, delta and the budget, for the round's; and ``server``, epsilon towards it, where it is not
+    trusted.
     """
 
     spent: float

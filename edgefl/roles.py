@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CombineKeeps,
         CombineMerge,
         CombineNoise,
+        CombineResolve,
         CombineScreen,
         FusionBuild,
         ObjectiveKeep,
@@ -310,9 +311,11 @@ class Combine(Method):
     either: ({part: ``aggregation.pieces.Changes``}, options) -> the ``Screening``, or its first two.
     ``equal``: all devices count alike, whatever the slot weight says. ``keeps``: (options) ->
     whether devices that left an encoder stage out count as keeping it.
-    ``noise``: (devices that a round is planned for, rounds of the run, options) -> the ``Noise`` on every part that the
-    stage trains, whoever trained it. ``account``: (spent so far, rounds, options) -> the ``Account`` after one more. A
-    method with an account is refused beside whatever takes more of the devices' data than their clipped changes.
+    ``resolve``: (devices that a round is planned for, rounds of the run, options) -> the slots that are other than
+    the recipe has them: its own, whose options every function here is then called with, and upload, for the devices.
+    ``noise``: (options) -> the ``Noise`` on every part that the stage trains, whoever trained it. ``account``: (spent
+    so far, the most updates that a device has sent, options) -> the ``Account`` after one more round. A method with an
+    account is refused beside whatever takes more of the devices' data than their clipped changes.
     """
 
     role: ClassVar[str] = "combine"
@@ -321,6 +324,7 @@ class Combine(Method):
     merge: CombineMerge | None = None
     equal: bool = False
     keeps: CombineKeeps | None = None
+    resolve: CombineResolve | None = None
     noise: CombineNoise | None = None
     account: CombineAccount | None = None
 

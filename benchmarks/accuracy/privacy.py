@@ -7,7 +7,8 @@ test split. 20 rounds, which together cost the budget, at delta 1e-5; every devi
 
 *Linear*: softmax regression on six statistics of each axis (222 weights), five steps a round. Devices are simulated,
 their steps by numpy; the server's round is the product's. Rate and clip (2) are those that did best of a few on another
-draw of the devices, with the same test. *Transformer*: real device agents in one process train two small encoders on
+draw of the devices, with the same test. *Split*: the same, the noise added by the devices (at: devices), of which a
+tenth, drawn anew in each round, is lost. *Transformer*: real device agents in one process train two small encoders on
 the windows themselves (recipe dp-fedavg), an epoch a round.
 
     python -m benchmarks.accuracy.privacy --jsonl FILE [--seeds 3] [--write docs/results]    # runs what FILE lacks
@@ -20,7 +21,8 @@ import itertools
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,20 +34,22 @@ from benchmarks.common.result_lines import add_row, rows_in, show
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.data.dataset import Dataset
+from edgefl.plan.privacy import resolved
 from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.registry import Trained, choose
 from edgefl.storage.objects import ObjectStore
 
 PAGE = "privacy.md"
 #: Budgets of epsilon; 0: without privacy.
 BUDGETS = (0.0, 8.0, 4.0, 2.0)
-FLEETS = {"linear": (10, 30, 100, 300, 1000), "transformer": (30,)}
+FLEETS = {"linear": (10, 30, 100, 300, 1000), "split": (30, 100), "transformer": (30,)}
 DELTA, ROUNDS, STEPS, CLIP, RATE = 1e-5, 20, 5, 2.0, 5.0
 CLASSES, PUBLIC = 6, 3
 Floats = np.ndarray
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``accuracy``: at the end, percent; ``epsilon``: as accounted, 0 without privacy."""
+    """One run. ``accuracy``: at the end, percent; ``epsilon``, ``server``: as accounted, 0 without privacy."""
 
     model: str
     devices: int
@@ -53,6 +57,7 @@ class Row(msgspec.Struct, frozen=True):
     seed: int
     accuracy: float
     epsilon: float = 0.0
+    server: float = 0.0  # where the noise is split
 
     @property
     def key(self) -> tuple[str, int, float, int]:
@@ -108,8 +113,8 @@ def trained(weights: Floats, x: Floats, labels: Floats) -> Floats:
     return weights.astype(np.float32)
 
 
-def linear(devices: int, budget: float, seed: int) -> Row:
-    """Simulated devices, and the product's rounds."""
+def linear(devices: int, budget: float, seed: int, *, split: bool = False) -> Row:
+    """Simulated devices, and the product's rounds. ``split``: the devices add the noise, and a tenth is lost."""
     fleet, nobody, test = recorded()
     known = features(nobody)
 
@@ -121,24 +126,32 @@ def linear(devices: int, budget: float, seed: int) -> Row:
     shares = dealt(fleet.people, devices, rng)
     combine: dict[str, Any] = {"mean": {}}
     if budget:
-        combine = {"gaussian_noise": {"clip": CLIP, "epsilon": budget, "delta": DELTA}}
+        at = "devices" if split else "server"
+        combine = {"gaussian_noise": {"clip": CLIP, "epsilon": budget, "delta": DELTA, "at": at}}
     terms = RoundTerms(stage=1, trained=("task",), devices=devices, rounds=ROUNDS)
+    made = resolved({"combine": combine, "upload": {"whole": {}}}, devices, ROUNDS)
+    upload = choose("upload", made)
+    send = upload.bind(upload.method.send) if split and budget else None
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:  # noqa: S108
-        store, epsilon = ObjectStore(Path(folder)), 0.0
+        store, account = ObjectStore(Path(folder)), dict[str, float]()
         weights = np.zeros((x.shape[1], CLASSES), np.float32)
         state = {"task": store.put(encode_part({"w": weights}))}
         for _ in range(ROUNDS):
             updates = []
+            lost = set(rng.choice(devices, devices // 10, replace=False)) if split else set()
             for i, share in enumerate(shares):
-                part = store.put(encode_part({"w": trained(weights, x[share], fleet.labels[share])}))
+                if i in lost:
+                    continue
+                own = {"task": {"w": trained(weights, x[share], fleet.labels[share])}}
+                if send is not None:
+                    own, _ = send(Trained(own, {"task": {"w": weights}}, {}, {}), rng)
+                part = store.put(encode_part(own["task"]))
                 updates.append(UpdateInfo(f"d{i:05}", {"task": part}, {"task": len(share)}))
             state, record = aggregate_round(updates, store, state, {"combine": combine}, terms)
-            weights, epsilon = (
-                decode_part(store.read(state["task"].id))["w"],
-                record.get("account", {}).get("epsilon", 0.0),
-            )
+            weights, account = decode_part(store.read(state["task"].id))["w"], record.get("account", {})
     right = (scaled(test) @ weights).argmax(1) == test.labels
-    return Row("linear", devices, budget, seed, 100 * float(right.mean()), epsilon)
+    told = account.get("epsilon", 0.0), account.get("server", 0.0)
+    return Row("split" if split else "linear", devices, budget, seed, 100 * float(right.mean()), *told)
 
 
 def transformer(devices: int, budget: float, seed: int) -> Row:
@@ -179,6 +192,13 @@ def transformer(devices: int, budget: float, seed: int) -> Row:
     return Row("transformer", devices, budget, seed, 100 * last[-1], record.get("account", {}).get("epsilon", 0.0))
 
 
+RUNS: dict[str, Callable[[int, float, int], Row]] = {
+    "linear": linear,
+    "split": partial(linear, split=True),
+    "transformer": transformer,
+}
+
+
 def page(rows: Sequence[Row]) -> str:
     """Markdown: a table a model, a row a number of devices, a column a budget."""
     by: dict[tuple[str, int, float], list[float]] = {}
@@ -196,6 +216,10 @@ def page(rows: Sequence[Row]) -> str:
         for devices in fleets:
             cells = [_cell(by.get((model, devices, budget), [])) for budget in BUDGETS]
             text.append(f"| {devices:,} | {' | '.join(cells)} |")
+            towards = {row.budget: f"{row.server:.0f}" for row in rows if (row.model, row.devices) == (model, devices)}
+            if model == "split":
+                cells = [towards.get(budget, "") if budget else "" for budget in BUDGETS]
+                text.append(f"| {devices:,}: epsilon towards the server | {' | '.join(cells)} |")
     return "\n".join([*text, "", "`python -m benchmarks.accuracy.privacy --jsonl FILE --write docs/results`", ""])
 
 
@@ -224,17 +248,17 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jsonl", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--seeds", type=int, default=3, help="of the linear model; the other has one")
+    parser.add_argument("--seeds", type=int, default=3, help="of the linear models; the other has one")
     parser.add_argument("--models", nargs="+", choices=FLEETS, default=list(FLEETS))
     parser.add_argument("--write", type=Path, help=f"folder of {PAGE}")
     options = parser.parse_args()
     rows = rows_in(options.jsonl, Row)
     done = {row.key for row in rows}
     for model in options.models:
-        seeds = range(1, (options.seeds if model == "linear" else 1) + 1)
+        seeds = range(1, (1 if model == "transformer" else options.seeds) + 1)
         for seed, devices, budget in itertools.product(seeds, FLEETS[model], BUDGETS):
             if (model, devices, budget, seed) not in done:
-                rows.append((linear if model == "linear" else transformer)(devices, budget, seed))
+                rows.append(RUNS[model](devices, budget, seed))
                 add_row(options.jsonl, rows[-1])
     show(page(rows), options.write and options.write / PAGE)
 

@@ -11,10 +11,12 @@ from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.preparation import preparation_of
+from edgefl.plan.privacy import is_private
 from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.releases import mismatch
 from edgefl.records import Refusal
+from edgefl.registry import offers
 from edgefl.report.refusals import REVOKED
 from edgefl.report.units import quantity
 from edgefl.run_records import DeviceRow
@@ -23,7 +25,7 @@ replace = msgspec.structs.replace
 
 #: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
 MOST_CONNECTIONS = 100
-#: The protocol from which on devices read their data as a welcome asks.
+#: The protocol from which on devices read their data as a welcome asks, and upload as a job asks.
 PREPARES = 1
 #: ``Device.barred`` of a device in quarantine for the rest of the run.
 FOR_GOOD = -1
@@ -72,16 +74,20 @@ def is_prepared(steps: Steps, hello: Hello) -> bool:
 
     What it says of itself before that is of other samples, and would bound what counts of it.
     """
-    wanted = preparation_of(steps.state.plan)
-    if hello.prepared == wanted.id:
-        return True
-    if wanted.id and hello.protocol < PREPARES:
-        text = "this run says how data is read (windows, statistics), and the device's release does not know of it"
+    plan = steps.state.plan
+    wanted = preparation_of(plan)
+    asked = "says how data is read (windows, statistics)" if wanted.id else ""
+    if is_private(plan.server) and not offers({"upload": plan.slots.upload}, "upload", "default"):
+        asked = "has devices add noise to what they send"
+    if asked and hello.protocol < PREPARES:
+        text = f"this run {asked}, and the device's release does not know of it"
         steps.do(SendDrain(hello.device, text))
         if hello.device not in steps.state.incompatible:
             steps.set(incompatible=steps.state.incompatible | {hello.device})
             steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
         return False
+    if hello.prepared == wanted.id:
+        return True
     steps.do(SendWelcome(hello.device))
     return False
 

@@ -159,7 +159,7 @@ class ModelTasks:
             similarity = await self._ask("similarity", dict[str, float], request)
         transfer, most = transfer_of(self.plan, one.attempt), self.plan.policy.largest_share
         judged = 0 if is_closing(stage) else stage.index
-        planned = self.plan.policy.devices, planned_rounds(self.plan)
+        planned = self.plan.policy.devices, planned_rounds(self.plan), one.attempt.attempt
         terms = RoundTerms(similarity, self.plan.seed, transfer, most, one.signatures, judged, stage.trained, *planned)
         manifest, record = await asyncio.to_thread(
             aggregate_round, updates, self.store, self.manifest, self.plan.server, terms

@@ -32,7 +32,7 @@ from edgefl.aggregation.mean import (
     refusal,
     stored_layout,
 )
-from edgefl.aggregation.noise import Entropy, with_noise
+from edgefl.aggregation.noise import Entropy, Noise, with_noise
 from edgefl.aggregation.pace import StageRound, StageTrack, noted
 from edgefl.aggregation.pieces import Changes, changes_of
 from edgefl.aggregation.prototype_merge import merge_prototypes
@@ -51,6 +51,7 @@ from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher, is_scheduled
 from edgefl.plan.choice_of_k import recorded, summed
 from edgefl.plan.job import Transfer
+from edgefl.plan.privacy import resolved
 from edgefl.plan.stages import compared_k, exchange_of
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
@@ -76,7 +77,8 @@ class RoundTerms(NamedTuple):
     left out (part "model"). ``transfer``: how the new state will travel, and so what devices will hold of it.
     ``largest_share``: the most that a device may weigh in a part. ``signatures``: of devices' hellos. ``stage``: that
     of the round; 0: none that a pace could end. ``trained``: the parts that it trains. ``devices``, ``rounds``: as
-    many as a round, and the run, are planned for. ``entropy``: of the noise.
+    many as a round, and the run, are planned for. ``attempts``: of this round, in each of which a device may have sent
+    an update. ``entropy``: of the noise.
     """
 
     similarity: Mapping[str, float] = {}
@@ -88,6 +90,7 @@ class RoundTerms(NamedTuple):
     trained: tuple[str, ...] = ()
     devices: int = 1
     rounds: int = 1
+    attempts: int = 1
     entropy: Entropy = os.urandom
 
 
@@ -109,8 +112,9 @@ def aggregate_round(
     although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
     changes are damped by the factor; ``stage`` {rounds, best, over} of a pace that judges; ``screened`` {factors:
     {name: factor of its change, 0: left out}, and what the method adds}; ``noise`` (``Noise``) and
-    ``account`` {epsilon, delta, budget}, so far, of a private run; ``clusters``, ``repaired`` and ``momentum`` where a
-    slot made them;
+    ``account`` {epsilon, delta, budget, server}, so far, of a private run, whose parts have ``added`` (standard
+    deviation of the server's noise) where devices add some; ``clusters``, ``repaired`` and ``momentum`` where a slot
+    made them;
     ``choice_of_k`` where devices counted for it (``edgefl.plan.choice_of_k.recorded``).
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
@@ -129,8 +133,8 @@ class _Round:
         self, updates: Sequence[UpdateInfo], store: ObjectStore, previous: Manifest, recipe: Recipe, terms: RoundTerms
     ) -> None:
         slots, memory = {role: choose(role, recipe) for role in _ROLES}, history.load(store, previous)
-        options = {**slots["combine"].options, **(memory.combine or {})}
-        slots["combine"] = slots["combine"]._replace(options=options)
+        now = memory.combine or {}
+        slots["combine"] = slots["combine"]._replace(options={**slots["combine"].options, **now})
         if len({update.name for update in updates}) != len(updates):
             raise ValueError("a device appears twice among the updates of one round")
         self.record: Record = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
@@ -145,10 +149,11 @@ class _Round:
                 u.name: {"device": u.device, "staleness": u.staleness, "factor": u.factor} for u in stale
             }
         self.updates, self.store, self.previous, self.slots, self.terms = updates, store, previous, slots, terms
-        combine = slots["combine"]
-        self.noise = combine.bind(combine.method.noise)(terms.devices, terms.rounds) if combine.method.noise else None
+        combine = choose("combine", resolved(recipe, terms.devices, terms.rounds))
+        combine = slots["combine"] = combine._replace(options={**combine.options, **now})
+        self.noise: Noise | None = combine.bind(combine.method.noise)() if combine.method.noise else None
         if self.noise is not None:
-            self.record["noise"] = self.noise._asdict()
+            self.record["noise"] = {name: value for name, value in self.noise._asdict().items() if value}
         self.exchange = exchange_of(recipe.get("weight") or {})
         signatures, strange = sign(slots["cluster"], updates, store, terms.signatures, previous)
         self._refuse(SIGNATURE, strange)
@@ -205,9 +210,12 @@ class _Round:
             memory = msgspec.structs.replace(memory, stage=msgspec.structs.replace(memory.stage, state={}))
         combine = self.slots["combine"]
         if combine.method.account is not None:
-            account = combine.bind(combine.method.account)(memory.spent or 0.0, self.terms.rounds)
+            uploads = (memory.uploads or 0) + self.terms.attempts
+            account = combine.bind(combine.method.account)(memory.spent or 0.0, uploads)
             self.record["account"] = account.record
             memory = msgspec.structs.replace(memory, spent=account.spent, over=account.over)
+            if self.noise is not None and self.noise.shares:
+                memory = msgspec.structs.replace(memory, uploads=uploads)
         return state | {history.KEY: self.store.put(msgspec.json.encode(memory))}, self.record
 
     def _track(self, track: StageTrack) -> StageTrack:
@@ -341,7 +349,10 @@ class _Round:
                 mean.add(kept_share, previous)
             combined = mean.result()
         if self.noise is not None:
-            combined = with_noise(combined, previous, self.noise.deviation, self.terms.entropy)
+            added = self.noise.lacking(len(taken.keys() - self.factors.keys()))
+            if self.noise.shares:
+                told["added"] = added
+            combined = with_noise(combined, previous, added, self.terms.entropy)
         return self._stepped(part, Outcome(combined, told, refused), previous)
 
     def _stepped(self, part: AudiencePart, mean: Outcome, previous: Tensors) -> Outcome:

@@ -98,7 +98,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     ``networks``: once the last round has trained them, "match/<m>" -> the keys of the state that hold its ensemble,
     with their weights. ``stage``: the stage under way, where its pace judges it. ``spent``: of the account of privacy;
-    ``over``: it takes no other round.
+    ``over``: it takes no other round. ``uploads``: the most that a device has sent, where the server is not trusted.
     """
 
     rounds: int = 0
@@ -110,6 +110,7 @@ class Memory(msgspec.Struct, frozen=True):
     stage: StageTrack = StageTrack()
     spent: float | msgspec.UnsetType = msgspec.UNSET
     over: bool | msgspec.UnsetType = msgspec.UNSET
+    uploads: int | msgspec.UnsetType = msgspec.UNSET
     combine: dict[str, float] | msgspec.UnsetType = msgspec.UNSET  # options of the slot that the last round has set
 
     def ended(self, stage: int) -> bool:

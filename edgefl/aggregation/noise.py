@@ -22,12 +22,21 @@ class Noise(NamedTuple):
     """Noise of a round. ``deviation``: its standard deviation on each weight of the mean.
 
     ``denominator``: of the mean, whoever takes part: each device weighs one part of it, the rest the model as it was.
-    ``longest``: the most that a device's change may measure.
+    ``longest``: the most that a device's change may measure. ``shares``: how many devices' own noise makes the whole;
+    0: the server makes all. ``dishonest``: senders whose own noise does not count.
     """
 
     denominator: float
     deviation: float
     longest: float
+    shares: float = 0.0
+    dishonest: float = 0.0
+
+    def lacking(self, senders: int) -> float:
+        """Standard deviation of what is missing of the noise when so many devices have sent their shares."""
+        if not self.shares:
+            return self.deviation
+        return self.deviation * math.sqrt(max(0.0, 1 - max(0.0, senders - self.dishonest) / self.shares))
 
 
 def gaussians(count: int, entropy: Entropy) -> npt.NDArray[np.float64]:
@@ -43,8 +52,10 @@ def gaussians(count: int, entropy: Entropy) -> npt.NDArray[np.float64]:
     return np.concatenate([radius * np.cos(v), radius * np.sin(v)])[:count]
 
 
-def with_noise(tensors: Tensors, previous: Tensors, deviation: float, entropy: Entropy) -> dict[str, Tensor]:
-    """Tensors with Gaussian noise added to each weight.
+def with_noise(
+    tensors: Tensors, previous: Tensors, deviation: float, entropy: Entropy, factor: float = 1.0
+) -> dict[str, Tensor]:
+    """Tensors with Gaussian noise added to each weight, their change from ``previous`` times ``factor``.
 
     ``deviation``: the noise's standard deviation. Buffers and integers are those of ``previous``: noise would break
     them.
@@ -58,5 +69,9 @@ def with_noise(tensors: Tensors, previous: Tensors, deviation: float, entropy: E
         flat = noisy[name].reshape(-1)
         for start in range(0, flat.size, BLOCK):
             piece = flat[start : start + BLOCK]
-            piece += deviation * gaussians(piece.size, entropy)
+            if factor != 1:
+                before = previous[name].reshape(-1)[start : start + BLOCK]
+                piece[:] = before + factor * np.subtract(piece, before, dtype=np.float64)
+            if deviation:
+                piece += deviation * gaussians(piece.size, entropy)
     return noisy

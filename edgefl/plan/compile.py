@@ -35,7 +35,7 @@ from edgefl.plan.label_problems import label_problems
 from edgefl.plan.lora import lora_problems, with_adaptation
 from edgefl.plan.periods import period_of
 from edgefl.plan.preparation import encoder_spec, out_of_place, out_of_step
-from edgefl.plan.privacy import spending, uncompared, uncovered
+from edgefl.plan.privacy import spending, uncompared, uncovered, with_upload
 from edgefl.plan.stages import default_holdout, exchange_of, is_closing, later_heavy, planned, unmeasured
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import Recipe, choose, chosen
@@ -91,7 +91,7 @@ def compile_run(
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
-    plan = _with_statistics(plan)
+    plan = with_upload(_with_statistics(plan))
     if problems := lora_problems(plan):
         raise ConfigError(config.name, problems)
     return plan

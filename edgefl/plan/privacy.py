@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from edgefl.errors import Problem
 from edgefl.models.spec import ModelSpec, unscaled
@@ -19,7 +22,8 @@ _COMPARING = ("clip_change", "largest_change")
 class Spending(NamedTuple):
     """Epsilon of the ``rounds`` that take place, of ``planned`` ones.
 
-    ``noise``: on each weight, its standard deviation by the most that a device's change may measure.
+    ``noise``: on each weight, its standard deviation by the most that a device's change may measure. ``server``:
+    epsilon towards the server of a device that sends an update in each of them; 0: it is trusted.
     """
 
     epsilon: float
@@ -27,6 +31,7 @@ class Spending(NamedTuple):
     rounds: int
     planned: int
     noise: float
+    server: float = 0.0
 
 
 def planned_rounds(plan: RunPlan) -> int:
@@ -36,15 +41,34 @@ def planned_rounds(plan: RunPlan) -> int:
 
 def spending(plan: RunPlan) -> Spending | None:
     """The account of the plan's rounds, which end when another would cost more than its budget; None: it has none."""
-    combine, planned = choose("combine", plan.server), planned_rounds(plan)
-    if combine.method.account is None or not planned:
+    planned = planned_rounds(plan)
+    if not is_private(plan.server) or not planned:
         return None
+    combine = choose("combine", resolved(plan.server, plan.policy.devices, planned))
     account, rounds = combine.bind(combine.method.account), 1
-    last = account(0.0, planned)
+    last = account(0.0, 1)
     while rounds < planned and not last.over:
-        last, rounds = account(last.spent, planned), rounds + 1
-    noise = combine.bind(combine.method.noise)(plan.policy.devices, planned)
-    return Spending(last.record["epsilon"], last.record["delta"], rounds, planned, noise.deviation / noise.longest)
+        rounds += 1
+        last = account(last.spent, rounds)
+    noise, told = combine.bind(combine.method.noise)(), last.record
+    ratio, towards = noise.deviation / noise.longest, told.get("server", 0.0)
+    return Spending(told["epsilon"], told["delta"], rounds, planned, ratio, towards)
+
+
+def resolved(slots: Recipe, devices: int, rounds: int) -> Recipe:
+    """The slots as a run of so many rounds with so many devices has them."""
+    combine = choose("combine", slots)
+    resolve = combine.method.resolve
+    return slots if resolve is None else {**slots, **combine.bind(resolve)(devices, rounds)}
+
+
+def with_upload(plan: RunPlan) -> RunPlan:
+    """The plan whose devices upload as its account has them."""
+    if not (planned := planned_rounds(plan)):
+        return plan
+    made = resolved({**plan.server, "upload": plan.slots.upload}, plan.policy.devices, planned)
+    upload = {name: dict(options) for name, options in made["upload"].items()}
+    return msgspec.structs.replace(plan, slots=msgspec.structs.replace(plan.slots, upload=upload))
 
 
 def is_private(slots: Recipe) -> bool:
@@ -68,6 +92,11 @@ def uncovered(config: RunConfig, slots: Recipe, model: ModelSpec) -> list[Proble
         if getattr(config.round, field) not in {0.0, getattr(RoundPolicy(), field)}:
             text = "compares a device's change with the others', so that one changes what another counts, and"
             found.append(Problem(f"round.{field}", f"{text} {why}; leave it out: it is 0 then"))
+    up = config.transfer.up
+    packed = set(up.values() if isinstance(up, Mapping) else [up]) - {"f32"}
+    if packed and resolved(slots, 1, 1)["upload"] != slots["upload"]:
+        text = f"is {min(packed)}, and noise that devices add is known to add up only where it arrives as it was"
+        found.append(Problem("transfer.up", f"{text}; set f32, or let the server add it"))
     return found
 
 

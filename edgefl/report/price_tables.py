@@ -166,6 +166,8 @@ def _placements(price: RunPrice) -> Grid:
         note += f" Up is the most: with upload: {price.omits} a device chooses what it sends."
     if (private := price.spending) is not None:
         spent = f"epsilon {private.epsilon:.3g} (delta {private.delta:g})"
+        if private.server:
+            spent += f", and {private.server:.3g} towards the server, which sees each update with its device's noise"
         ratio = private.noise * math.sqrt(price.model_bytes / 4)
         note += (
             f" Privacy: {private.rounds} of {private.planned} rounds take place, which cost {spent}. Over all weights "

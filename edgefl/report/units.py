@@ -146,8 +146,9 @@ def moment(at: float | None) -> str:
 
 
 def privacy(account: Mapping[str, float]) -> str:
-    """ "epsilon 2.31 of 8 (delta 1e-05)", of a round's account."""
-    return f"epsilon {account['epsilon']:.3g} of {account['budget']:g} (delta {account['delta']:g})"
+    """ "epsilon 2.31 of 8 (delta 1e-05)", of a round's account; ", 41 towards the server" where that is not trusted."""
+    towards = f", {account['server']:.3g} towards the server" if "server" in account else ""
+    return f"epsilon {account['epsilon']:.3g} of {account['budget']:g} (delta {account['delta']:g}){towards}"
 
 
 def spans(values: Iterable[int]) -> str:

@@ -18,6 +18,8 @@ def test_a_row_has_each_budget_and_the_head_the_losses_of_the_smallest_and_large
     assert "takes 40 points from a linear model of 10 devices, and 1.5 of 1,000" in text
     assert "| 10 | 91.5 (91 to 92) | 51.5 (51 to 52) |  |  |" in text
     assert "Transformer\n" not in text
+    split = page([*rows, Row("split", 30, 8.0, 1, 84.0, 8.0, 78.4)])
+    assert "| 30: epsilon towards the server |  | 78 |  |  |" in split
 
 
 def test_every_window_is_one_devices_and_steps_learn() -> None:

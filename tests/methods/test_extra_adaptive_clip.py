@@ -82,7 +82,7 @@ def test_the_count_is_noisy_and_kept_within_its_bounds(tmp_path: Path) -> None:
 def test_sum_and_count_cost_together_what_is_accounted() -> None:
     """By dp-accounting, of 20 rounds of the two Gaussian mechanisms, each composed by itself."""
     z, share = 3.0, 0.1
-    noise = module.noise_of(4, 20, clip=0.7, noise=z, share=share, denominator=0)
+    noise = module.noise_of(clip=0.7, noise=z, share=share, denominator=4)
     assert noise.longest == 0.7
     of_sum, of_count = noise.deviation * 4 / 0.7, z / math.sqrt(share)
     accountant = PLDAccountant()

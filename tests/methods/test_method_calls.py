@@ -38,8 +38,8 @@ BESIDE: dict[str, dict[str, Any]] = {
         "merge": lambda loaders, layout: ({}, {}),
         "screen": lambda changes: ({}, {}),
         "per_round": True,
-        "noise": lambda devices, rounds: None,
-        "account": lambda spent, rounds: None,
+        "noise": lambda: None,
+        "account": lambda spent, uploads: None,
     },
     "optimise": {"step": lambda state, previous, combined: (combined, None)},
 }

@@ -296,4 +296,4 @@ def test_what_the_account_does_not_cover_is_refused(tmp_path: Path, settings: li
 
 def test_noise_without_an_account_cannot_register() -> None:
     with pytest.raises(ValueError, match="has noise without account and accumulate"):
-        register(Combine("noisy", "", merge=lambda loaders, layout: ({}, {}), noise=lambda devices, rounds: None))
+        register(Combine("noisy", "", merge=lambda loaders, layout: ({}, {}), noise=lambda: None))

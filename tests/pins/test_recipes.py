@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import safetensors.numpy
 import torch
 from memory_fleet import plan_of, run_fleet, share, state_of
 
+from edgefl.aggregation.noise import Entropy
 from edgefl.config.profiles import shipped
 from edgefl.records import Budget
 from edgefl.registry import methods
@@ -162,6 +164,10 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
         "end_to_end",
         ("slots.combine={gaussian_noise: {clip: 3.0, epsilon: 100, denominator: 3}}", THREE),
     ),
+    "noise of devices": (
+        "end_to_end",
+        ("slots.combine={gaussian_noise: {clip: 3.0, epsilon: 100, at: devices, dishonest: 0}}", THREE),
+    ),
     "sgd": (
         "end_to_end",
         (
@@ -231,7 +237,13 @@ OFTEN = {
 )
 def test_a_seeded_run_gives_the_same_results(ram_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     noise = np.random.default_rng(1)
-    monkeypatch.setattr("edgefl.aggregation.noise.gaussians", lambda count, entropy: noise.normal(size=count))
+
+    def gaussians(count: int, entropy: Entropy) -> np.ndarray:
+        """Of devices, which come in any order, the same of each count."""
+        return (noise if entropy is os.urandom else np.random.default_rng(count)).normal(size=count)
+
+    monkeypatch.setattr("edgefl.aggregation.noise.gaussians", gaussians)
+    monkeypatch.setattr("edgefl.methods.privacy.noised_share.entropy", bytes)
     recipe, changes = RUNS[name]
     plan = plan_of(ram_path, recipe, "ab", len(SHARES), ["training.batch_size=6", *changes])
     own = {
@@ -242,7 +254,8 @@ def test_a_seeded_run_gives_the_same_results(ram_path: Path, name: str, monkeypa
     assert report.status == "done"
     store, state = state_of(ram_path)
     found = {
-        "slots": {role: list(chosen) for role, chosen in report.config["recipe"].items() if role in ROLES},
+        "slots": {role: list(chosen) for role, chosen in report.config["recipe"].items() if role in ROLES}
+        | {"upload": list(plan.slots.upload)},
         "plan": digest(json.loads(json.dumps(msgspec.to_builtins(plan)).replace(str(ram_path), ""))),
         "state": {part: ref.id for part, ref in state.items()},
         "figures": {part: figures(store.read(ref.id)) for part, ref in state.items()},

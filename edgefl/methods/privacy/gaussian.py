@@ -2,6 +2,11 @@
 
 theta' = theta + (sum_k D_k min(1, C / |D_k|) + N(0, (z C)^2 I)) / W,  where D_k is the whole change of device k.
 
+The noise is the server's, or (``at``: devices) each device clips its change and adds N(0, (z C)^2 / n I) to it before
+it sends it (distributed noise: Dwork et al., EUROCRYPT 2006; Goryczka, Xiong 2015), n = W - t. Of m that came all but t
+count as honest, and the server adds what is missing of each part: (z C)^2 (1 - (m - t) / n), where that is above 0.
+t is 1 by default: a device knows its own share, and could take it off.
+
 W is fixed, whoever takes part. A device alone moves the sum by C at most, so each round is a Gaussian mechanism with
 mu = 1 / z, and T of them are one with mu^2 = T / z^2 (Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3). Exactly:
 
@@ -9,13 +14,15 @@ delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)  (Bal
 
 What is protected is whether a device's data are in the run, as against a device that takes its place and changes
 nothing ("zero-out", Kairouz et al. 2021, arXiv 2103.00039). The paper's moments accountant also counts that devices
-are drawn at random (amplification). That is not counted here: devices see whether they are asked.
+are drawn at random (amplification). That is not counted here: devices see whether they are asked. Towards a server that
+sees each update by itself, a device's u updates have mu^2 = u n / z^2.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, cast
 
 from edgefl.aggregation.mean import WeightedMean
 from edgefl.aggregation.noise import Noise
@@ -23,29 +30,64 @@ from edgefl.aggregation.pieces import Changes
 from edgefl.errors import Problem
 from edgefl.methods.robust.norm_clipping import norm_clipping
 from edgefl.methods.robust.trimmed import alike
-from edgefl.registry import Account, Option, Recipe, choose, register
+from edgefl.registry import Account, Option, Recipe, Slot, choose, offers, register
 from edgefl.roles import Combine
 
 #: Where the ratio of Mills is taken by its series, which is then right to 2e-5.
 _FAR = 20.0
+#: |g| of g ~ N(0, I), of any size, is further from its mean once in 1e15: 2 e^(-t^2 / 2).
+_SURE = 8.4
 
 
-def clipped(changes: Mapping[str, Changes], *, clip: float) -> tuple[dict[str, float], dict[str, object]]:
-    """min(1, C / |D_k|) where that is below 1; the record has no norms, which would tell of the devices."""
-    factors, _ = norm_clipping(changes, norm=clip)
-    return factors, {"bound": clip}
+def resolve(devices: int, rounds: int, **options: Any) -> Recipe:
+    """W and z as numbers, and what devices do to their updates.
 
-
-def noise_of(
-    devices: int, rounds: int, *, clip: float, noise: float, epsilon: float, delta: float, denominator: float
-) -> Noise:
-    """Gaussian noise of a round for the privacy budget.
-
-    Denominator W, deviation z C / W, bound C = ``clip``. W: ``denominator``, 0 for the number of devices. z: ``noise``,
-    0 for the least that keeps (epsilon, delta) over all rounds.
+    W: ``denominator``, 0 for the number of devices. z: ``noise``, 0 for the least that keeps (epsilon, delta) over all
+    rounds.
     """
-    over = denominator or float(devices)
-    return Noise(over, (noise or noise_for(rounds, epsilon, delta)) * clip / over, clip)
+    over, z = options["denominator"] or float(devices), options["noise"]
+    z = z or noise_for(rounds, options["epsilon"], options["delta"])
+    slots: dict[str, Slot] = {"combine": {"gaussian_noise": {**options, "denominator": over, "noise": z}}}
+    if options["at"] == "devices":
+        deviation = z * options["clip"] / math.sqrt(shares(over, options["dishonest"]))
+        slots["upload"] = {"noised_share": {"clip": options["clip"], "deviation": deviation}}
+    return slots
+
+
+def shares(denominator: float, dishonest: float) -> float:
+    """n, how many devices' shares are the whole noise."""
+    return max(1.0, denominator - dishonest)
+
+
+def noise_of(*, clip: float, noise: float, denominator: float, at: str, dishonest: float) -> Noise:
+    """Deviation z C / W, and whose it is."""
+    whole = Noise(denominator, noise * clip / denominator, clip)
+    return whole if at == "server" else whole._replace(shares=shares(denominator, dishonest), dishonest=dishonest)
+
+
+def clipped(
+    changes: Mapping[str, Changes], *, clip: float, noise: float, denominator: float, at: str, dishonest: float
+) -> tuple[dict[str, float], dict[str, object]]:
+    """min(1, C / |D_k|) where that is below 1; the record has no norms, which would tell of the devices.
+
+    With a device's own noise |D_k| is bounded by C and the longest noise. What is shorter than any noise has none, and
+    is left out.
+    """
+    factors, told = norm_clipping(changes, norm=clip)
+    if at == "server":
+        return factors, {"bound": clip}
+    bare, share = [], noise * clip / math.sqrt(shares(denominator, dishonest))
+    factors = {}
+    for device, length in cast("dict[str, float]", told["norms"]).items():
+        size = sum(part.size for part in changes.values() if device in part.devices)
+        most = clip + share * (math.sqrt(size) + _SURE)
+        if length < share * (size / math.sqrt(size + 1) - _SURE):
+            bare.append(device)
+            factors[device] = 0.0
+        elif length > most:
+            factors[device] = most / length
+    note = f"{', '.join(bare)} sent a change without its noise, which was left out; upgrade the agent."
+    return factors, {"bound": clip, **({"note": note} if bare else {})}
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -84,12 +126,31 @@ def noise_for(rounds: int, epsilon: float, delta: float) -> float:
     return high
 
 
-def account(spent: float, rounds: int, *, noise: float, delta: float, epsilon: float) -> Account:
+def account(
+    spent: float,
+    uploads: int,
+    *,
+    noise: float,
+    delta: float,
+    epsilon: float,
+    denominator: float = 1.0,
+    at: str = "server",
+    dishonest: float = 0.0,
+) -> Account:
     """The account after one more round; over where another would cost more than the budget ``epsilon``."""
-    each = (noise or noise_for(rounds, epsilon, delta)) ** -2
+    each = noise**-2
     now, after = spent + each, spent + 2 * each
     record = {"epsilon": epsilon_of(now, delta), "delta": delta, "budget": epsilon}
+    if at == "devices":
+        record["server"] = epsilon_of(uploads * shares(denominator, dishonest) * each, delta)
     return Account(now, record, over=epsilon_of(after, delta) > epsilon)
+
+
+def unfit(recipe: Recipe) -> list[Problem]:
+    """``too_little``, and an upload in the place of the noise that devices add."""
+    if choose("combine", recipe).options["at"] == "server" or offers(recipe, "upload", "default"):
+        return too_little(recipe)
+    return [*too_little(recipe), Problem("upload", "with at: devices it is their changes with noise; leave it out")]
 
 
 def too_little(recipe: Recipe) -> list[Problem]:
@@ -121,14 +182,19 @@ register(
             "denominator": Option(
                 0.0, "W, what the sum is divided by; 0: round.devices; where a selection asks fewer, as many", least=0
             ),
+            "at": Option("server", "who adds the noise; devices: each its share", choices=("server", "devices")),
+            "dishonest": Option(
+                1, "t, devices whose share does not count, as they add none or tell it; each knows its own", least=0
+            ),
         },
         rules=alike("gaussian_noise"),
-        conflicts=too_little,
+        conflicts=unfit,
         per_round=True,
         screen=clipped,
         accumulate=WeightedMean,
         equal=True,
         moves=True,
+        resolve=resolve,
         noise=noise_of,
         account=account,
     )

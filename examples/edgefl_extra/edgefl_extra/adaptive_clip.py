@@ -23,7 +23,7 @@ from edgefl.aggregation.noise import Entropy, Noise, gaussians
 from edgefl.methods.privacy.gaussian import account, too_little
 from edgefl.methods.robust.norm_clipping import norm_clipping
 from edgefl.methods.robust.trimmed import alike
-from edgefl.registry import Option, Screening, register
+from edgefl.registry import Option, Recipe, Screening, register
 from edgefl.roles import Combine
 
 if TYPE_CHECKING:
@@ -46,10 +46,14 @@ def clipped(
     return Screening(factors, {"bound": clip, "next": following}, {"clip": following})
 
 
-def noise_of(devices: int, rounds: int, *, clip: float, noise: float, share: float, denominator: float) -> Noise:
+def resolve(devices: int, rounds: int, **options: float) -> Recipe:
+    """W as a number."""
+    return {"combine": {"adaptive_clip": {**options, "denominator": options["denominator"] or float(devices)}}}
+
+
+def noise_of(*, clip: float, noise: float, share: float, denominator: float) -> Noise:
     """W, z_Δ C / W and C."""
-    over = denominator or float(devices)
-    return Noise(over, noise / math.sqrt(1 - share) * clip / over, clip)
+    return Noise(denominator, noise / math.sqrt(1 - share) * clip / denominator, clip)
 
 
 ADAPTIVE_CLIP = Combine(
@@ -72,6 +76,7 @@ ADAPTIVE_CLIP = Combine(
     accumulate=WeightedMean,
     equal=True,
     moves=True,
+    resolve=resolve,
     noise=noise_of,
     account=account,
 )
