@@ -56,7 +56,7 @@ def _misfit(upload: Choice, made: Mapping[str, Tensors], parts: Mapping[str, Ten
     if missing and not (upload.method.omits and made):
         return f"leaves out {', '.join(missing)}; {'one part at least' if upload.method.omits else 'all'} must be sent"
     for part, tensors in made.items():
-        before, after = ({name: t.shape for name, t in each.items()} for each in (parts[part], tensors))
+        before, after = ({name: (t.dtype, t.shape) for name, t in each.items()} for each in (parts[part], tensors))
         if wrong := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
             return f"changes the tensors of part {part}: {', '.join(wrong)}"
     if upload.method.most is None:

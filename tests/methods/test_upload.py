@@ -83,6 +83,11 @@ def test_a_method_is_given_what_was_trained_and_received_and_what_it_kept(instal
             lambda parts: {"task": {n: t[:1] for n, t in parts["task"].items()}},
             "changes the tensors of part task",
         ),
+        (
+            True,
+            lambda parts: {"task": {n: t.astype("f8") for n, t in parts["task"].items()}},
+            "changes the tensors of part task",
+        ),
     ],
 )
 def test_what_cannot_be_sent_is_refused_at_the_device(
