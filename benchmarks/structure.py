@@ -32,6 +32,13 @@ from benchmarks.common.walk import walked
 MANY_PARAMETERS = 6
 #: Where the roles' kinds are declared.
 _REGISTRY = ("edgefl/registry.py", "edgefl/roles.py")
+#: Paper -> nouns of its own: what stands for nothing else in the code.
+_NOUNS = {
+    "PmcmFL": re.compile("matcher|is_closing|closing_round|matching_networks"),
+    "AproMFL": re.compile("private_head|teacher|pseudo_label|local_pairs"),
+    "FedMVP": re.compile("similarity|completed_(data|counts)|[Jj]oint_?[Ff]usion|JointSpec|shares_projection"),
+    "MMiC": re.compile("poverty|coalition|core_members|banzhaf|sketch"),
+}
 #: Tokens that carry no code.
 _LAYOUT = frozenset({
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
@@ -182,6 +189,18 @@ def single_hooks(tree: Tree) -> list[str]:
     return sorted(name for name, users in tree.hooks.items() if users < 2)
 
 
+def concepts(tree: Tree) -> dict[str, list[str]]:
+    """Paper -> the files outside ``edgefl/methods`` whose code, comments and texts left out, has a noun of it."""
+    core = {file: _code(source) for file, source in tree.sources.items() if METHODS not in file}
+    return {paper: sorted(f for f, code in core.items() if nouns.search(code)) for paper, nouns in _NOUNS.items()}
+
+
+def _code(source: str) -> str:
+    left_out = (tokenize.COMMENT, tokenize.STRING)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return " ".join(token.string for token in tokens if token.type not in left_out)
+
+
 def untyped_hooks(tree: Tree) -> int:
     """Functions of methods whose parameters are not typed where they are declared."""
     declared = re.compile(r"^    \w+: Callable\[\.\.\.", re.MULTILINE)
@@ -297,6 +316,11 @@ MEASURES = (
     Measure(
         "hooks with one user", "≤ 8", lambda tree: f"{len(single_hooks(tree))} of {len(tree.hooks)}",
         "functions and traits of the roles' kinds that one method sets, shipped or of examples/edgefl_extra, or none",
+    ),
+    Measure(
+        "core files with one paper's concept", "≤ 3 each",
+        lambda tree: ", ".join(f"{paper} {len(files)}" for paper, files in concepts(tree).items()),
+        "outside `edgefl/methods`, by nouns of its own in their code (`_NOUNS`), texts and comments left out",
     ),
     Measure(
         "untyped hooks", "0", lambda tree: str(untyped_hooks(tree)),

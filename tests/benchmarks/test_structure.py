@@ -106,6 +106,16 @@ def this_tree() -> structure.Tree:
     return structure.read_tree(ROOT)
 
 
+def test_a_paper_is_found_by_its_nouns_in_code_alone(tree: structure.Tree) -> None:
+    sources = {
+        "edgefl/plan/one.py": "def f(teacher): ...\n",
+        "edgefl/plan/two.py": '"""Of a teacher."""  # and its poverty\n',
+        "edgefl/methods/mmic/poverty.py": "poverty = 1\n",
+    }
+    found = structure.concepts(tree._replace(sources=sources))
+    assert found == {"PmcmFL": [], "AproMFL": ["edgefl/plan/one.py"], "FedMVP": [], "MMiC": []}
+
+
 def test_this_tree_can_be_read(this_tree: structure.Tree) -> None:
     tree = this_tree
     assert "cross_entropy" in tree.roles["objective"]
