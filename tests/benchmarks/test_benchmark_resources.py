@@ -10,7 +10,6 @@ import pytest
 from report_fixture import run_report
 from training_fixture import model_spec
 
-from benchmarks.accuracy import mixed_depth
 from benchmarks.common.result_lines import rows_in
 from benchmarks.cost import budget_run, predictions, resources, savings
 from benchmarks.cost.device_pages import UNTESTED
@@ -120,28 +119,6 @@ def test_savings_are_compared_with_none_seed_by_seed() -> None:
     text = savings.page(runs, [*rows, *others])
     assert "| none | 85.00 ± 7.07 |  |" in text
     assert "| int8 both ways | 83.50 ± 7.78 | -1.50 ± 0.71 |" in text
-
-
-def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
-    whole = {f"person-{i + 1:02d}": 100.0 * (i + 1) for i in range(10)}
-    limits = {}
-    for way in mixed_depth.WAYS:
-        fleet = mixed_depth.run_file(1, 3, way, whole)["fleet"]
-        limits[way] = {device["name"]: device["budget"]["flops"] for device in fleet if "budget" in device}
-    assert set(limits["excluded"].values()) == {mixed_depth.NOTHING}
-    assert limits["mixed"] == limits["last stages"]
-    assert set(limits["mixed"]) == set(limits["excluded"])
-    shares = sorted(round(limit / whole[name], 3) for name, limit in limits["mixed"].items())
-    assert shares == [0.6] * 3 + [0.8] * 4
-    made = [
-        mixed_depth.Result(5, way, seed, 0.8 + gain + 0.01 * seed, devices, {1: {"1-3": 5}})
-        for way, gain, devices in (("excluded", 0.0, 5.0), ("mixed", 0.05, 10.0))
-        for seed in (1, 2)
-    ]
-    text = mixed_depth.page(made, "keep")
-    assert "| 5 of 10 | excluded | 81.5 ± 0.7 |  | 5 |" in text
-    assert "| 5 of 10 | mixed | 86.5 ± 0.7 | +5.0 ± 0.0 | 10 |" in text
-    assert "| 5 of 10 | mixed | 1 | 1-3 (5) |" in text
 
 
 def test_runs_of_savings_are_chosen_by_task_and_by_how_their_names_begin() -> None:
