@@ -23,11 +23,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy.claims.study import Cell, Study
-from benchmarks.accuracy.table.measures import interval
 from benchmarks.common.inprocess import run_values
 from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.common.result_lines import add_row, rows_in
-from benchmarks.common.spread import spread
+from benchmarks.common.spread import interval, spread
 from edgefl.report.repairs import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 

@@ -1,10 +1,9 @@
 """What each saving costs in accuracy: layer-wise training with none, with each alone, with all; and end to end.
 
-Tasks, encoders and settings are those of ``benchmarks.accuracy.one_regime`` (pretrained start, missing rate 50 %):
-har_hapt by classification, emoji_pairs by retrieval, its RSum divided by 6; three seeds or more. Rates are those that
-were tuned for plain layer-wise training; Adafactor's, which are relative, are 0.02. Pooled tokens alone and early
-updates are the same training and always on; micro-batches and blocks computed anew are the same to rounding and have no
-row, so that
+Tasks, encoders and settings are those of [one regime](one_regime.md) (pretrained start, missing rate 50 %): har_hapt by
+classification, emoji_pairs by retrieval, its RSum divided by 6; three seeds or more. Rates are those that were tuned
+for plain layer-wise training; Adafactor's, which are relative, are 0.02. Pooled tokens alone and early updates are the
+same training and always on; micro-batches and blocks computed anew are the same to rounding and have no row, so that
 *fast* and *small* (as in resources.md) are one here. One line of JSON a run is kept, and the same command goes on where
 it stopped.
 
@@ -23,20 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.one_regime import RESULTS, best, pretrain_for
-from benchmarks.accuracy.table import measures
-from benchmarks.accuracy.table.collect import Outcome, Results, digest, run_cell
-from benchmarks.accuracy.table.grid import Cell, Grid, Settings
+import yaml
+
 from benchmarks.common.exclusive import claimed
 from benchmarks.common.plotting import COLOURS, plot
+from benchmarks.common.result_lines import add_row, rows_in
+from benchmarks.common.spread import spread
 from benchmarks.cost.device_pages import UNTESTED
+from benchmarks.cost.savings_runs import Outcome, Run, Values, done, made
 
-#: A cell, the settings it was tuned to, its run file.
-Run = tuple[Cell, Settings, dict[str, Any]]
-#: Fields of the run file that differ from plain layer-wise training, by what is saved.
-NONE: dict[str, Any] = {"training": {"cache": "none"}}
 #: Relative rates; for encoders 0.005 was no better in retrieval, 0.01 and 0.005 for both were worse (seeds 11 to 14).
 ADAFACTOR = {"encoder": 0.02, "head": 0.02}
+#: Fields of the run file that differ from plain layer-wise training, by what is saved.
 SAVINGS: dict[str, dict[str, Any]] = {
     "none": {},
     "stored prefix, f32": {"training": {"cache": "f32"}},
@@ -57,11 +54,9 @@ SAVINGS: dict[str, dict[str, Any]] = {
         "transfer": {"up": "delta+int4", "down": "delta+int4"},
     },
 }
-#: task -> (layer-wise, end to end, what is compared, its name)
-TASKS = {
-    "har": ("lw-fedmml", "fedavg", measures.complete, "accuracy, %"),
-    "emoji_retrieval": ("clip-lw", "clip-fedavg", measures.known_rsum, "RSum / 6, known concepts"),
-}
+GIVEN: dict[str, Values] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+#: task -> what it is judged by
+TASKS = {"har": "accuracy, %", "emoji_retrieval": "RSum / 6, known concepts"}
 END = "end to end, no saving"
 NOISE = (
     "How to read it: the difference to training without savings, mean and deviation over the seeds. Any change of the",
@@ -74,7 +69,8 @@ ON_GPU = (
     "Trained on a GPU: step memory is what tensors add to those of the idle trainer (torch.cuda.max_memory_allocated), "
     "and beside it stands what torch's allocator held for all of them (max_memory_reserved)."
 )
-RATE = 0.5
+#: Of the training part that encoders are pretrained on.
+SHARE = 0.1
 PARALLEL = 2
 
 
@@ -86,19 +82,32 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def plan(grid: Grid, tried: Results, seeds: Sequence[int], device: str = "cpu") -> list[Run]:
-    """Every run: its cell (the method is the saving's name), the settings it was tuned to, its run file."""
+def plan(seeds: Sequence[int], device: str = "cpu") -> list[Run]:
+    """Every run of every saving."""
     profile = {} if device == "cpu" else {"profile": device}
     runs = []
-    for task, (layerwise, whole, _, _) in TASKS.items():
+    for task, given in GIVEN.items():
         for saving in (END, *SAVINGS):
-            for seed in seeds:
-                cell = Cell(task, whole if saving == END else layerwise, "pretrained", RATE, seed)
-                settings = best(grid, tried, grid.tuned_as(cell)) or grid.default(cell)
-                values = merged(merged(grid.run_file(cell, settings), NONE), SAVINGS.get(saving, {}))
-                values["fleet"] = [{**one, **profile} for one in values["fleet"]]
-                runs.append((cell._replace(method=saving), settings, values))
+            values = merged(given["run"], given["whole" if saving == END else "layerwise"])
+            values = merged(values, SAVINGS.get(saving, {}))
+            values["fleet"] = [{**one, **profile} for one in values["fleet"]]
+            for encoder in values["model"]["encoders"].values():
+                encoder["pretrained"] = str(Path(encoder["pretrained"]).resolve())
+            runs += [Run(task, saving, seed, {**values, "seed": seed}) for seed in seeds]
     return runs
+
+
+def pretrain_missing() -> None:
+    """Make the encoders that are not there yet."""
+    from benchmarks.accuracy import pretrain
+
+    for given in GIVEN.values():
+        for m, fields in given["run"]["model"]["encoders"].items():
+            path = Path(fields["pretrained"])
+            if not path.is_file():
+                plain = {name: value for name, value in fields.items() if name != "pretrained"}
+                found = pretrain.make(given["run"]["data"]["source"], {m: plain}, path, share=SHARE)
+                sys.stderr.write(f"{path}: alone on the test part: {found[m]:.1%}\n")
 
 
 def chosen(runs: Sequence[Run], tasks: Sequence[str], savings: Sequence[str]) -> list[Run]:
@@ -106,41 +115,40 @@ def chosen(runs: Sequence[Run], tasks: Sequence[str], savings: Sequence[str]) ->
     return [
         run
         for run in runs
-        if (not tasks or run[0].task in tasks)
-        and (not savings or any(run[0].method.startswith(name) for name in savings))
+        if (not tasks or run.task in tasks) and (not savings or run.saving.startswith(tuple(savings)))
     ]
 
 
-def fill(runs: Sequence[Run], results: Results) -> None:
+def fill(runs: Sequence[Run], path: Path) -> None:
     """Run what has no line yet."""
 
-    def one(job: Run) -> None:
-        cell, settings, values = job
-        row = run_cell(cell, settings, values)
-        results.add(row)
-        sys.stderr.write(f"{cell.key}: {headline(row):.2f} ({row.wall_s:.0f} s)\n")
+    def one(run: Run) -> None:
+        row = made(run)
+        add_row(path, row)
+        told = row.error or f"{headline(row):.2f}"
+        sys.stderr.write(f"{run.task}, {run.saving}, {run.seed}: {told} ({row.wall_s:.0f} s)\n")
 
-    due = [run for run in runs if not any(not row.error for row in results.tries(run[0], run[2]))]
+    rows = rows_in(path, Outcome)
     with ThreadPoolExecutor(PARALLEL) as pool:
-        list(pool.map(one, due))
+        list(pool.map(one, (run for run in runs if not done([run], rows))))
 
 
 def headline(row: Outcome) -> float:
     """What the row's task is judged by."""
-    value = TASKS[row.task][2](row)
-    if value is None:
-        return float("nan")
-    return value / 6 if TASKS[row.task][2] is measures.known_rsum else value
+    if row.task == "har":
+        found = [100 * value for name, value in row.metrics.items() if name.endswith("|none|accuracy")]
+    else:
+        found = [row.own["received|rsum"] / 6] if row.own else []
+    return found[0] if found else float("nan")
 
 
-def page(runs: Sequence[Run], results: Results, device: str = "cpu") -> str:
+def page(runs: Sequence[Run], results: Sequence[Outcome], device: str = "cpu") -> str:
     """Markdown: a table a task, differences to plain layer-wise training seed by seed."""
-    wanted = {(cell, digest(values)) for cell, _, values in runs}
-    rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
+    rows = done(runs, results)
     lines = ["# What each saving costs", "", *(__doc__ or "").split("\n\n")[1].splitlines(), "", *NOISE, ""]
     lines += [UNTESTED if device == "cpu" else ON_GPU, ""]
     held = device != "cpu"
-    for task, (_, _, _, name) in TASKS.items():
+    for task, name in TASKS.items():
         columns = ["saving", name, "against none, seed by seed", "payload, MiB", "GFLOP", "step memory, MiB"]
         columns += ["allocator, MiB"] * held + ["seeds"]
         lines += [
@@ -156,8 +164,8 @@ def page(runs: Sequence[Run], results: Results, device: str = "cpu") -> str:
                 continue
             apart = [headline(row) - plain[row.seed] for row in own if row.seed in plain]
             values = [
-                _spread([headline(row) for row in own]),
-                "" if saving == "none" else _spread(apart, signed=True),
+                spread([headline(row) for row in own], digits=2),
+                "" if saving == "none" else spread(apart, signed=True, digits=2) if apart else "–",
                 *(f"{statistics.mean(figures):,.1f}" for figures in _figures(own)),
                 *([f"{statistics.mean(row.reserved_peak_bytes for row in own) / 2**20:,.1f}"] * held),
                 str(len(own)),
@@ -167,12 +175,11 @@ def page(runs: Sequence[Run], results: Results, device: str = "cpu") -> str:
     return "\n".join(lines)
 
 
-def plots(runs: Sequence[Run], results: Results, folder: Path) -> list[str]:
+def plots(runs: Sequence[Run], results: Sequence[Outcome], folder: Path) -> list[str]:
     """One SVG a task: what it is judged by against payload, every packing a point. The files' names."""
-    wanted = {(cell, digest(values)) for cell, _, values in runs}
-    rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
+    rows = done(runs, results)
     names = []
-    for task, (_, _, _, name) in TASKS.items():
+    for task, name in TASKS.items():
         shown = (END, *(one for one in SAVINGS if one == "none" or "transfer" in SAVINGS[one]))
         names.append(f"savings-{task}.svg")
         with plot(folder / names[-1], "payload of the whole run, MiB", name, height=4.8) as axes:
@@ -191,21 +198,9 @@ def plots(runs: Sequence[Run], results: Results, folder: Path) -> list[str]:
 
 
 def _figures(rows: Sequence[Outcome]) -> list[list[float]]:
-    found: list[list[float]] = [[], [], []]
-    for row in rows:
-        for figures, value in zip(
-            found, (measures.payload_mib(row), measures.gflop(row), measures.step_mib(row)), strict=True
-        ):
-            figures.append(value or 0.0)
-    return found
-
-
-def _spread(values: Sequence[float], *, signed: bool = False) -> str:
-    if not values:
-        return "–"
-    mean = statistics.mean(values)
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean:{'+' if signed else ''}.2f}{deviation}"
+    """Payload and step memory in MiB, and GFLOP, in the page's order."""
+    units = {"payload_bytes": 2**20, "flops": 1e9, "step_peak_bytes": 2**20}
+    return [[getattr(row, figure) / unit for row in rows] for figure, unit in units.items()]
 
 
 def main() -> None:
@@ -220,13 +215,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the fleets, too: a run file leaves it to what there is
-    grid, tried = Grid(), Results(RESULTS / "tuning.jsonl")
-    runs = plan(grid, tried, range(1, options.seeds + 1), options.device)
+    runs = plan(range(1, options.seeds + 1), options.device)
     file = options.results / "runs.jsonl"
     with claimed(file):
-        results = Results(file)
-        pretrain_for(grid, [Cell(task, TASKS[task][0], "pretrained", RATE, 1) for task in TASKS])
-        fill(chosen(runs, options.task, options.saving), results)
+        pretrain_missing()
+        fill(chosen(runs, options.task, options.saving), file)
+    results = rows_in(file, Outcome)
     text = page(runs, results, options.device)
     if options.write is not None:
         text += "".join(f"\n![{name}]({name})\n" for name in plots(runs, results, options.write))

@@ -15,13 +15,14 @@ from report_fixture import run_report
 from benchmarks.accuracy.claims import __main__ as program
 from benchmarks.accuracy.claims import carry, page, test_set_worker, tuning
 from benchmarks.accuracy.claims.judge import BASELINES, MEASURES, SMALLER, Comparison, claims_of, judged, verdict
-from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of
+from benchmarks.accuracy.claims.outcome import Outcome, Point, Results, curve_of, outcome_of, own
 from benchmarks.accuracy.claims.page import write
 from benchmarks.accuracy.claims.study import FOLDER, TUNING_SEED, Cell, Study, Trial, digest, set_field
 from benchmarks.common.exclusive import claimed
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
+from edgefl.run_records import AssignmentRow
 
 #: Whose rounds are what a claim compares.
 OTHER_ROUNDS = {"lw-fedmml-even"}
@@ -442,3 +443,13 @@ def test_devices_own_models_are_judged_on_the_test_set(monkeypatch, tmp_path):
     assert MEASURES["devices' accuracy"](row) > 0
     assert MEASURES["devices' recall at 1"](row) > 0
     assert "received|accuracy" in row.own
+
+
+def test_own_figures_are_each_devices_last_and_by_its_task():
+    rows = [
+        AssignmentRow(device="a", metrics={"trained_accuracy": 0.1}),
+        AssignmentRow(device="a", metrics={"trained_accuracy": 0.5, "received_accuracy": 0.4}),
+        AssignmentRow(device="b", metrics={"trained_accuracy": 0.7}),
+        AssignmentRow(device="c", metrics={"trained_x_to_y_recall_at_1": 0.2, "trained_y_to_x_recall_at_1": 0.4}),
+    ]
+    assert own(rows) == pytest.approx({"trained|accuracy": 0.6, "received|accuracy": 0.4, "trained|recall": 0.3})

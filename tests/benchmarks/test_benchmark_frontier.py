@@ -10,8 +10,8 @@ from benchmarks.accuracy.claims import tuning
 from benchmarks.accuracy.claims.judge import MEASURES
 from benchmarks.accuracy.claims.outcome import Outcome, Point, Results
 from benchmarks.accuracy.claims.study import digest
-from benchmarks.accuracy.table.measures import Interval
 from benchmarks.common.result_lines import rows_in
+from benchmarks.common.spread import Interval
 from benchmarks.cost.frontier import measured, study
 from benchmarks.cost.frontier.figures import REFERENCE, Memory, first_at, rows_of, within
 from benchmarks.cost.frontier.measured import Peak

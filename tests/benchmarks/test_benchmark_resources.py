@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import msgspec
 import pytest
+from report_fixture import run_report
 from training_fixture import model_spec
 
-from benchmarks.accuracy import mixed_depth
-from benchmarks.accuracy.one_regime import Results
-from benchmarks.accuracy.table.collect import Outcome, digest
-from benchmarks.accuracy.table.grid import Grid
+from benchmarks.common.result_lines import rows_in
 from benchmarks.cost import budget_run, predictions, resources, savings
 from benchmarks.cost.device_pages import UNTESTED
 from benchmarks.cost.resource_table import write_page
 from benchmarks.cost.resources import SETTINGS, Row, job_of, payload, stages_of
+from benchmarks.cost.savings_runs import Outcome, done, figures_of, made
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.training_samples import prefixes
 from edgefl.records import Figure
 
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
 
@@ -102,72 +103,71 @@ def test_predictions_cover_every_stage_of_three_pairs() -> None:
     assert "| p | layer-wise | 2 | 110 | 100 | +10.0% | 5.0 | 5.0 | +0.00% |" in predictions.page([told], "cpu")
 
 
-def test_savings_are_compared_with_none_seed_by_seed(tmp_path: Path) -> None:
-    grid = Grid()
-    runs = savings.plan(grid, Results(tmp_path / "tuning.jsonl"), [1, 2])
-    files = {(cell.task, cell.method, cell.seed): values for cell, _, values in runs}
+def test_savings_are_compared_with_none_seed_by_seed() -> None:
+    runs = savings.plan([1, 2])
+    files = {(run.task, run.saving, run.seed): run.values for run in runs}
     assert files["har", "none", 1]["training"]["cache"] == "none"
     assert files["har", "stored prefix, f16", 1]["training"]["cache"] == "f16"
     assert files["har", "f16 both ways", 1]["training"]["cache"] == "none"
-    assert len({digest(values) for values in files.values()}) == len(files)  # nothing is compared with itself
+    assert len({run.about["file"] for run in runs}) == len(files)  # nothing is compared with itself
     rows = []
-    for cell, settings, values in runs:
-        if cell.task == "har" and cell.method in {"none", "int8 both ways"}:
-            share = (0.9 if cell.seed == 1 else 0.8) - (0.01 * cell.seed if cell.method != "none" else 0.0)
-            metrics = {"acc+gyro|none|accuracy": share}
-            rows.append(Outcome(**cell._asdict(), lr=settings.lr, metrics=metrics, file=digest(values)))
-    text = savings.page(runs, Results(tmp_path / "runs.jsonl", rows))
+    for run in runs:
+        if run.task == "har" and run.saving in {"none", "int8 both ways"}:
+            share = (0.9 if run.seed == 1 else 0.8) - (0.01 * run.seed if run.saving != "none" else 0.0)
+            rows.append(Outcome(**run.about, metrics={"acc+gyro|none|accuracy": share}))
+    others = [msgspec.structs.replace(row, file="of another run file", metrics={}) for row in rows]
+    text = savings.page(runs, [*rows, *others])
     assert "| none | 85.00 ± 7.07 |  |" in text
     assert "| int8 both ways | 83.50 ± 7.78 | -1.50 ± 0.71 |" in text
 
 
-def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
-    whole = {f"person-{i + 1:02d}": 100.0 * (i + 1) for i in range(10)}
-    limits = {}
-    for way in mixed_depth.WAYS:
-        fleet = mixed_depth.run_file(1, 3, way, whole)["fleet"]
-        limits[way] = {device["name"]: device["budget"]["flops"] for device in fleet if "budget" in device}
-    assert set(limits["excluded"].values()) == {mixed_depth.NOTHING}
-    assert limits["mixed"] == limits["last stages"]
-    assert set(limits["mixed"]) == set(limits["excluded"])
-    shares = sorted(round(limit / whole[name], 3) for name, limit in limits["mixed"].items())
-    assert shares == [0.6] * 3 + [0.8] * 4
-    made = [
-        mixed_depth.Result(5, way, seed, 0.8 + gain + 0.01 * seed, devices, {1: {"1-3": 5}})
-        for way, gain, devices in (("excluded", 0.0, 5.0), ("mixed", 0.05, 10.0))
-        for seed in (1, 2)
-    ]
-    text = mixed_depth.page(made, "keep")
-    assert "| 5 of 10 | excluded | 81.5 ± 0.7 |  | 5 |" in text
-    assert "| 5 of 10 | mixed | 86.5 ± 0.7 | +5.0 ± 0.0 | 10 |" in text
-    assert "| 5 of 10 | mixed | 1 | 1-3 (5) |" in text
-
-
-def test_runs_of_savings_are_chosen_by_task_and_by_how_their_names_begin(tmp_path: Path) -> None:
-    runs = savings.plan(Grid(), Results(tmp_path / "tuning.jsonl"), [1])
+def test_runs_of_savings_are_chosen_by_task_and_by_how_their_names_begin() -> None:
+    runs = savings.plan([1])
     assert savings.chosen(runs, [], []) == runs
     some = savings.chosen(runs, ["har"], ["none", "smallest"])
-    assert [(cell.task, cell.method) for cell, _, _ in some] == [
+    assert [(run.task, run.saving) for run in some] == [
         ("har", "none"),
         ("har", "smallest: the same with Adafactor"),
     ]
 
 
-def test_savings_on_a_gpu_are_other_runs_and_tell_the_allocator(tmp_path: Path) -> None:
-    grid, tried = Grid(), Results(tmp_path / "tuning.jsonl")
-    own, theirs = (savings.plan(grid, tried, [1], device) for device in ("cuda", "cpu"))
-    assert {device["profile"] for _, _, values in own for device in values["fleet"]} == {"cuda"}
-    assert not {digest(values) for _, _, values in own} & {digest(values) for _, _, values in theirs}
-    cell, settings, values = next(run for run in own if (run[0].task, run[0].method) == ("har", "none"))
-    about = {**cell._asdict(), "lr": settings.lr, "file": digest(values)}
-    row = Outcome(
-        **about, metrics={"acc|none|accuracy": 0.5}, step_peak_bytes=3.0 * MIB, reserved_peak_bytes=22.0 * MIB
-    )
-    text = savings.page(own, Results(tmp_path / "runs.jsonl", [row]), "cuda")
+def test_savings_on_a_gpu_are_other_runs_and_tell_the_allocator() -> None:
+    own, theirs = (savings.plan([1], device) for device in ("cuda", "cpu"))
+    assert {device["profile"] for run in own for device in run.values["fleet"]} == {"cuda"}
+    assert not {run.about["file"] for run in own} & {run.about["file"] for run in theirs}
+    run = next(run for run in own if (run.task, run.saving) == ("har", "none"))
+    peaks = {"step_peak_bytes": 3.0 * MIB, "reserved_peak_bytes": 22.0 * MIB}
+    row = Outcome(**run.about, metrics={"acc|none|accuracy": 0.5}, **peaks)
+    text = savings.page(own, [row], "cuda")
     assert "step memory, MiB | allocator, MiB | seeds |" in text
     assert "| 3.0 | 22.0 | 1 |" in text
     assert UNTESTED not in text
-    assert UNTESTED in savings.page(theirs, Results(tmp_path / "runs.jsonl", [row]))
+    assert UNTESTED in savings.page(theirs, [row])
+
+
+def test_the_kept_runs_of_savings_are_those_of_the_run_files() -> None:
+    kept = rows_in(ROOT / "docs/results/savings/runs.jsonl", Outcome)
+    assert len(done(savings.plan(range(1, 16)), kept)) == len(kept) > 90
+
+
+def test_a_report_becomes_a_saving_s_figures() -> None:
+    report = run_report()
+    found = figures_of(report)
+    rows = [row for row in report.assignments if row.status == "done"]
+    assert found["flops"] == pytest.approx(sum(row.measured["flops"].value or 0 for row in rows))
+    peaks = {stage: [r.measured["step_peak_bytes"].value for r in rows if r.stage == stage] for stage in range(1, 7)}
+    assert found["step_peak_bytes"] == max(statistics.median(values) for values in peaks.values() if values)
+    payload = [row.measured[f"payload_{way}_bytes"].value for row in rows for way in ("up", "down")]
+    assert found["payload_bytes"] == pytest.approx(sum(payload))
+    last = max((row.stage, row.round) for row in report.evaluations)
+    of_last = {(r.available, r.missing, r.metric) for r in report.evaluations if (r.stage, r.round) == last}
+    assert len(found["metrics"]) == len(of_last)
+
+
+def test_a_saving_s_run_that_fails_says_why() -> None:
+    run = savings.plan([1])[0]
+    told = made(run._replace(values={**run.values, "recipe": "nothing"}))
+    assert "nothing" in told.error
 
 
 def test_a_budget_run_is_held_to_the_memory_where_its_tensors_are() -> None:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.network.async_rounds import NAMES, SLOW, result_of
-from benchmarks.network.async_rounds import page as async_page
 from edgefl.records import Refusal
 from edgefl.report import decisions, rounds
 from edgefl.report.events import LiveState
 from edgefl.report.writers import to_html
-from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
+from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow, RunReport
 
 SHAPE = Refusal("shape", detail="part task: tensor 'w' is [3], expected [2]")
 BARRED = Refusal("quarantine", 2.0, 1.0, "updates", "2 updates in a row could not be used")
@@ -119,20 +117,6 @@ def test_the_display_shows_who_is_in_quarantine_until_it_is_over() -> None:
     assert state.devices["c"].doing == "quarantined"
     state.apply(event("readmitted", "c", 3))
     assert state.devices["c"].doing == "idle"
-
-
-def test_the_benchmark_of_rounds_counts_updates_by_device_and_by_age() -> None:
-    slow, quick = SLOW[0], NAMES[0]
-    late = {f"{slow}~2": {"device": slow, "staleness": 2, "factor": 0.6}}
-    rows = (
-        RoundRow(1, 1, 1, "done", record=parts(**{quick: 1.0})),
-        RoundRow(1, 2, 1, "done", record={**parts(**{quick: 0.5, f"{slow}~2": 0.5}), "stale": late}),
-    )
-    events = (EventRow(2.0, "round_started"), EventRow(9.5, "round_closed"))
-    score = EvaluationRow(1, 2, ("acc", "gyro"), "none", "accuracy", 0.75, 10)
-    found = result_of("async", RunReport(rounds=rows, events=events, evaluations=(score,)))
-    assert (found.seconds, found.updates, found.slow, found.late, found.oldest) == (7.5, 3, 1, 1, 2)
-    assert "| async | 7.5 | 2 | 3 | 1 | 1 | 2 | 75.0 | × 1.0 |" in async_page([found])
 
 
 def test_slots_that_did_nothing_are_left_out_of_a_round_s_words() -> None:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy.claims.outcome import Outcome, Point
-from benchmarks.accuracy.table.measures import Interval, Summary, interval, over
+from benchmarks.common.spread import Interval, Summary, interval, over
 
 #: A number of one run; None: it has none.
 Measure = Callable[[Outcome], float | None]

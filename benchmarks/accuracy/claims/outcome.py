@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy.claims.study import Cell, Trial
-from benchmarks.accuracy.table.collect import own
 from benchmarks.common.result_lines import add_row, rows_in
 from edgefl.report.repairs import repaired
 from edgefl.run_records import AssignmentRow, RunReport
 
 #: Metrics of the test set that are kept, of each condition.
 KEPT = ("accuracy", "macro_f1", "recall_at_1", "rsum")
+#: Metrics of a device's own samples that are kept: of the model as received, and as trained.
+_OWN = ("received", "trained")
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -101,6 +102,26 @@ def outcome_of(trial: Trial, file: str, report: RunReport) -> Outcome:
         cpu_s=_spent(done, "compute_s"),
         devices=max((len(row.participants) for row in report.rounds if row.status == "done"), default=0),
     )
+
+
+def own(done: Iterable[AssignmentRow]) -> dict[str, float]:
+    """Means over the devices, each by its last round: accuracy of those with labels, mean recall at 1 of the others."""
+    last = {row.device: row for row in done}
+    found: dict[str, list[float]] = {}
+    for row in last.values():
+        for model in _OWN:
+            recalls = [
+                value
+                for name, value in row.metrics.items()
+                if name.startswith(f"{model}_") and name.endswith("_recall_at_1")
+            ]
+            if f"{model}_accuracy" in row.metrics:
+                found.setdefault(f"{model}|accuracy", []).append(row.metrics[f"{model}_accuracy"])
+            if recalls:
+                found.setdefault(f"{model}|recall", []).append(fmean(recalls))
+            if f"{model}_rsum" in row.metrics:
+                found.setdefault(f"{model}|rsum", []).append(row.metrics[f"{model}_rsum"])
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def curve_of(report: RunReport, done: list[AssignmentRow]) -> tuple[Point, ...]:

@@ -16,8 +16,8 @@ from benchmarks.accuracy.claims.plots import differences
 from benchmarks.accuracy.claims.study import Study, Values
 from benchmarks.accuracy.claims.taking_part import told
 from benchmarks.accuracy.claims.verdicts import COSTS, Judged, claim_verdict, evidence, sentence, verdicts
-from benchmarks.accuracy.table.measures import over
 from benchmarks.common.result_lines import rows_in
+from benchmarks.common.spread import over
 
 COMMAND = "python -m benchmarks.accuracy.claims"
 _INTRODUCTION = """# What the papers claim, and what holds here

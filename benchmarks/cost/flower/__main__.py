@@ -32,8 +32,8 @@ import psutil
 import yaml
 
 from benchmarks.common.sections import put
-from benchmarks.cost.runner import HEAD
 
+HEAD = "# A run in one process\n\nWhat `edgefl run --in-process` and `edgefl study` save ([studies.md](../studies.md))."
 SEEDS = (1, 2)
 ROUNDS = 10
 _SENSOR = {"kind": "sensor", "width": 32, "depth": 3, "heads": 2, "patch": 16}

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from benchmarks.accuracy.claims.judge import MEASURES, complete
 from benchmarks.accuracy.claims.outcome import Outcome, Point
-from benchmarks.accuracy.table.measures import Interval, Summary, interval, over
+from benchmarks.common.spread import Interval, Summary, interval, over
 
 #: End-to-end training with all rounds, which the others are held against.
 REFERENCE = "end-to-end 36"
