@@ -1,4 +1,4 @@
-"""Assignments: the part of a device in an attempt, open or earlier: found, set, recorded, priced, offered. Pure."""
+"""Assignments of devices to attempts: look-up, changes, ledger rows, predicted figures, offers. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ replace = msgspec.structs.replace
 
 
 def key_of(device: str, attempt: Attempt) -> str:
-    """Name of an update in ``State.buffered``: a column of 64 characters holds it, however long the device's is."""
+    """Key of an update in ``State.buffered``: 64 characters at most, for any device name."""
     return f"{attempt.stage}.{attempt.round}.{attempt.attempt}/{hashlib.sha256(device.encode()).hexdigest()[:24]}"
 
 
@@ -90,7 +90,7 @@ def row_of(
 def expected(
     state: State, attempt: Attempt, placement: Placement, device: str, period: PeriodRound | None = None
 ) -> Figures:
-    """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more.
+    """Predicted figures of a device's round; more for its first round, and a stage's first and last.
 
     Rounds between two whole exchanges are predicted with the bytes of the largest layer, an upper bound.
     """
@@ -159,7 +159,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
 
 
 def separate_figures(plan: RunPlan) -> dict[str, str]:
-    """Parts beside a stage's own -> the figure that counts their download by itself."""
+    """Parts beside the stage's (prototypes, single layers) -> the figure of their download bytes."""
     one_layer = dict.fromkeys((choose("repair", plan.server).method.part, LAYERS), "layer_down_bytes")
     return {**one_layer, PROTOTYPES: "prototypes_down_bytes"}
 
@@ -176,7 +176,7 @@ def served_parts(manifest: Manifest) -> Manifest:
 
 
 def in_progress(state: State) -> dict[Attempt, list[str]]:
-    """The attempts that devices are at work on, and which devices."""
+    """Attempt -> devices at work on it, stragglers included."""
     found: dict[Attempt, list[str]] = {}
     if state.open is not None and state.phase is Phase.ROUND:
         found[state.open.attempt] = list(state.open.assignments)
@@ -187,7 +187,7 @@ def in_progress(state: State) -> dict[Attempt, list[str]]:
 
 
 def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
-    """How parts travel in this round: a stage's last one, which others build on, is sent uncompressed."""
+    """Transfer settings of a round: packed, but for a stage's last round, sent uncompressed."""
     return replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
 
 

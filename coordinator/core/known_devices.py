@@ -30,7 +30,7 @@ FOR_GOOD = -1
 
 
 def introduce(steps: Steps, hello: Hello) -> None:
-    """Take a device as it now says it is. Its rejected updates and its first claim stay."""
+    """Record a device's hello. Its rejected updates and its first claim stay."""
     name, known = hello.device, steps.state.devices.get(hello.device)
     was = known or Device(hello)
     back = known is None or not known.online
@@ -68,9 +68,9 @@ def refuse_protocol(steps: Steps, hello: Hello) -> None:
 
 
 def is_prepared(steps: Steps, hello: Hello) -> bool:
-    """Whether a device has read its data as the run asks; else it is asked to, or refused where it cannot.
+    """True if the device has read its data as the run asks; else ask for that, or refuse it.
 
-    What it says of itself before that is of other samples, and would bound what counts of it.
+    An earlier hello describes other samples, and would bound the device's claims wrongly.
     """
     wanted = preparation_of(steps.state.plan)
     if hello.prepared == wanted.id:
@@ -128,7 +128,7 @@ def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arri
 
 
 def take_placements(steps: Steps, answer: Planned) -> list[str]:
-    """Take the planner's answer. Returns the devices that it is still valid for."""
+    """Record the planner's placements. Returns the devices with a placement still valid."""
     devices = dict(steps.state.devices)
     known = [one for one in answer.placements if one.device in devices]
     valid = [one for one in known if devices[one.device].ticket == answer.ticket]
@@ -157,7 +157,7 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
 
 
 def how_data(placement: Placement) -> dict[str, object]:
-    """How a device trains, as events say it."""
+    """Data for an event on a placement: the device's training."""
     hyper = placement.hyper
     return {
         "micro_batch": hyper.micro_batch,
@@ -170,12 +170,12 @@ def how_data(placement: Placement) -> dict[str, object]:
 
 
 def figures_of(refusal: Refusal) -> dict[str, object]:
-    """A refusal as events say it."""
+    """Data for an event on a refusal."""
     return msgspec.structs.asdict(refusal)
 
 
 def wait_for_able(steps: Steps) -> None:
-    """Wait for a device that can train; fail when every known one is refused or in quarantine."""
+    """Wait for a device able to train; fail when every known one is refused or in quarantine."""
     state = steps.state
     hopeful = [device for device in state.devices.values() if device.eligible or device.placement is None]
     refusals = [device.refusal for device in state.devices.values() if device.refusal is not None]
@@ -210,7 +210,7 @@ def without(state: State) -> str:
 
 
 def nearest_refusal(state: State) -> str:
-    """The refusal of the device that came nearest to fitting, with both numbers; "" where none was refused."""
+    """Text of the refusal nearest to fitting, with both numbers; "" without refusals."""
     found = [(name, one.refusal) for name, one in sorted(state.devices.items()) if one.refusal is not None]
     if not found:
         return ""
@@ -229,7 +229,7 @@ def reason_text(refusal: Refusal) -> str:
 
 
 def _excess(refusal: Refusal) -> float:
-    """How far a refusal is from fitting: the ratio of the larger to the smaller number; unknown: far."""
+    """Ratio of a refusal's numbers, larger to smaller: distance from fitting; infinite if unknown."""
     if not refusal.needed or not refusal.allowed:
         return float("inf")
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)

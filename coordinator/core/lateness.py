@@ -47,7 +47,7 @@ def _update_bytes(steps: Steps, device: str, part: Assignment) -> float:
 
 
 def _about(seconds: float) -> float:
-    """Rounded up to two digits: a measured rate gives no exact time, and equal rows of a report are one."""
+    """Seconds rounded up to two digits: a measured rate is inexact, and equal rows of a report are joined."""
     if seconds <= 0:
         return 0.0
     step = 10.0 ** (math.floor(math.log10(seconds)) - 1)

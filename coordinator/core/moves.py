@@ -1,4 +1,4 @@
-"""Moves of the machine: the events that go in, the instructions that come out, and the step between them. Pure.
+"""Moves of the machine: its events, its instructions, and the step between them. Pure.
 
 Times are seconds of the runner's monotonic clock. What is to be saved is committed, in one transaction, before the rest
 is done; only a request for an update's chunks may precede.
@@ -82,7 +82,7 @@ class DeviceOffline(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """The fleet has shut a device out: it does not come back."""
+    """The fleet revoked a device's certificate, for good."""
 
     at: float
     device: str
@@ -249,7 +249,7 @@ class TakenBack(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Ledger: newest figures of an attempt; none where its update counts."""
+    """Ledger: newest figures of an attempt without a counted update; empty once its update counts."""
 
     device: str
     attempt: Attempt

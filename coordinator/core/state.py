@@ -117,12 +117,12 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
 
     @property
     def out(self) -> bool:
-        """Out of the run: left out, or revoked."""
+        """True for a device left out of the run or revoked."""
         return bool(self.left_out) or self.revoked
 
     @property
     def claim(self) -> Claim:
-        """The data that counts."""
+        """The first claim, else the data in the hello."""
         return self.first_claim or Claim(self.hello.samples, self.hello.class_counts)
 
     @property
@@ -132,7 +132,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
 
     @property
     def eligible(self) -> bool:
-        """Planned, and not refused."""
+        """True for a device with a plan and no refusal."""
         return self.placement is not None and self.refusal is None
 
 
@@ -175,7 +175,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Undo(msgspec.Struct, frozen=True):
-    """State before the last closed round. ``memory``: of then; ``device``: that of the round's longest change."""
+    """Data to withdraw the last closed round. ``memory``: before it; ``device``: with its longest change."""
 
     attempt: Attempt
     memory: Memory
@@ -239,7 +239,7 @@ class State(msgspec.Struct, frozen=True):
         return self.open.assignments if self.open is not None else {}
 
     def deadline(self, opened_at: float) -> float:
-        """When a round opened then closes at the latest."""
+        """Closing deadline of a round opened at ``opened_at``, by the runner's clock."""
         return opened_at + (self.policy.deadline_s if self.policy.deadline_s > 0 else math.inf)
 
 
@@ -284,7 +284,7 @@ NOTHING = SnapshotChanges({})
 
 
 def position_of(state: State) -> RunPosition:
-    """The state without its devices and what they do."""
+    """The run's position in a state: all but its devices and assignments."""
     opened = state.open.attempt if state.open is not None else None
     same = {name: getattr(state, name) for name in _POSITION}
     return RunPosition(open=opened, returning=tuple(sorted(state.returning)), **same)

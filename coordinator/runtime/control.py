@@ -45,7 +45,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class Control:
-    """One run's. ``perform`` takes a request to the machine and gives the state once that is committed.
+    """Operator's requests to one run. ``perform`` passes one to the machine; returns the committed state.
 
     ``signs``: device -> its last sign of life by ``clock``, and its kind. ``by``: who asks, as the ledger has it:
     "terminal", "web". All calls come from the event loop's thread.

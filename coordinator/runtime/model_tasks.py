@@ -78,7 +78,7 @@ class ModelTasks:
         self.manifest = self._finals[stage] = self._states[stage, number] = manifest
 
     def go_back(self, attempt: Attempt, *, again: bool) -> None:
-        """A round is taken back: the state before it counts, also as that round's unless it is done ``again``."""
+        """Withdraw a round: restore the state before it, also as its result unless it is repeated (``again``)."""
         self.manifest = self.base(attempt)
         self._states = {key: one for key, one in self._states.items() if key < (attempt.stage, attempt.round)}
         if not again:
@@ -109,7 +109,7 @@ class ModelTasks:
             self._tasks.spawn(self._reported(self.evaluated(one)))
 
     async def close(self) -> None:
-        """Leave off."""
+        """Cancel the tasks; wait for garbage collection."""
         await self._tasks.close()
         await self._collecting.wait()
 
@@ -169,7 +169,7 @@ class ModelTasks:
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
 
     def _clipped(self, one: Aggregate) -> Aggregate:
-        """The same with clipped changes, in new objects; nothing is left of those that oppose the others'."""
+        """The instruction with clipped updates, in new objects; changes opposed to the others' become zero."""
         memory, updates = load_memory(self.store, self.manifest), list(one.updates)
         offered = [visible_parts(self.base(update.attempt), update.device, memory) for update in updates]
         sent = [(update.manifest, base) for update, base in zip(updates, offered, strict=True)]
@@ -215,7 +215,7 @@ class ModelTasks:
         return ""
 
     async def evaluated(self, one: Evaluate) -> Evaluated:
-        """The global model, with the matcher networks and the chosen k if there are any, on the test set."""
+        """Evaluation of the global model on the test set, with matcher networks and the chosen k if any."""
         memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
         networks = memory.networks
         members = {name: self.manifest[name] for weights in networks.values() for name in weights}

@@ -125,7 +125,7 @@ class Tracker:
         return words[-1][:500] if words else f"status {self._process.returncode}"
 
     def close(self) -> None:
-        """Let it write what it has got, and end."""
+        """Let the writer finish the events queued so far, then end its process."""
         self._lines.put(None)
         self._thread.join(_GOODBYE_S)
         try:

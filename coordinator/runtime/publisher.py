@@ -143,12 +143,12 @@ class Publisher:
                 _LOG.warning("%s asked for what is not offered: %s", device, failed.reason)
 
     def away(self, device: str) -> None:
-        """A device is offline or busy: the others' downloads do not wait for it. It may ask again."""
+        """Stop other downloads from waiting for an offline or busy device; it may ask again."""
         for downloads in self._downloads.values():
             downloads.drop(device, self._clock())
 
     def tick(self) -> None:
-        """Time passed, and the broker is there."""
+        """Advance the transfers; the broker is connected."""
         for downloads in list(self._downloads.values()):
             downloads.on_tick(self._clock())
         self.uploads.on_tick()
@@ -174,7 +174,7 @@ class Publisher:
         return self._rates.links() if now >= state.open.deadline_at - LOOK_S else {}
 
     def call(self) -> None:
-        """Call for hellos: which devices are online, what they work on, which chunks they lack."""
+        """Ask all devices for hellos: who is online, at which work, lacking which chunks."""
         self.publish(topics.call(self._fleet), b"")
 
     def end_transfers(self) -> None:

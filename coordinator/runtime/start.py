@@ -1,4 +1,4 @@
-"""From the command line's words to a run: file, test set, directory, broker."""
+"""Start of a run from the command line's options: run file, test set, directory, broker."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, s
 
 
 def _reached(plan: RunPlan, options: RunOptions, guard: Guard | None, broker: str) -> RunPlan:
-    """The plan, with how the run's devices are reached. Raises where a run that goes on would wait for them elsewhere.
+    """The plan with its fleet and broker. Raises if a resumed run would use another.
 
     ``broker``: the run file's.
     """
@@ -196,7 +196,7 @@ async def _run(
 
 
 async def _stay(watch: Watch) -> None:
-    """Leave the page up for those who look at it: what the run has made can then be downloaded. A signal ends it."""
+    """Keep the live page up after the run while browsers follow it, for downloads; a signal ends it."""
     clock = asyncio.get_running_loop().time
     until, looked = clock() + STAY_S, clock() if watch.followers() else -RELOAD_S
     with contextlib.suppress(asyncio.CancelledError):
@@ -210,7 +210,7 @@ Emit = Callable[[EventRow], None]
 
 @contextlib.contextmanager
 def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Watch | None]]:
-    """``emit`` with the live page behind it, and what the page watches, as asked for."""
+    """Serve the live page, if asked for: ``emit`` extended to the page, and the page's ``Watch``."""
     if options.web is None:
         yield emit, None
         return
@@ -305,7 +305,7 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
 
 
 def _resumed(options: RunOptions, run: str) -> tuple[RunPlan, str]:
-    """The plan as the run was started with: a run file that was changed since then does not count."""
+    """Plan and broker of a run in the ledger; later changes of the run file do not count."""
     with Ledger(options.ledger_of(run), create=False) as opened:
         plan = opened.plan(run)
         status = next(one.status for one in opened.runs() if one.run == run)

@@ -58,13 +58,13 @@ class Traffic:
         return _figures(self._moved.get(device, {}).get(attempt, [0] * len(_SOURCES)))
 
     def settle(self, device: str, stage: int, number: int, attempt: int) -> None:
-        """The device's update counts: its figures have all of it."""
+        """Drop pending counts of an attempt whose update counts: its figures include them."""
         own = self._changed.get(device, {})
         for key in [one for one in own if (one.stage, one.round, one.attempt) == (stage, number, attempt)]:
             del own[key]
 
     def take(self) -> list[Spending]:
-        """The counts that have changed since the last call."""
+        """Counts changed since the last call, for the ledger."""
         every = [(device, one) for device, own in self._changed.items() for one in own.items()]
         self._changed.clear()
         return [Spending(device, attempt, _figures(counts)) for device, (attempt, counts) in every]
@@ -86,7 +86,7 @@ def _figures(counts: Sequence[int]) -> Figures:
 
 
 def _newest(of: dict[K, V], key: K, value: V) -> None:
-    """Put this as the newest of a few."""
+    """Set the newest entry; drop the oldest beyond MOST_KEPT."""
     of.pop(key, None)
     of[key] = value
     if len(of) > MOST_KEPT:

@@ -40,18 +40,18 @@ _LISTENER = Listener("the live page", "--web-at")
 
 
 def place_of(text: str) -> Place:
-    """``text``: HOST:PORT, HOST or :PORT; "" is the default. Raises ConfigError."""
+    """Parse a place of the page: HOST:PORT, HOST or :PORT, "" for the default. Raises ConfigError."""
     return read_place(text, DEFAULT, _LISTENER)
 
 
 def check_settings(where: str) -> None:
-    """Raise ConfigError for an address or a token with which no page is shown, before anything is made for it."""
+    """Raise ConfigError for an invalid address or token, before anything is made for the page."""
     place_of(where)
     read_token(TOKEN, _LISTENER.what)
 
 
 def listening(place: Place) -> socket.socket:
-    """A socket that listens there. Raises ConfigError that says why it cannot."""
+    """A listening socket at ``place``. Raises ConfigError if it cannot be bound."""
     return listen(place, _LISTENER)
 
 
@@ -73,7 +73,7 @@ class Access:
         self._names = place.names
 
     def invite(self) -> None:
-        """Announce where the page is: by a new one-time link, where one is needed for anything."""
+        """Announce the page's address, with a new one-time link if access or actions need one."""
         if self.place.is_loopback and not self.control:
             self._announce(self.place.url)
             return
@@ -88,13 +88,13 @@ class Access:
         return self._cookie, self._session
 
     def is_known(self, request: Request) -> bool:
-        """Whether the request carries the cookie, or the token that stays."""
+        """True if the request carries the session cookie or the operator's token."""
         given = request.cookies.get(self._cookie, "")
         by_token = holds_token(request.headers.get("authorization", ""), self._token)
         return by_token or hmac.compare_digest(given.encode(), self._session.encode())
 
     def refusal(self, request: Request) -> str:
-        """Why a request is refused; "" when it is not."""
+        """Reason to refuse a request; "" for none."""
         if not goes_by(request.headers.get("host", ""), self._names):
             return "This page does not go by that host name; open it by the address it was announced with."
         path = request.scope["path"]  # the one that is routed by; ``request.url`` is put together with the host header
@@ -109,13 +109,13 @@ class Access:
 
 
 class Gate:
-    """Refuses what ``access`` refuses, and sets the headers of every answer."""
+    """ASGI middleware: refuses requests by ``access``, sets security headers on every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass on or refuse one request."""
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -58,7 +58,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class DeviceView(msgspec.Struct, frozen=True):
-    """A device: activity (and its ``word``), since when it does what, sign of life and its source, costs so far.
+    """A device: activity (``word`` names it), spans of activities, last sign of life and its source, costs so far.
 
     ``flops``, ``energy_j``: None where no update has them.
     """
@@ -143,7 +143,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def below(self) -> str:
-        """The sentence of a model, given everything, that is below a simple one; "" where it is not."""
+        """Warning of a score, with all modalities, below a simple model's; "" for none."""
         scored = [one for one in self.curves if one.metric == self.reference.metric and not one.mask]
         last = max(scored, key=lambda one: one.given.count("+"), default=None)
         return "" if last is None else below(self.reference, last.points[-1][1])
@@ -184,7 +184,7 @@ class Feed:
         self._new.append(event)
 
     def replay(self, log: Path, length: int) -> None:
-        """Take the events of before: the first ``length`` bytes of a run's event log."""
+        """Apply earlier events: the first ``length`` bytes of the run's event log."""
         with log.open("rb") as file:
             while file.tell() < length and (text := file.readline(2**20)):
                 try:
@@ -233,7 +233,7 @@ class Feed:
         )
 
     def _remember(self, now: float, counts: tuple[int, ...]) -> None:
-        """Note how many devices do what, when it has changed."""
+        """Record the numbers of devices by activity, if changed."""
         if not self._history or self._history[-1][1] != counts:
             self._history.append((now, counts))
         if len(self._history) > MOST_POINTS:
@@ -249,7 +249,7 @@ def _view(device: LiveDevice) -> DeviceView:
 
 
 def _bars(device: LiveDevice) -> Iterable[Bar]:
-    """Memory as it is limited, else of a step; compute, payload and energy."""
+    """Bars of memory (the limited kind, else of a step), compute, payload and energy."""
     memory = [name for name in ("step_memory_bytes", "memory_bytes", "gpu_memory_bytes") if device.budget.get(name)]
     for name in (*(memory or ["step_memory_bytes"]), "flops", "payload_bytes", "energy_j"):
         figure, label, unit = LIMITS[name]
@@ -272,7 +272,7 @@ def _refused(device: str, stage: int, kind: str, why: Refusal) -> Refused:
 
 
 def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
-    """How the run stands, in one sentence. ``phase``: the machine's, where it is known."""
+    """State of the run in one sentence. ``phase``: the machine's, if known."""
     total = len(state.devices)
     if state.failure:
         return f"The run failed: {state.failure}"
@@ -296,7 +296,7 @@ def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
 
 
 def _who(total: int, counts: Counter[str]) -> str:
-    """How many of the devices do what."""
+    """Device counts by activity: "3 of 4 devices train, 1 waits"."""
     said: dict[str, Callable[[int], str]] = {
         "training": lambda n: f"{n} of {_many(total, 'device')} {'trains' if n == 1 else 'train'}",
         "receiving": lambda n: f"{n} {'receives' if n == 1 else 'receive'}",
