@@ -54,7 +54,7 @@ def without_counts(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def doubt(metrics: Mapping[str, float], ks: Sequence[int], most: int) -> str:
-    """Why an update's counts for ``ks`` cannot be, where it judged ``most`` answers at most; "": they can, or none."""
+    """Contradiction in an update's counts for ``ks``, of at most ``most`` judged answers; "" for none."""
     counts = {name: value for name, value in metrics.items() if _is_count(name)}
     if not counts:
         return ""
@@ -72,7 +72,7 @@ def doubt(metrics: Mapping[str, float], ks: Sequence[int], most: int) -> str:
 
 
 def most_judged(hyper: Hyper, samples: Mapping[str, int], modalities: Iterable[str]) -> int:
-    """Most answers for a k that a device with ``samples`` (modality -> how many have it, "" -> all) can count among."""
+    """Largest plausible ``judged`` of a device with ``samples`` (modality -> number with it, "" -> all)."""
     held = held_out(hyper, samples.get("", 0))
     return sum(min(held, samples.get(m, 0)) for m in modalities)
 

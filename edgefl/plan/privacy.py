@@ -1,4 +1,4 @@
-"""The account of a private run before it starts: what its rounds cost, and what it would not cover."""
+"""Privacy account of a run before it starts: epsilon of its rounds, and uncovered settings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _COMPARING = ("clip_change", "largest_change")
 
 
 class Spending(NamedTuple):
-    """Epsilon of the ``rounds`` that take place, of ``planned`` ones.
+    """Epsilon of the ``rounds`` within the budget, of ``planned`` ones.
 
-    ``noise``: on each weight, its standard deviation by the most that a device's change may measure.
+    ``noise``: standard deviation on each weight, relative to the clipping norm of a device's change.
     """
 
     epsilon: float
@@ -35,7 +35,7 @@ def planned_rounds(plan: RunPlan) -> int:
 
 
 def spending(plan: RunPlan) -> Spending | None:
-    """The account of the plan's rounds, which end when another would cost more than its budget; None: it has none."""
+    """Privacy account of the plan's rounds, up to its budget; None without differential privacy."""
     combine, planned = choose("combine", plan.server), planned_rounds(plan)
     if combine.method.account is None or not planned:
         return None
@@ -53,7 +53,7 @@ def is_private(slots: Recipe) -> bool:
 
 
 def uncovered(config: RunConfig, slots: Recipe, model: ModelSpec) -> list[Problem]:
-    """Settings by which more leaves the devices than the account of a private run covers."""
+    """Settings that send data beyond a private run's account."""
     if not is_private(slots):
         return []
     why = f"combine: {choose('combine', slots).name} accounts for the devices' changes alone"
@@ -72,5 +72,5 @@ def uncovered(config: RunConfig, slots: Recipe, model: ModelSpec) -> list[Proble
 
 
 def uncompared(slots: Recipe) -> dict[str, float]:
-    """The fields of a run's policy that its account of privacy sets."""
+    """Round policy fields fixed by differential privacy, all 0; {} without it."""
     return dict.fromkeys(_COMPARING, 0.0) if is_private(slots) else {}
