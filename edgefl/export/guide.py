@@ -1,4 +1,4 @@
-"""README.md and example.py of a bundle's folder: what those need who run the model without EdgeFL."""
+"""README.md and example.py of a bundle's folder, for users without EdgeFL."""
 
 from __future__ import annotations
 
