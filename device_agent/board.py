@@ -1,4 +1,4 @@
-"""GPU of this machine, by other means than torch; NVIDIA's wheels for Jetsons."""
+"""Detection of this machine's GPU without torch; NVIDIA's wheels for Jetsons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PCI = ("vendor", "class")
 
 
 class Board(NamedTuple):
-    """The machine's GPU. ``cards``: NVIDIA's on the bus, also without a driver."""
+    """The machine's GPU. ``cards``: True if NVIDIA's are on the bus, also without a driver; ``l4t``: major number."""
 
     gpu: str = ""
     cards: bool = False
@@ -33,16 +33,16 @@ class Board(NamedTuple):
 
     @property
     def is_jetson(self) -> bool:
-        """Whether this machine is a Jetson."""
+        """True if this machine is a Jetson."""
         return self.jetson or self.l4t > 0
 
     @property
     def any_gpu(self) -> bool:
-        """Whether there is one to compute on."""
+        """True if the machine has a GPU for training."""
         return bool(self.gpu) or self.cards or self.is_jetson
 
     def source(self, package: str) -> str:
-        """Source of a build of ``package`` for this machine."""
+        """Text on the source of a build of ``package`` for this machine, with the command on Jetsons."""
         if not self.is_jetson:
             return _ANY_TORCH
         if not self.l4t:
@@ -61,7 +61,7 @@ class Board(NamedTuple):
 
 
 def from_index(package: str, index: str) -> str:
-    """Command to install a Jetson's build of ``package``, also over another build.
+    """Command to install a Jetson's build of ``package`` over any other.
 
     No other index is asked: many a pip takes PyPI's build for any aarch64 before a Jetson's of the same version. What
     the package needs comes along with EdgeFL's extra.
@@ -82,7 +82,7 @@ def board(root: Path = Path("/")) -> Board:
 
 
 def _release(root: Path) -> int:
-    """Major number of a Jetson's L4T; 0: none is there. In a container the file is empty or absent."""
+    """Major number of a Jetson's L4T release; 0 without one: in a container the file is empty or absent."""
     if release := re.match(r"# R(\d+)", _text(root / "etc/nv_tegra_release")):
         return int(release[1])
     packages = _text(root / "var/lib/dpkg/status")
@@ -92,7 +92,7 @@ def _release(root: Path) -> int:
 
 
 def _tegra_kernel(root: Path) -> str:
-    """Version of a kernel of NVIDIA's for Jetsons, such as "5.15"; "" for any other."""
+    """Version of a Jetson's kernel (Tegra), such as "5.15"; "" for any other kernel."""
     kernel = re.match(r"Linux version (\d+\.\d+)\.\S*-(?:tegra|l4t)", _text(root / "proc/version"))
     return kernel[1] if kernel else ""
 

@@ -1,4 +1,4 @@
-"""``edgefl-agent``: lets this device take part (``run``), says what it lacks (``doctor``), or measures it."""
+"""Command line ``edgefl-agent``: ``run``, ``enroll``, ``doctor``, ``profile``, and the service's commands."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def enroll(given: EnrollOptions) -> None:
 
 
 def _pasted() -> str:
-    """The first line of standard input that is not empty, not waiting for its end: a token has no line breaks."""
+    """First non-empty line of standard input, for a token; the rest is not waited for."""
     from edgefl.identity.token import MAX_TEXT
 
     if sys.stdin.isatty():
@@ -179,7 +179,7 @@ def doctor(given: DoctorOptions) -> None:
 
 
 def _shown(check: Check) -> str:
-    """A result as lines that fit the terminal: what was found, with the id of a fault, then the way out."""
+    """A check's result as wrapped lines: the finding, with the id of a fault, then the remedy."""
     width, indent = max(60, shutil.get_terminal_size().columns), " " * 19
     fault = check.status != "ok"
     text = f"{check.status:<5} {check.name:<12} {check.detail}" + (f" [{check.id}]" if fault else "")

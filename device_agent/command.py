@@ -116,7 +116,7 @@ def command(options: Callable[..., T]) -> Callable[[Callable[[T], None]], Callab
 
 
 class Whose(NamedTuple):
-    """Which device an agent is, and where its state lies. ``broker``: as enrolled, "" for one that is not."""
+    """Identity of an agent: fleet, device, state directory. ``broker``: as enrolled, else ""."""
 
     fleet: str
     device: str
@@ -125,7 +125,7 @@ class Whose(NamedTuple):
 
 
 def whose(state: Path | None, fleet: str, device: str) -> Whose:
-    """A command's identity: that in ``state``, or the one under the default directory that fits; else by name."""
+    """Identity for a command: enrolled in ``state`` or in the default directory, else by the names given."""
     from edgefl.identity import device as own
 
     place = state_of(state, fleet, device)
@@ -137,7 +137,7 @@ def whose(state: Path | None, fleet: str, device: str) -> Whose:
 
 
 def state_of(state: Path | None, fleet: str, device: str) -> Path:
-    """A command's state directory, whatever is in it: ``state``, or the enrolled one that fits, else by name."""
+    """State directory for a command: ``state``, else the matching enrolled one, else the default by name."""
     from edgefl.errors import IdentityError
     from edgefl.identity.device import DIRECTORY
 
@@ -153,7 +153,7 @@ def state_of(state: Path | None, fleet: str, device: str) -> Path:
 
 
 def host_name() -> str:
-    """This machine's name as a device may be called."""
+    """This machine's host name as a valid device name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
 
 

@@ -1,4 +1,4 @@
-"""Checks of a device before it joins a fleet: each tells what was found and, when it is not good, the way out.
+"""Checks of a device before it joins a fleet, each with its finding and a remedy.
 
 What may be wrong, with its words, is in ``edgefl.findings``; of torch and onnxruntime, in ``library_checks``.
 """
@@ -68,11 +68,11 @@ _REFUSALS = {
 
 
 class Device(NamedTuple):
-    """Everything to examine. ``directory``: where the agent keeps its state; an identity in it is checked and used.
+    """Subject of the checks. ``directory``: the agent's state; an identity in it is checked and used.
 
     ``broker``: an URL to try, else the identity's; ``files``: PEM files for it, else the identity's. ``data``: local
-    data to read; ``budget_bytes``: the memory that the profile allows; ``unified``: whether it is of a Jetson,
-    ``plan_only``: why no agent runs on one.
+    data to read; ``budget_bytes``: the profile's memory budget; ``unified``: True for a Jetson's profile,
+    ``plan_only``: reason that no agent runs on such a device.
     """
 
     broker: str = ""
@@ -86,7 +86,7 @@ class Device(NamedTuple):
 
 
 def examine(device: Device) -> list[Check]:
-    """All checks, in order. One that fails itself is a finding, too, and the others go on."""
+    """Run all checks, in order. A check that crashes is a finding, too."""
     checks: list[Check] = []
 
     def add(name: str, check: Callable[[], Check | list[Check]]) -> None:
@@ -117,7 +117,7 @@ def examine(device: Device) -> list[Check]:
 
 
 def before_run(directory: Path) -> list[Check]:
-    """Faults that `run` tells of before it connects, and that time may mend: a clock, an expired identity, a full disk.
+    """Checks of `run` before it connects, for faults that time may mend: clock, expired identity, full disk.
 
     Raises StoreError for a state directory without permission, or one that the disk refuses.
     """
@@ -135,7 +135,7 @@ def profile(plan_only: str) -> list[Check]:
 
 
 def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:
-    """The identity in a state directory, if there is one and it can be used, and what is found of it."""
+    """The usable identity in a state directory (None: none), and the checks' findings."""
     from edgefl.identity.device import find
 
     try:
@@ -156,7 +156,7 @@ def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:
 
 
 def clock(now: float, begins: float | None = None) -> Check:
-    """This device's clock against its own certificate, else against when this program was written."""
+    """Check of the clock against the device's certificate, else this program's release date."""
     text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     if begins is not None and now < begins:
         return found("clock-behind", f"{text} is before this device's certificate begins, {_date(begins)}")
@@ -164,7 +164,7 @@ def clock(now: float, begins: float | None = None) -> Check:
 
 
 def memory(budget_bytes: int | None = None) -> Check:
-    """The memory that is free now, and whether the kernel's limits leave room for the budget."""
+    """Check of free memory, and of the kernel's limits against the budget."""
     has = capabilities()
     most, why = has.memory_total_bytes, "of this machine or its control group"
     for name in ("RLIMIT_AS", "RLIMIT_DATA"):
@@ -179,7 +179,7 @@ def memory(budget_bytes: int | None = None) -> Check:
 
 
 def ceiling() -> Check:
-    """Whether a process that grows beyond its ceiling is stopped: one that does so on purpose."""
+    """Check of the memory ceiling, with a process that exceeds it on purpose."""
     command = [sys.executable, "-c", _GREEDY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as greedy:
         greedy.stdout.readline()  # type: ignore[union-attr]  # it is a pipe
@@ -196,7 +196,7 @@ def ceiling() -> Check:
 
 
 def state(directory: Path) -> Check:
-    """Whether the state directory can be written, as it is or once it is made, and how much is free there."""
+    """Check of the state directory: writable (or to be made), and free space."""
     place = directory
     try:
         while not place.exists():
@@ -214,7 +214,7 @@ def state(directory: Path) -> Check:
 
 
 def local_data(source: str) -> Check:
-    """Whether the local data can be read, and what it holds."""
+    """Check of the local data: readable, and its contents."""
     from edgefl.data.label_sets import plain_names
     from edgefl.data.sources import load
 
@@ -232,7 +232,7 @@ def local_data(source: str) -> Check:
 
 
 def dial(device: Device, own: Credentials | None) -> list[Check]:
-    """The broker, as the agent dials it."""
+    """Checks of the broker with the agent's URL and certificates."""
     given, url = device.files, device.broker
     if own is not None:
         url = url or own.record.broker
@@ -250,9 +250,9 @@ def dial(device: Device, own: Credentials | None) -> list[Check]:
 
 
 def reach(url: str, files: TlsFiles = NO_FILES, fleet: str = "default", device: str = "") -> Check:
-    """A connection to the broker, its limits, and whether chunks of the usual size come through it.
+    """Check of a connection to the broker: limits, and passage of usual chunks.
 
-    ``fleet``, ``device``: whose topics this client may use.
+    ``fleet``, ``device``: owner of the topics this client may use.
     """
     name = f"doctor-{secrets.token_hex(4)}"
 
@@ -291,7 +291,7 @@ def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Ch
 
 
 def sensors(torch_device: str = "auto") -> list[Check]:
-    """Energy and temperature: without them the report has null there, which is no fault of the device."""
+    """Check of energy and temperature sensors; without them the report has null, which is no fault."""
     gpu = torch_device == "cuda" or (torch_device == "auto" and bool(capabilities().gpu))
     with EnergyProbe("cuda" if gpu else "cpu") as probe:
         time.sleep(0.2)

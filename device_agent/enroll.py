@@ -1,4 +1,4 @@
-"""``edgefl-agent enroll``: from a one-time token to an identity. The key is made here and never leaves the device."""
+"""Enrolment by a one-time token (``edgefl-agent enroll``). The key is made here and never leaves the device."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
 async def _exchange(
     transport: MqttTransport, given: token.Token, client: str, request: token.Request, wait_s: float
 ) -> token.Answer:
-    """Ask until there is an answer that the token proves. Others' are overlooked."""
+    """Repeat the request until an answer authenticated by the token; other answers are ignored."""
     key = token.proof_key(given.secret)
     found: asyncio.Future[token.Answer] = asyncio.get_running_loop().create_future()
 

@@ -69,7 +69,7 @@ print(json.dumps({"listed": listed, "runs": runs}))
 
 
 class TorchFacts(msgspec.Struct, frozen=True):
-    """Facts of torch from a process that used it. ``cuda``: the version it is built for, "" for a CPU build."""
+    """Facts on torch from a child process. ``cuda``: version of the build, "" for a CPU build."""
 
     version: str = ""
     cuda: str = ""
@@ -86,7 +86,7 @@ class _Providers(msgspec.Struct, frozen=True):
 
 
 class _Said(NamedTuple):
-    """Output of a child; how it ended: 0, its status, less than 0 by that signal, None: it did not."""
+    """Output of a child process. ``status``: exit code, below 0: signal, None: timed out."""
 
     out: str
     errors: str
@@ -94,18 +94,18 @@ class _Said(NamedTuple):
 
     @property
     def last(self) -> str:
-        """The last words of one that failed."""
+        """Last error line of a failed child."""
         return (self.errors.strip().splitlines() or [f"ended with status {self.status}"])[-1][:300]
 
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """The interpreter."""
+    """Check of the Python version."""
     text = ".".join(str(number) for number in version)
     return found("python-old", text) if version < _OLDEST_PYTHON else well("python", text)
 
 
 def torch(wanted: str = "auto", machine: Board | None = None, *, unified: bool = False) -> Check:
-    """Whether a training step runs with torch, where the profile wants it.
+    """Check of a training step with torch, on the profile's device.
 
     ``unified``: the profile is of a Jetson, whose GPU has to train whatever this machine looks like.
     """
@@ -134,9 +134,9 @@ def torch(wanted: str = "auto", machine: Board | None = None, *, unified: bool =
 
 
 def judge_torch(facts: TorchFacts, wanted: str, machine: Board) -> Check:
-    """Result for a build that can be imported, on this machine.
+    """Check result for an importable torch build on this machine.
 
-    With ``wanted`` cuda, what misses the GPU fails; on a Jetson a CPU build does, which pip installs so easily.
+    With ``wanted`` cuda a build without the GPU fails, as does a CPU build on a Jetson.
     """
     told = f"torch {facts.version}"
     source = machine.source("torch")
@@ -163,7 +163,7 @@ def judge_torch(facts: TorchFacts, wanted: str, machine: Board) -> Check:
 
 
 def runtimes(machine: Board | None = None) -> list[Check]:
-    """onnxruntime, where it is installed: that there is one build of it, and that it runs what it was built for."""
+    """Checks of onnxruntime, if installed: a single build, and its execution providers work."""
     from edgefl.export import session
 
     there, machine = session.installed(), machine or board()
@@ -191,7 +191,7 @@ def runtimes(machine: Board | None = None) -> list[Check]:
 
 
 def _run(*script: str) -> _Said:
-    """A script in a process of its own."""
+    """Run a Python script in a child process."""
     try:
         command = [sys.executable, "-c", *script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

@@ -1,4 +1,4 @@
-"""Many agents in one process, which share a few trainer processes: a whole fleet on one machine.
+"""Many agents in one process with a few shared trainer processes: a whole fleet on one machine.
 
 Each agent is the same as one in a process of its own: its own connection to the broker, state directory and messages.
 Devices with a memory budget need a trainer of their own, or it could not be enforced.
@@ -49,7 +49,7 @@ def trainer_workers(count: int, log: Path) -> list[WorkerProcess]:
 
 
 def check_shared(device: str, budget: Budget, option: str) -> None:
-    """Raise ConfigError for a memory budget, which only a process of the trainer's own can be held to."""
+    """Raise ConfigError for a memory budget, which needs a trainer process of the device's own."""
     limits = ("memory_bytes", "step_memory_bytes", "gpu_memory_bytes")
     held = [field for field in limits if getattr(budget, field) is not None]
     if held:
@@ -58,7 +58,7 @@ def check_shared(device: str, budget: Budget, option: str) -> None:
 
 
 class HostedTrainers:
-    """The trainer processes. Devices are dealt to them in turn, and stay where they are."""
+    """Shared trainer processes. Devices are assigned in turn, for good."""
 
     def __init__(self, workers: Sequence[TrainerWorker]) -> None:
         self._workers = [_SharedWorker(worker) for worker in workers]
@@ -73,7 +73,7 @@ class HostedTrainers:
 
 
 class _SharedWorker:
-    """One process: whose turn it is, and who still needs it."""
+    """A shared trainer process: lock for the turn, active device, and devices in need of it."""
 
     def __init__(self, process: TrainerWorker) -> None:
         self.process = process
@@ -83,7 +83,7 @@ class _SharedWorker:
 
 
 class HostedTrainer:
-    """A device's trainer in a process that others use, too; see ``device_agent.runtime.trainer_process.Trainer``.
+    """A device's trainer in a shared process; see ``device_agent.runtime.trainer_process.Trainer``.
 
     A round's step memory is still measured: one round at a time, above what the process held when it began. What the
     whole process holds belongs to no single device, and is not reported as one device's.
@@ -95,14 +95,14 @@ class HostedTrainer:
         self._interrupted = False  # since ``train`` was called last
 
     async def warm(self, preparation: Preparation) -> DataFacts:
-        """See ``Trainer.warm``."""
+        """Load torch and the device's data in its turn; see ``Trainer.warm``."""
         self._worker.needed.add(self._settings)
         async with self._worker.turn:
             request = WarmRequest(self._settings, preparation)
             return understood(await self._worker.process.call("warm", request), DataFacts)
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
-        """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
+        """Train one round in its turn. A dead process loses the other devices' data, too: they load it again."""
         self._worker.needed.add(self._settings)
         self._interrupted = False
 
@@ -129,13 +129,13 @@ class HostedTrainer:
         return Ended(replace(result, figures={**result.figures, "process_peak_bytes": shared}), alive=True)
 
     def interrupt(self) -> None:
-        """See ``Trainer.interrupt``. Before its turn the training does not begin."""
+        """Ask the training to end after its step; before its turn it does not begin."""
         self._interrupted = True
         if self._worker.active == self._settings:
             self._worker.process.interrupt()
 
     async def stop(self) -> None:
-        """See ``Trainer.stop``. The process ends with the last device that needs it."""
+        """Leave the process, which ends with its last device."""
         self._worker.needed.discard(self._settings)
         async with self._worker.turn:  # a process that is ending serves no other device
             if not self._worker.needed:
@@ -146,7 +146,7 @@ class HostedTrainer:
 
 
 def open_more_files() -> None:
-    """As many as the system lets: each device has a log and a lock, and its trainer rows in files."""
+    """Raise this process's limit of open files to the maximum: each device needs several."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -155,14 +155,14 @@ def open_more_files() -> None:
 def logged_agent(
     options: Options, logs: Path, trainers: HostedTrainers, simulated: Simulated | None = None
 ) -> Iterator[Agent]:
-    """An agent, not yet running, whose lines go to ``logs``/<device>.log; ``simulated``: in its fleet's process."""
+    """An agent, not yet running, logging to ``logs``/<device>.log. ``simulated``: its surroundings, if any."""
     with (logs / f"{options.device}.log").open("a", encoding="utf-8") as stream:
         recent = RecentLines(stream, shared=not options.no_logs)
         yield make_agent(options, line_writer("text", recent), trainers.trainer, recent, simulated)
 
 
 async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:
-    """Until SIGTERM or SIGINT; an agent that ends by itself has failed, and ends the others.
+    """Run agents until SIGTERM or SIGINT; one that ends by itself has failed, and ends the others.
 
     Each writes its lines to ``logs``/<device>.log. Raises the EdgeFLError of the agent that failed.
     """

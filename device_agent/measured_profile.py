@@ -1,6 +1,6 @@
-"""``edgefl-agent profile``: what this device is and does in a second, measured now, as a profile to plan with.
+"""Measurement of this device's profile (``edgefl-agent profile``): hardware and speeds, for planning.
 
-What could not be measured is left out, with the reason in ``notes``: never zero as a measurement, never a guess.
+Failed measurements are left out, with the reason in ``notes``: never zero, never a guess.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STEP = (16, 64, 256, 2)
 
 
 class Link(NamedTuple):
-    """A link to measure: the broker's URL, and who asks."""
+    """A link to measure: the broker's URL, and this client's identity."""
 
     broker: str
     fleet: str
@@ -107,7 +107,7 @@ def measured_profile(name: str, torch_device: str, directory: Path, link: Link |
 
 
 def _gpu_memory(device: str, cuda: ModuleType | None = None) -> dict[str, object]:
-    """Fields that say where a step's tensors are: none for a CPU. ``cuda``: a stand-in for ``torch.cuda``."""
+    """Profile fields on GPU memory; {} for a CPU. ``cuda``: a stand-in for ``torch.cuda``."""
     if not device.startswith("cuda"):
         return {}
     gpu = gpu_of(cuda or torch.cuda, device)
@@ -145,7 +145,7 @@ def _training(device: str) -> tuple[float, float | None, str]:
 
 
 def operation_seconds(device: str, flops_rate: float) -> float:
-    """Seconds that an operation of a training step takes besides its FLOPs, of the median of many small steps.
+    """Overhead in seconds of an operation in a training step besides its FLOPs; median of many small steps.
 
     A step of two encoders of size tiny is nearly all such time. The step is the trainer's own, its operations are
     counted as the planner counts them; what the optimiser does comes on top of them, here as there.
@@ -193,7 +193,7 @@ def _wait(device: str) -> None:
 
 
 def _seconds(work: Callable[[], None], *, quartile: bool = False) -> float:
-    """Median duration, after one that does not count; ``quartile``: the lower one, of what others' work disturbs."""
+    """Median seconds of ``work`` after a warm-up; ``quartile``: the lower one, for work disturbed by other load."""
     work()
     spent: list[float] = []
     until = time.perf_counter() + WORK_S
@@ -205,7 +205,7 @@ def _seconds(work: Callable[[], None], *, quartile: bool = False) -> float:
 
 
 def _disk(directory: Path) -> dict[str, int]:
-    """Bytes a second written (and synced) and read (past the page cache, where the system can be asked for that)."""
+    """Disk speeds in bytes a second: synced writes, and reads past the page cache if possible."""
     path = directory / f".edgefl-profile-{secrets.token_hex(4)}"
     block = secrets.token_bytes(2**20)
     try:
@@ -232,7 +232,7 @@ def _disk(directory: Path) -> dict[str, int]:
 
 
 async def _link(link: Link, notes: list[str]) -> int | None:
-    """Bytes a second to the broker and back, of the slower way; None when nothing came back."""
+    """Link rate in bytes a second to the broker and back, of the slower way; None without an echo."""
     name = f"profile-{secrets.token_hex(4)}"
     topic = topics.build(
         "down-object", link.fleet, link.device, name
@@ -264,7 +264,7 @@ async def _link(link: Link, notes: list[str]) -> int | None:
 
 
 async def _through(transport: MqttTransport, topic: str, chunk: bytes, every: asyncio.Event) -> None:
-    """Publish chunks, as many in flight as in an exchange of parts, and wait until every one is back."""
+    """Publish chunks with the usual number in flight, and wait for all to come back."""
     waiting: set[asyncio.Task[None]] = set()
     for _ in range(-(-LINK_BYTES // len(chunk))):
         if len(waiting) >= DEFAULT_CREDIT:
@@ -275,5 +275,5 @@ async def _through(transport: MqttTransport, topic: str, chunk: bytes, every: as
 
 
 def _rounded(value: float) -> float:
-    """Three digits: more is not repeatable."""
+    """The value rounded to three digits: more are not repeatable."""
     return float(f"{value:.3g}")

@@ -28,7 +28,7 @@ SERVICE = "edgefl-agent"
 
 
 def say(line: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     typer.echo(line, err=True)
 
 
@@ -81,7 +81,7 @@ def install(given: InstallOptions) -> None:
 
 
 def warn_of_torch(profile: DeviceProfile) -> None:
-    """Warn where torch cannot train on the profile's GPU."""
+    """Warn if torch cannot train on the profile's GPU."""
     from device_agent.library_checks import torch
 
     check = torch(profile.torch_device, unified=profile.unified)
@@ -92,7 +92,7 @@ def warn_of_torch(profile: DeviceProfile) -> None:
 
 
 def run_words(given: RunOptions) -> list[str]:
-    """The options as words of a command line, without those at their defaults, nor the broker's URL; paths absolute."""
+    """Options as command-line words, without defaults and the broker's URL; paths absolute."""
     words: list[str] = []
     for field in dataclasses.fields(RunOptions):
         value = getattr(given, field.name)
@@ -107,7 +107,7 @@ def run_words(given: RunOptions) -> list[str]:
 
 
 def needs(place: Place) -> None:
-    """Raises ServiceError where this account, or this machine, has no such service."""
+    """Raise ServiceError without systemd, or without root for a service of the machine."""
     from edgefl.errors import ServiceError
 
     if not booted():
@@ -120,7 +120,7 @@ def needs(place: Place) -> None:
 
 
 def log_command(place: Place) -> str:
-    """How to read the service's log."""
+    """Command to read the service's log."""
     return f"journalctl {'' if place.system else '--user '}-fu {place.name}"
 
 
@@ -193,7 +193,7 @@ def status(given: StatusOptions) -> None:
 
 
 def service_here(name: str, state: Path | None, fleet: str = "", device: str = "") -> tuple[Place, Whose]:
-    """The service of this name, the machine's before one's own, and whose it is."""
+    """(place, identity) of the service of this name, the machine's before the user's."""
     both = [place_of(name, system) for system in (True, False)]
     place = next((one for one in both if one.unit.exists()), both[1])
     return place, whose(state or place.state, fleet, device)

@@ -1,4 +1,4 @@
-"""The agent as a service of systemd: from the options of ``run`` to unit, environment file and the steps in order."""
+"""Installation of the agent as a systemd service: unit, environment file and steps, from ``run``'s options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PYTHON = f"Install EdgeFL where the account {ACCOUNT} may read it: python3 -m v
 
 
 def systemd_version() -> int:
-    """The major version of this machine's systemd. Raises ServiceError where there is none, or it does not run."""
+    """Major version of this machine's systemd. Raises ServiceError if absent or not running."""
     remedy = "Start `edgefl-agent run` by what starts this machine's programs; in a container: a restart policy."
     program = shutil.which("systemctl")
     found = program and subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
@@ -79,7 +79,7 @@ def install_steps(
 
 
 def _account_steps(place: Place, paths: Sequence[str]) -> list[Step]:
-    """Account and state; and that the account can run this Python and read what the options name."""
+    """Steps that make account and state directory, and test the account's access to Python and ``paths``."""
     state = str(place.state)
     make = ("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", state)
     steps: list[Step] = [] if _is_account() else [Run((*make, "--shell", "/usr/sbin/nologin", ACCOUNT))]
@@ -95,7 +95,7 @@ def _account_steps(place: Place, paths: Sequence[str]) -> list[Step]:
 def uninstall_steps(place: Place, state: Path, purge: bool) -> list[Step]:
     """Steps that remove the service; with ``purge`` also its options and the state: identity, unsent work.
 
-    Raises ServiceError where they are another program's.
+    Raises ServiceError if either is another program's.
     """
     check_own(place)
     steps: list[Step] = []
@@ -109,7 +109,7 @@ def uninstall_steps(place: Place, state: Path, purge: bool) -> list[Step]:
 
 
 def environment_text(options: Sequence[str], broker: str) -> str:
-    """The service's environment file. Raises ConfigError for a character that systemd would take for its own."""
+    """Text of the service's environment file. Raises ConfigError for characters special to systemd."""
     for word in (*options, broker):
         if not word.isprintable() or set(word) & set("'\"\\`"):
             raise ConfigError(
@@ -124,7 +124,7 @@ def environment_text(options: Sequence[str], broker: str) -> str:
 
 
 def _devices(profile: DeviceProfile) -> list[str]:
-    """Devices that training needs. A Jetson's have many names, by release: its groups keep others out there."""
+    """Unit lines on device access for training. A Jetson gets none: its devices' names vary by release."""
     if profile.torch_device == "cpu":
         return ["PrivateDevices=yes"]
     if _TEGRA.exists():

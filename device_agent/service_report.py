@@ -1,4 +1,4 @@
-"""Condition of the agent on this machine: service, broker, last contact, data, identity, versions."""
+"""Report on the agent of this machine: service, broker, last contact, data, identity, versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNITS = ((_DAY_S, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """Times of a device's certificate, in seconds since the epoch; ``renewal_due``: from when on it is renewed."""
+    """Times of a device's certificate in seconds since the epoch; ``renewal_due``: begin of its renewal."""
 
     not_before: float
     not_after: float
@@ -33,9 +33,9 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Facts; times in seconds since the epoch.
+    """Report on an agent and its service; times in seconds since the epoch.
 
-    ``hangs``: it runs, but gives no sign of life. ``service``: systemd's properties, empty with ``no_service``, the
+    ``hangs``: runs without signs of life. ``service``: systemd's properties, empty with ``no_service``, the
     reason. ``certificate``: None with ``no_certificate``, the reason.
     """
 
@@ -87,7 +87,7 @@ def report_of(place: Place, fleet: str, device: str, state: Path, now: float) ->
 
 
 def lines(report: Report, now: float) -> list[tuple[str, str]]:
-    """For a person: (subject, what there is to say)."""
+    """(subject, text) lines of the report for a person."""
     found = [
         ("agent", "hangs: no sign of life" if report.hangs else "running" if report.running else "does not run"),
         ("service", report.no_service or _managed(report.service)),
@@ -123,7 +123,7 @@ def lines(report: Report, now: float) -> list[tuple[str, str]]:
 
 
 def _service(place: Place) -> tuple[dict[str, str], str]:
-    """The service's properties in systemd, or why there are none."""
+    """(systemd's properties of the service, reason for their absence or "")."""
     if not booted():
         return {}, "none: systemd does not run this machine"
     if not place.unit.exists():

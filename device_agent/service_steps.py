@@ -1,4 +1,4 @@
-"""Places of the agent's service, and the steps that install or remove it: shown, or carried out."""
+"""Paths of the agent's service, and installation steps, to show or carry out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _STATE_FILES = ("identity.json", "credentials", "status.json")
 
 
 def booted() -> bool:
-    """Whether systemd started this machine."""
+    """True if systemd started this machine."""
     return Path("/run/systemd/system").is_dir()
 
 
 class Place(NamedTuple):
-    """Where a service's files are. ``system``: it is the machine's, under ACCOUNT, not a person's own."""
+    """Paths of a service. ``system``: the machine's, under ACCOUNT; else a user's own."""
 
     name: str
     system: bool
@@ -40,16 +40,16 @@ class Place(NamedTuple):
     state: Path | None  # None: where the agent itself keeps it by default
 
     def systemctl(self, *words: str) -> tuple[str, ...]:
-        """A command to this service's manager."""
+        """Command line of systemctl for this service's manager."""
         return ("systemctl", *(() if self.system else ("--user",)), *words)
 
     def as_account(self, *words: str) -> tuple[str, ...]:
-        """A command under the service's account."""
+        """Command line run under the service's account."""
         return ("runuser", "-u", ACCOUNT, "--", *words) if self.system else words
 
 
 def place_of(name: str, system: bool) -> Place:
-    """The places of a service of this name, which becomes part of paths."""
+    """Paths of a service by its name, which is checked first."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
         raise typer.BadParameter("letters, digits, - and _ alone, such as edgefl-agent", param_hint="--name")
     if system:
@@ -60,7 +60,7 @@ def place_of(name: str, system: bool) -> Place:
 
 
 def check_own(place: Place) -> None:
-    """Raises ServiceError where the unit or the state directory of that name is another program's."""
+    """Raise ServiceError if the unit or the state directory is another program's."""
     other = ""
     with store_errors("read", place.unit):
         if place.unit.exists() and f"Written by `{WRITER}`" not in place.unit.read_text("utf-8", "replace"):
@@ -73,7 +73,7 @@ def check_own(place: Place) -> None:
 
 
 def _is_state(path: Path) -> bool:
-    """Whether a directory is an agent's, or empty, or not there."""
+    """True for an agent's state directory, an empty or an absent one."""
     with store_errors("read", path):
         return not path.is_dir() or not any(path.iterdir()) or any((path / name).exists() for name in _STATE_FILES)
 
@@ -87,7 +87,7 @@ def _owner(path: Path) -> str:
 
 
 class Write(NamedTuple):
-    """Write a file; one that is so already stays."""
+    """Step: write a file, unless identical already."""
 
     path: Path
     text: str
@@ -95,7 +95,7 @@ class Write(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Run a program. ``optional``: go on when it fails, with ``remedy`` as a remark."""
+    """Step: run a program. ``optional``: continue if it fails, with ``remedy`` as a remark."""
 
     command: Sequence[str]
     remedy: str = ServiceError.remedy
@@ -103,7 +103,7 @@ class Run(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Delete a file, or an agent's state directory."""
+    """Step: delete a file, or an agent's state directory."""
 
     path: Path
 
@@ -112,7 +112,7 @@ Step = Write | Run | Remove
 
 
 def shown(steps: Sequence[Step]) -> str:
-    """The steps as a person would write them."""
+    """The steps as shell commands, for a person."""
     lines = []
     for step in steps:
         if isinstance(step, Write):
@@ -123,7 +123,7 @@ def shown(steps: Sequence[Step]) -> str:
 
 
 def carry_out(steps: Sequence[Step], say: Callable[[str], None]) -> None:
-    """Do them in order. Raises ServiceError or StoreError at the first that fails."""
+    """Carry out the steps in order. Raises ServiceError or StoreError at the first failure."""
     for step in steps:
         if isinstance(step, Write):
             _write(step, say)

@@ -1,4 +1,4 @@
-"""Another release into this environment, with a way back: all packages as they were, until the new ones are tried."""
+"""Upgrade of this environment to another release, with a rollback of all packages until it is tested."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ELSEWHERE = frozenset({"broker", "clock", "identity", "memory"})
 
 
 def find_wheel(given: Path) -> Path:
-    """The wheel that is named, or the one of this project in a folder. Raises StoreError."""
+    """The wheel at ``given``, or this project's wheel in that folder. Raises StoreError."""
     pattern = f"{DISTRIBUTION.replace('-', '_')}-*.whl"
     there = [given] if given.is_file() else sorted(given.glob(pattern))
     if len(there) != 1:
@@ -32,7 +32,7 @@ def find_wheel(given: Path) -> Path:
 
 
 class Upgrade:
-    """One upgrade. ``doctor``: the command of the check, run as the service runs. ``restart``: "" or how it failed."""
+    """One upgrade. ``doctor``: check command, under the service's account; ``restart``: returns "" or its failure."""
 
     def __init__(self, doctor: Sequence[str], restart: Callable[[], str], say: Callable[[str], None]) -> None:
         self._doctor, self._restart, self._say = doctor, restart, say
@@ -44,7 +44,7 @@ class Upgrade:
         self._part = self._packages.with_name(f"{self._packages.name}.part")  # may be deleted at any time
 
     def install(self, wheel: Path, online: bool) -> None:
-        """Install, try, start again; at any fault everything is as before. Raises ServiceError with the fault."""
+        """Install, check and restart; on any fault roll back. Raises ServiceError with the fault."""
         if self._saved.exists():
             self._say("an earlier upgrade was cut off: the packages of before are put back first")
             self._put_back()
@@ -78,7 +78,7 @@ class Upgrade:
         return fault or (f"`edgefl-agent doctor` now fails: {worse}" if worse else "")
 
     def _failing(self) -> tuple[frozenset[str], str]:
-        """Names of the doctor's checks that fail, and why there are none where it does not come to its end."""
+        """(names of failing doctor checks, error text if doctor itself fails)."""
         done = subprocess.run([*self._doctor, "--format", "json"], capture_output=True, check=False)
         try:
             checks = msgspec.json.decode(done.stdout, type=list[dict[str, str]])
@@ -100,7 +100,7 @@ class Upgrade:
 
 
 def _pip(wheel: Path, online: bool) -> list[str]:
-    """Only what the new release needs and is not here: torch stays, as its vendor built it."""
+    """pip command that installs the wheel and only its unmet requirements: the vendor's torch stays."""
     extra = "[train]" if importlib.util.find_spec("torch") else ""
     index = [] if online else ["--no-index"]
     source = f"{DISTRIBUTION}{extra} @ {wheel.resolve().as_uri()}"

@@ -1,4 +1,4 @@
-"""Assignments: the part of a device in an attempt, open or earlier: found, set, recorded, priced, offered. Pure."""
+"""Assignments of devices to attempts: look-up, changes, ledger rows, predicted figures, offers. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ replace = msgspec.structs.replace
 
 
 def key_of(device: str, attempt: Attempt) -> str:
-    """Name of an update in ``State.buffered``: a column of 64 characters holds it, however long the device's is."""
+    """Key of an update in ``State.buffered``: 64 characters at most, for any device name."""
     return f"{attempt.stage}.{attempt.round}.{attempt.attempt}/{hashlib.sha256(device.encode()).hexdigest()[:24]}"
 
 
 def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | None:
-    """A device's part in an attempt: the open one, or an earlier one whose update counts."""
+    """A device's assignment in the open attempt, or in an earlier one with a live update."""
     if state.open is not None and state.open.attempt == attempt and device in state.assignments:
         return state.assignments[device]
     straggler = state.stragglers.get(device)
@@ -90,7 +90,7 @@ def row_of(
 def expected(
     state: State, attempt: Attempt, placement: Placement, device: str, period: PeriodRound | None = None
 ) -> Figures:
-    """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more.
+    """Predicted figures of a device's round; more for its first round, and a stage's first and last.
 
     Rounds between two whole exchanges are predicted with the bytes of the largest layer, an upper bound.
     """
@@ -119,7 +119,7 @@ def expected(
 
 
 def offer(steps: Steps, device: str) -> None:
-    """Offer a device its part in the open attempt, with the time that is left."""
+    """Offer a device its part in the open attempt, with the time left."""
     opened = steps.opened
     part = opened.assignments[device]
     first = steps.at if part.first_offered_at is None else part.first_offered_at
@@ -130,7 +130,7 @@ def offer(steps: Steps, device: str) -> None:
 
 
 def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
-    """The offer of a placement that starts from the state ``manifest``; without the sizes of its chunks."""
+    """The offer of a placement from the state ``manifest``, still without chunk sizes."""
     plan, stage, attempt = state.plan, one.placement.stage, one.attempt
     names = {*stage.present, *(() if is_closing(stage) else separate_figures(plan))} - {LAYERS}
     resumes = (one.period or WHOLE_ROUND).resumes
@@ -159,7 +159,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
 
 
 def separate_figures(plan: RunPlan) -> dict[str, str]:
-    """Parts beside a stage's own -> the figure that counts their download by itself."""
+    """Parts beside the stage's (prototypes, single layers) -> the figure of their download bytes."""
     one_layer = dict.fromkeys((choose("repair", plan.server).method.part, LAYERS), "layer_down_bytes")
     return {**one_layer, PROTOTYPES: "prototypes_down_bytes"}
 
@@ -171,12 +171,12 @@ def visible_parts(manifest: Manifest, device: str, memory: Memory) -> Manifest:
 
 
 def served_parts(manifest: Manifest) -> Manifest:
-    """The parts of a state that devices may download."""
+    """The parts of a state open to download by devices."""
     return {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)}
 
 
 def in_progress(state: State) -> dict[Attempt, list[str]]:
-    """The attempts that devices are at work on, and which devices."""
+    """Attempt -> devices at work on it, stragglers included."""
     found: dict[Attempt, list[str]] = {}
     if state.open is not None and state.phase is Phase.ROUND:
         found[state.open.attempt] = list(state.open.assignments)
@@ -187,11 +187,11 @@ def in_progress(state: State) -> dict[Attempt, list[str]]:
 
 
 def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
-    """How parts travel in this round: a stage's last one, which others build on, is sent uncompressed."""
+    """Transfer settings of a round: packed, but for a stage's last round, sent uncompressed."""
     return replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
 
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
-    """A name that fits a topic level: readable, and unique by its hash of run and device."""
+    """Name of a transfer for a topic level: readable, and unique by its hash of run and device."""
     tail = hashlib.sha256(f"{attempt}/{attempt.made_ms}/{device}".encode()).hexdigest()[:12]
     return f"{direction}-s{attempt.stage}r{attempt.round}a{attempt.attempt}-{tail}"

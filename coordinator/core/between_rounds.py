@@ -16,7 +16,7 @@ replace = msgspec.structs.replace
 
 
 def begin_round_if_enough(steps: Steps) -> None:
-    """Leave joining: with enough devices, or with those there are when ``join_s`` is over; fail without any."""
+    """Leave joining with enough devices, or after ``join_s`` with any; fail without one."""
     if expects_back(steps):
         return
     state, there = steps.state, online(steps.state)
@@ -31,7 +31,7 @@ def begin_round_if_enough(steps: Steps) -> None:
 
 
 def next_round(steps: Steps) -> None:
-    """On to the round that comes next: plan its stage first if that has not been done, and wait for the planner."""
+    """Open the next round; if its stage has no plan, request one and wait for the planner."""
     if steps.state.paused:
         enter_pause(steps)
         return
@@ -68,7 +68,7 @@ def end_waiting(steps: Steps, event: m.Tick) -> None:
 
 
 def wait_for_devices(steps: Steps) -> None:
-    """Wait until enough devices are there; while the run is paused, for its operator."""
+    """Wait for enough connected devices; in a pause, for the operator."""
     if steps.state.paused:
         enter_pause(steps)
     else:
@@ -82,7 +82,7 @@ def pause(steps: Steps, event: m.PauseAsked) -> None:
 
 
 def pause_after_round(steps: Steps, event: m.PauseAsked) -> None:
-    """Pause once the round is over: what devices are training is not lost."""
+    """Request a pause after the open round, so that no training is lost."""
     if steps.state.paused:
         steps.drop("paused already")
         return

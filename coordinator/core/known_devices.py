@@ -32,7 +32,7 @@ FOR_GOOD = -1
 
 
 def introduce(steps: Steps, hello: Hello) -> None:
-    """Take a device as it now says it is. Its rejected updates and its first claim stay."""
+    """Record a device's hello. Its rejected updates and its first claim stay."""
     name, known = hello.device, steps.state.devices.get(hello.device)
     was = known or Device(hello)
     back = known is None or not known.online
@@ -60,7 +60,7 @@ def introduce(steps: Steps, hello: Hello) -> None:
 
 
 def refuse_protocol(steps: Steps, hello: Hello) -> None:
-    """Refuse a device whose release is too far from this one: it is sent the reason each time, operators get one."""
+    """Refuse a device with an incompatible release, with the reason each time; warn operators once."""
     text = mismatch("this coordinator", "its agent", hello.agent_version, hello.protocol)
     steps.drop("protocol")
     steps.do(SendDrain(hello.device, text))
@@ -70,9 +70,9 @@ def refuse_protocol(steps: Steps, hello: Hello) -> None:
 
 
 def is_prepared(steps: Steps, hello: Hello) -> bool:
-    """Whether a device has read its data as the run asks; else it is asked to, or refused where it cannot.
+    """True if the device has read its data as the run asks; else ask for that, or refuse it.
 
-    What it says of itself before that is of other samples, and would bound what counts of it.
+    An earlier hello describes other samples, and would bound the device's claims wrongly.
     """
     plan = steps.state.plan
     wanted = preparation_of(plan)
@@ -123,7 +123,7 @@ def ask(steps: Steps, names: Iterable[str]) -> None:
 
 
 def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arrival:
-    """State of the model that a device holds at this stage; ``rounds``: of each stage.
+    """State of the model held by a device at this stage; ``rounds``: of each stage.
 
     One that took no part in the stage before counts as joining: that stage and earlier ones changed what it holds.
     """
@@ -134,7 +134,7 @@ def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arri
 
 
 def take_placements(steps: Steps, answer: Planned) -> list[str]:
-    """Take the planner's answer. Returns the devices that it is still valid for."""
+    """Record the planner's placements. Returns the devices with a placement still valid."""
     devices = dict(steps.state.devices)
     known = [one for one in answer.placements if one.device in devices]
     valid = [one for one in known if devices[one.device].ticket == answer.ticket]
@@ -163,7 +163,7 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
 
 
 def how_data(placement: Placement) -> dict[str, object]:
-    """How a device trains, as events say it."""
+    """Data for an event on a placement: the device's training."""
     hyper = placement.hyper
     return {
         "micro_batch": hyper.micro_batch,
@@ -176,12 +176,12 @@ def how_data(placement: Placement) -> dict[str, object]:
 
 
 def figures_of(refusal: Refusal) -> dict[str, object]:
-    """A refusal as events say it."""
+    """Data for an event on a refusal."""
     return msgspec.structs.asdict(refusal)
 
 
 def wait_for_able(steps: Steps) -> None:
-    """Wait for a device that can train; fail when every known one is refused or in quarantine."""
+    """Wait for a device able to train; fail when every known one is refused or in quarantine."""
     state = steps.state
     hopeful = [device for device in state.devices.values() if device.eligible or device.placement is None]
     refusals = [device.refusal for device in state.devices.values() if device.refusal is not None]
@@ -216,7 +216,7 @@ def without(state: State) -> str:
 
 
 def nearest_refusal(state: State) -> str:
-    """The refusal of the device that came nearest to fitting, with both numbers; "" where none was refused."""
+    """Text of the refusal nearest to fitting, with both numbers; "" without refusals."""
     found = [(name, one.refusal) for name, one in sorted(state.devices.items()) if one.refusal is not None]
     if not found:
         return ""
@@ -226,7 +226,7 @@ def nearest_refusal(state: State) -> str:
 
 
 def reason_text(refusal: Refusal) -> str:
-    """A refusal as a clause: which limit, what is needed, what is allowed."""
+    """A refusal as a clause: limit, amount needed, amount allowed."""
     detail = f": {refusal.detail}" if refusal.detail else ""
     if refusal.needed is None or refusal.allowed is None:
         return f"is refused for {refusal.reason or 'an unknown reason'}{detail}"
@@ -235,14 +235,14 @@ def reason_text(refusal: Refusal) -> str:
 
 
 def _excess(refusal: Refusal) -> float:
-    """How far a refusal is from fitting: the ratio of the larger to the smaller number; unknown: far."""
+    """Ratio of a refusal's numbers, larger to smaller: distance from fitting; infinite if unknown."""
     if not refusal.needed or not refusal.allowed:
         return float("inf")
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)
 
 
 def ordinal(state: State) -> int:
-    """The round that is open or comes next, counted from 1 over all stages."""
+    """Number of the open or next round, from 1 over all stages."""
     return sum(state.rounds[: state.stage - 1]) + state.number
 
 
@@ -261,7 +261,7 @@ def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
 
 
 def readmit(steps: Steps) -> None:
-    """End the quarantines that lasted through the round before: these devices are asked again."""
+    """End quarantines after their last round; these devices are asked again."""
     now = ordinal(steps.state)
     for name, device in steps.state.devices.items():
         if 0 < device.barred < now:
@@ -270,7 +270,7 @@ def readmit(steps: Steps) -> None:
 
 
 def not_asked(state: State) -> dict[str, Assignment]:
-    """Devices that the planner has excluded, or that are in quarantine, and why."""
+    """Assignments of devices refused by the planner or in quarantine, with the reason."""
     found: dict[str, Assignment] = {}
     for name, device in state.devices.items():
         if device.placement is None:

@@ -68,7 +68,7 @@ STORY_LINES = 40
 
 
 def perform(steps: Steps, event: Event) -> None:
-    """Do what the table says."""
+    """Apply the rule of TRANSITIONS for this event and phase."""
     usual, special = TRANSITIONS[type(event)]
     special.get(steps.state.phase, usual)(steps, event)
 
@@ -126,7 +126,7 @@ def round_after(state: State, stage: int, number: int) -> tuple[int, int] | None
 
 
 def _joined(steps: Steps, event: m.Joined) -> None:
-    """Take the device as it says it is, and go on where both sides stand: begin, or plan it for the stage."""
+    """Record a device's hello and resume its exchange; begin the round, or plan the device."""
     hello, phase = event.hello, steps.state.phase
     if not works_with(hello.protocol):
         refuse_protocol(steps, hello)
@@ -153,7 +153,7 @@ def _joined(steps: Steps, event: m.Joined) -> None:
 
 
 def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
-    """A sign of life: brings back a device that was missed, and mends what a lost message left undone."""
+    """Handle a heartbeat: reconnect an offline device, repeat messages that may have been lost."""
     known = steps.state.devices.get(event.device)
     if known is None or (not known.online and not event.reports_work):
         steps.do(m.SendWelcome(event.device))
@@ -187,7 +187,7 @@ def _revoked(steps: Steps, event: m.Revoked) -> None:
 
 
 def _do_without(steps: Steps, name: str, refusal: Refusal) -> None:
-    """No further offers to a device, and no wait for it; the open round goes on without it."""
+    """Stop offers to a device and waits for it; the open round goes on without it."""
     forget(steps, name)
     release(steps, name, refusal)
     check_close(steps)
@@ -250,7 +250,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
-    """Whether the model is evaluated after this round: only after rounds with a whole exchange.
+    """True if the model is evaluated after this round: only after whole exchanges.
 
     In periods those are due that are the first at or after a multiple of ``evaluate_every``.
     """
@@ -283,7 +283,7 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
 
 
 def _advance(steps: Steps) -> None:
-    """The round is over: collect garbage, then the next round, the next stage, or the end."""
+    """After a round: collect garbage, then begin the next round or stage, or end the run."""
     state = steps.state
     following = round_after(state, state.stage, state.number)
     if following is None:
@@ -299,9 +299,9 @@ def _advance(steps: Steps) -> None:
 
 
 def _ended_early(state: State) -> dict[str, object]:
-    """Data of the event of a stage that ended early: rounds ``planned``, and the ``best``, whose model is kept.
+    """Event data of a stage ended early: rounds ``planned``, and the ``best``, whose model is kept; else {}.
 
-    ``unspent``: rounds of later stages that no privacy is left for.
+    ``unspent``: rounds of later stages beyond the privacy budget.
     """
     if not state.memory.ended(state.stage):
         return {}
@@ -330,7 +330,7 @@ def _stop(steps: Steps, event: m.StopAsked) -> None:
 
 
 def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
-    """No further offers to this device, through restarts as well; the open round does without it."""
+    """Leave a device out for the operator, through restarts as well; the open round goes on without it."""
     name, state = event.device, steps.state
     if name not in state.devices or state.devices[name].out:
         steps.drop("not in the run")
@@ -342,7 +342,7 @@ def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
 
 
 def _take_in(steps: Steps, event: m.TakeInAsked) -> None:
-    """The device is asked again: it is welcomed, introduces itself, and is planned for the next round."""
+    """Take a device in again: welcome it, for a hello and a plan for the next round."""
     device = steps.state.devices.get(event.device)
     if device is None or device.revoked or not device.left_out:
         steps.drop("not left out")

@@ -1,4 +1,4 @@
-"""Moves of the machine: the events that go in, the instructions that come out, and the step between them. Pure.
+"""Moves of the machine: its events, its instructions, and the step between them. Pure.
 
 Times are seconds of the runner's monotonic clock. What is to be saved is committed, in one transaction, before the rest
 is done; only a request for an update's chunks may precede.
@@ -23,7 +23,7 @@ replace = msgspec.structs.replace
 
 
 class Position(NamedTuple):
-    """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next.
+    """Position of a run: its last finished round (0, 0: none), and attempts begun for the next.
 
     ``unevaluated``: that round, if it was not evaluated. ``made_ms``: when the run was made, in milliseconds since the
     epoch: a restored run counts as made when it was restored, and has the times before that in ``earlier_ms``.
@@ -82,7 +82,7 @@ class DeviceOffline(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """The fleet has shut a device out: it does not come back."""
+    """The fleet revoked a device's certificate, for good."""
 
     at: float
     device: str
@@ -249,7 +249,7 @@ class TakenBack(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Ledger: newest figures of an attempt; none where its update counts."""
+    """Ledger: newest figures of an attempt without a counted update; empty once its update counts."""
 
     device: str
     attempt: Attempt
@@ -275,7 +275,7 @@ class SendWelcome(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Ask the planner what these devices can do in this stage."""
+    """Ask the planner for placements of these devices in this stage."""
 
     ticket: int
     stage: int

@@ -1,4 +1,4 @@
-"""Comparison of devices' changes: what is clipped, and what is left out as an outlier. Pure."""
+"""Comparison of devices' changes: clipping and rejection of outliers. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ LEAST_LENGTH = 1.0
 
 
 def _due(state: State) -> list[tuple[str, Assignment]]:
-    """(device, its part) of what is about to be counted, as ``round_rules.aggregated_updates`` has it."""
+    """(device, assignment) of updates in the next aggregation, ordered as ``round_rules.aggregated_updates``."""
     due = [(name, one) for name, one in sorted(state.assignments.items()) if one.status == "done"]
     return due + [(one.update.device, one) for _, one in sorted(state.buffered.items()) if one.update is not None]
 
 
 def _changes(state: State) -> dict[int, Changes]:
-    """The changes of what is due, by its place."""
+    """Index in ``_due`` -> the update's changes."""
     return {index: one.changes for index, (_, one) in enumerate(_due(state))}
 
 
 def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
-    """(device, its part, why) of what is about to be counted and is to be left out."""
+    """(device, assignment, reason) of the outliers in the next aggregation."""
     due, changes = _due(state), _changes(state)
     samples = {index: state.devices[device].claim.samples.get("", 0) for index, (device, _) in enumerate(due)}
     found = out_of_line(changes, state.policy.largest_change, samples)
@@ -39,21 +39,21 @@ def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
 
 
 def clipped(state: State) -> tuple[dict[str, float], ...]:
-    """``clips`` of each update that is about to be counted, {} where it is as it was sent."""
+    """Clip factors of each update in the next aggregation; {}: unclipped."""
     changes = _changes(state)
     found = clips(changes, state.policy)
     return tuple(found.get(index, {}) for index in changes) if found else ()
 
 
 class Others(NamedTuple):
-    """The other devices that trained a part: how many, and the median of their changes (0 without any)."""
+    """Number of other devices with a change of the part, and the median change (0 without any)."""
 
     number: int
     median: float
 
     @property
     def comparable(self) -> bool:
-        """Whether the part has three or more updates and a median above 0."""
+        """True if the part has three or more updates and a median above 0."""
         return self.number + 1 >= OF and self.median > 0
 
 
@@ -85,7 +85,7 @@ def _distance(own: Changes, others: Mapping[str, Others]) -> float:
 
 
 def longest(state: State) -> str:
-    """Device of the longest change about to be counted; "": there is no second."""
+    """Device of the longest change in the next aggregation; "" unless there are two."""
     changes = _changes(state)
     others, factors = _others(changes), clips(changes, state.policy)
     names = enumerate(name for name, _ in _due(state))
@@ -94,7 +94,7 @@ def longest(state: State) -> str:
 
 
 def _moved(own: Changes, others: Mapping[str, Others], factors: Mapping[str, float]) -> float:
-    """The largest change of a part that counted: times the others' median, or the part's length without one."""
+    """An update's largest clipped change of a part, relative to the others' median or the part's norm."""
     ratios = [0.0]
     for part, change in own.items():
         if is_scheduled(part) and not part.startswith(BUFFERS_OF):
@@ -104,7 +104,7 @@ def _moved(own: Changes, others: Mapping[str, Others], factors: Mapping[str, flo
 
 
 def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str, float]]:
-    """Factors below 1 that changes are scaled down by, for each part and its buffers.
+    """Clip factors below 1 of changes, for each part and its buffers.
 
     min(1, c / r_k, b m_kp / d_kp),  c = ``clip_change``, b = ``largest_change`` (0: no bound), of comparable parts.
     """
@@ -124,7 +124,7 @@ def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str
 
 
 def out_of_line(changes: Mapping[K, Changes], most: float, samples: Mapping[K, int] | None = None) -> dict[K, Refusal]:
-    """The updates that are to be left out, and why. ``most``: b below; 0: none are. ``samples``: of each device.
+    """Outliers -> reason. ``most``: b below; 0: no outliers. ``samples``: number of each device.
 
     b = ``RoundPolicy.largest_change``. An update is left out where its distance r_k from the others is above b, or b
     times the device's samples in parts of the others' median, where it has more: it made as many more steps. A part
@@ -160,9 +160,9 @@ def out_of_line(changes: Mapping[K, Changes], most: float, samples: Mapping[K, i
 
 
 def _median_without(ordered: Sequence[float], value: float, *, low: bool = False) -> float:
-    """The upper (``low``: lower) median of sorted values without one of them; 0: there are no others.
+    """The upper (``low``: lower) median of sorted values without ``value``; 0: no others.
 
-    A value that one of two others sets is none to hold against an honest device.
+    The mean of two would let one device move the median that an honest one is compared with.
     """
     count, place = len(ordered) - 1, bisect_left(ordered, value)
     if not count:

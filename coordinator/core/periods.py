@@ -1,4 +1,4 @@
-"""Periods of rounds in which devices go on from their own parts: who goes on, and what each exchanges. Pure.
+"""Periods of rounds in which devices go on from their own parts: members and exchanged layers. Pure.
 
 ``edgefl.plan.periods`` says what a period is. Its devices are those whose updates of the round before count; who was
 late, lost or declined, and who joined meanwhile, waits for the next period.
@@ -16,19 +16,19 @@ from edgefl.registry import Member, choose
 
 
 def makes_model(plan: RunPlan, stage: int, number: int) -> bool:
-    """Whether a round ends in a whole exchange, and so in a new global model."""
+    """True if the round ends in a whole exchange, and so in a new global model."""
     one = plan.stages[stage - 1]
     return ends(number, one.rounds, period_length(plan, one))
 
 
 def missing(state: State, present: Collection[str]) -> int:
-    """Devices that the period under way began with and that are not among those ``present``, though they may train."""
+    """Number of the period's eligible devices not in ``present``."""
     began = [state.devices[name] for name in state.period_devices if name not in present]
     return sum(device.eligible and not device.barred and not device.out for device in began)
 
 
 def continuing(state: State, able: Sequence[str]) -> list[str]:
-    """Those of the devices that go on with the period under way; none where they are no quorum, or a period begins."""
+    """Members of the period among ``able``; none without a quorum, or at a period's begin."""
     members = [name for name in able if name in state.memory.period]
     return members if len(members) >= state.policy.share(len(members) + missing(state, members)) else []
 

@@ -53,7 +53,7 @@ LEAST_RATIO, MOST_RATIO = 0.25, 4.0
 
 
 def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | None:
-    """Why an update to this assignment is unusable: other parts than were asked for, or more samples than it has.
+    """Reason to refuse an update: unexpected parts, or more samples than claimed; None for a usable one.
 
     A device that had no sample of a modality leaves out all that modality's parts, and one without a label of a set its
     classifier; an upload that omits leaves others out, but not all.
@@ -97,9 +97,9 @@ def _names(parts: list[str]) -> str:
 
 
 def bounded(update: Update, claim: Claim) -> Update:
-    """The update with no more samples than first introduced, a base or none, and a change that can be.
+    """The update limited to plausible values: samples at most as claimed, a valid base and change.
 
-    The base comes back in offers and is kept with the model: it is a digest, or the device is out of the period.
+    The base comes back in offers and is kept with the model: unless a digest, it is "", which ends the device's period.
     """
     samples = {part: min(n, max(0, _samples_for(part, claim.samples))) for part, n in update.samples.items()}
     base = update.base if DIGEST.fullmatch(update.base) else ""
@@ -110,7 +110,7 @@ def bounded(update: Update, claim: Claim) -> Update:
 
 
 def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, str]]:
-    """(device, text of the warning) for devices that had most of the weight of a part, by the round's record of it."""
+    """(device, text of the warning) for devices with most of a part's weight in the round."""
     found: dict[str, list[tuple[float, str]]] = {}
     for part, weights in parts_weights.items():
         shares = weights.get("devices", {})
@@ -129,7 +129,7 @@ def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) 
 def plausible(
     figures: Figures, predicted: Figures, elapsed_s: float | None = None, *, partial: bool = False
 ) -> tuple[Figures, list[str]]:
-    """The figures, implausible ones without a value, so that they teach nothing and are in no sum; a text on each.
+    """The figures, implausible ones without a value and so in no sum or factor; and a text on each.
 
     Implausible is what is far from the prediction, below what any trainer takes, or below zero. What is merely
     doubtful keeps its value, says so in its kind, and teaches nothing. ``elapsed_s``: from the first offer to the
@@ -149,7 +149,7 @@ def plausible(
 
 
 def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float | None, *, partial: bool) -> str:
-    """Why a figure that a round could have had is doubtful; "": it is not, or has no value."""
+    """Reason to doubt a possible figure; "": none, or it has no value."""
     value, unit = figures[name].value, FIGURES.get(name, "")
     if value is None:
         return ""
@@ -189,12 +189,12 @@ def _doubt(name: str, value: float, predicted: Figures, *, partial: bool) -> str
 
 
 def likely(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that can be."""
+    """The metrics of a plausible size; NaN is dropped."""
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST_METRIC}
 
 
 def miscounted(state: State, placement: Placement, device: str, metrics: Mapping[str, float]) -> str:
-    """Why a device's counts for the choice of k cannot be, by the data it first introduced; "": they can."""
+    """Contradiction between a device's counts for the choice of k and its claimed data; "" for none."""
     ks = candidates(state.plan.slots.prototypes, state.plan.model.classes)
     most = most_judged(placement.hyper, state.devices[device].claim.samples, state.plan.model.encoders)
     return doubt(metrics, ks, most)
@@ -223,7 +223,7 @@ def learned(factors: Mapping[str, float], placement: Placement, measured: Figure
 
 
 def _value(figures: Figures, name: str) -> float | None:
-    """A figure's value where it is a measurement: above zero, and finite."""
+    """A figure's value if measured: finite, above zero, not doubtful; else None."""
     figure = figures.get(name, Figure())
     value = figure.value if figure.kind != "doubtful" else None
     return value if value is not None and math.isfinite(value) and value > 0 else None

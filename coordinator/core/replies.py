@@ -1,4 +1,4 @@
-"""Replies of devices about an attempt: what each changes, pure. Messages may come late, twice or out of turn."""
+"""Rules for devices' replies about an attempt. Pure. Messages may come late, twice or out of turn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "dis
 
 
 def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool = False) -> None:
-    """Resume an exchange with a device that was heard from, without asking for anything twice.
+    """Resume the exchange with a device after a hello or heartbeat, without repeated requests.
 
     ``beat``: it was a heartbeat, not a hello. The device still knows what it was asked for, and a recent offer may
     have crossed the heartbeat: repeating either would have everything sent twice.
@@ -60,12 +60,12 @@ def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool 
 
 
 def _recently_offered(steps: Steps, part: Assignment) -> bool:
-    """Whether the offer is younger than ``offer_s``: a heartbeat may have been sent before it arrived."""
+    """True if the offer is younger than ``offer_s``, so that a heartbeat may have crossed it."""
     return part.offered_at is not None and 0 <= steps.at - part.offered_at < steps.state.timeouts.offer_s
 
 
 def _go_on(steps: Steps, device: str, attempt: Attempt, one: Assignment, beat: bool) -> None:
-    """The device works on this: repeat what it may not have received, note what it did not say."""
+    """Resume an assignment the device works on: repeat the acknowledgement or request, note its acceptance."""
     if one.status == "done":
         steps.do(m.SendAck(device, attempt))
     elif one.status == "updated" and one.update is not None:
@@ -75,12 +75,12 @@ def _go_on(steps: Steps, device: str, attempt: Attempt, one: Assignment, beat: b
 
 
 def is_aggregated(state: State, device: str, attempt: Attempt) -> bool:
-    """Whether what a device made in this attempt is in the model."""
+    """True if the device's update of this attempt is in the model."""
     return (attempt == state.closed and device in state.last_aggregated) or attempt == state.devices[device].aggregated
 
 
 def of_attempt(rule: Callable[[Steps, M, Assignment], object]) -> Callable[[Steps, M], object]:
-    """``rule`` for messages about an attempt that counts; any other is dropped, and its device is sent an abort."""
+    """``rule`` limited to messages about a live attempt; others are dropped, their device is sent an abort."""
 
     def checked(steps: Steps, event: M) -> None:
         state, device, attempt = steps.state, event.device, event.attempt
@@ -106,7 +106,7 @@ def of_attempt(rule: Callable[[Steps, M, Assignment], object]) -> Callable[[Step
 
 
 def of_fetched(rule: Callable[[Steps, F, Assignment], object]) -> Callable[[Steps, F], object]:
-    """``rule`` for updates that were fetched. One of the open attempt is late when its round is being closed."""
+    """``rule`` limited to fetched updates still waited for; late or duplicate ones are dropped."""
 
     def checked(steps: Steps, event: F) -> None:
         assignment = assignment_of(steps.state, event.device, event.attempt)
@@ -121,13 +121,13 @@ def of_fetched(rule: Callable[[Steps, F, Assignment], object]) -> Callable[[Step
 
 
 def spent(steps: Steps, event: m.Spent) -> None:
-    """The device reports the cost of an attempt that it has dropped."""
+    """Record a device's reported cost of an attempt that it dropped."""
     if event.device in steps.state.devices:
         record_spent(steps, event.device, event.attempt, event.figures)
 
 
 def accepted(steps: Steps, event: m.Accepted, assignment: Assignment) -> None:
-    """The device trains."""
+    """Note that the device has accepted its offer."""
     if assignment.status == "offered":
         put(steps, event.device, replace(assignment, status="accepted"))
     else:
@@ -135,7 +135,7 @@ def accepted(steps: Steps, event: m.Accepted, assignment: Assignment) -> None:
 
 
 def progressed(steps: Steps, event: m.Progressed, assignment: Assignment) -> None:
-    """The device is so far; it has also accepted the offer, should that message have been lost."""
+    """Report progress; also note the acceptance, in case that message was lost."""
     if assignment.status not in {"offered", "accepted"}:
         steps.drop("late")
         return
@@ -173,7 +173,7 @@ def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
 
 
 def replanned(steps: Steps, device: str) -> None:
-    """The planner answered for a device that declined in this round."""
+    """Offer the new plan of a device that declined, or record its refusal."""
     assignment, placement = steps.state.assignments.get(device), steps.state.devices[device].placement
     if assignment is None or assignment.status != "replanning" or placement is None:
         return
@@ -188,7 +188,7 @@ def replanned(steps: Steps, device: str) -> None:
 
 
 def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
-    """Fetch an update, unless its message alone shows that it is unusable."""
+    """Fetch an announced update, unless its message already makes it unusable."""
     state, update = steps.state, event.update
     if assignment.status == "done":
         steps.drop("duplicate")
@@ -209,7 +209,7 @@ def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
 
 
 def _of_upload(own: Figures, counted: Figures) -> Figures:
-    """The figures of an upload that a device announces before its last chunk has left, corrected by what arrived."""
+    """Figures of an upload, announced before its last chunk, corrected by the coordinator's counts."""
     found = {name: counted[name] for name in ("payload_up_bytes",) if name in counted}
     wire, again = own.get("wire_up_bytes", Figure()).value, counted.get("resent_up_bytes", Figure()).value
     if wire is not None and again:

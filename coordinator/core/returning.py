@@ -1,4 +1,4 @@
-"""Devices that are expected back: the grace of one that has left, of all after an outage, and after a restart. Pure."""
+"""Grace periods for disconnected devices: single ones, all after an outage or a restart. Pure."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from coordinator.core.state import ENDED, Device, Phase, State
 
 
 def online(state: State) -> int:
-    """Devices that are connected and take part."""
+    """Number of connected devices that take part."""
     return sum(device.online and not device.out for device in state.devices.values())
 
 
 def wanted(state: State) -> int:
-    """Devices for a round to begin, less those out of the run."""
+    """Number of devices needed to begin a round, less those out of the run."""
     return max(0, state.policy.devices - sum(device.out for device in state.devices.values()))
 
 
 def expects_back(steps: Steps) -> bool:
-    """Whether the grace period of a disconnected device is still running."""
+    """True while the grace period of a disconnected device is running."""
     return any(steps.at < until for until in steps.state.returning.values())
 
 
 def expect(steps: Steps, name: str) -> None:
-    """Expect a device back where the next round would lack it."""
+    """Begin a device's grace period if the next round would lack it."""
     state = steps.state
     if online(state) < wanted(state) and not state.devices[name].out:
         steps.set(returning={**state.returning, name: steps.at + state.timeouts.grace_s})
 
 
 def forget(steps: Steps, name: str) -> None:
-    """Expect this device no longer: it is here, or does not come."""
+    """End a device's grace period."""
     steps.set(returning={other: until for other, until in steps.state.returning.items() if other != name})
 
 
 def is_first_back(state: State, name: str) -> bool:
-    """Whether this is the first device to reconnect after all were offline, between rounds.
+    """True for the first device to reconnect after all were offline, between rounds.
 
-    Once for each round that is waited for: who comes and goes does not put it off for ever.
+    True once for each round, so that flapping devices cannot delay it for ever.
     """
     joining = state.phase is Phase.JOINING and state.until  # ``round.join_s`` is waited for
     if joining or state.regained or state.phase in {Phase.STARTING, Phase.ROUND, *ENDED}:

@@ -1,4 +1,4 @@
-"""The rules of one round: who is offered, when it closes, when it is tried again, what becomes of stragglers. Pure.
+"""Rules of one round: offers, closing, retries and stragglers. Pure.
 
 A straggler is a device that has not answered when its round closes, where the policy keeps late updates (async, or
 round.late: keep). It moves to ``State.stragglers``, with its attempt. Its update lies in ``State.buffered`` until the
@@ -32,17 +32,17 @@ replace = msgspec.structs.replace
 
 
 def staleness(state: State, attempt: Attempt) -> int:
-    """How many rounds ago the model that ``attempt`` starts from was the newest."""
+    """Staleness in rounds of the model that ``attempt`` starts from."""
     return state.number - attempt.round
 
 
 def in_closing_round(state: State) -> bool:
-    """Whether this is the closing round, in which every eligible device is asked and waited for."""
+    """True in the closing round, with offers to, and waits for, every eligible device."""
     return state.stage > 0 and is_closing(state.plan.stages[state.stage - 1])
 
 
 def is_buffered(state: State) -> bool:
-    """Whether the round closes by the number of updates: async, or only stragglers are at work in it."""
+    """True if the round closes by the number of updates: async, or with only stragglers at work."""
     if in_closing_round(state):
         return False
     return state.policy.mode == "async" or (state.open is not None and not state.open.assignments)
@@ -108,7 +108,7 @@ def open_round(steps: Steps) -> None:
 
 
 def _free(state: State) -> list[str]:
-    """Devices that can be offered something, in order of name; one that was set aside only where there is no other."""
+    """Devices free for an offer, by name; one set aside only if there is no other."""
     free = sorted(
         name
         for name, device in state.devices.items()
@@ -119,7 +119,7 @@ def _free(state: State) -> list[str]:
 
 
 def _chosen(state: State, able: list[str]) -> list[str]:
-    """The devices that the next attempt is offered to: all in the closing round, else by the slot "select"."""
+    """Devices for the next attempt's offers: all in the closing round, else by the slot "select"."""
     if in_closing_round(state):
         return able
     draw = np.random.default_rng((state.plan.seed, state.stage, state.number))  # the same run draws the same again
@@ -129,7 +129,7 @@ def _chosen(state: State, able: list[str]) -> list[str]:
 
 
 def _warn_unrepairable(steps: Steps) -> None:
-    """Warn when by the devices' data no layer can be replaced."""
+    """Warn if the devices' modalities and samples leave no layer for the repair to replace."""
     repair = choose("repair", steps.state.plan.server)
     if repair.method.unlikely is None:
         return
@@ -154,7 +154,7 @@ def offer_free(steps: Steps) -> None:
 
 
 def quorum(state: State) -> int:
-    """Updates that the open attempt needs to close: a share of what was offered, at least one; if buffered, one.
+    """Number of updates needed to close the open attempt: a share of its offers, at least one; if buffered, one.
 
     In a period it is a share of the devices that the period began with: shares of those left would compound.
     A device that was left out meanwhile is not counted: the operator has decided that the round does without it.
@@ -166,12 +166,12 @@ def quorum(state: State) -> int:
 
 
 def done(opened: Round) -> list[str]:
-    """Devices whose updates are on disk, in order of name: the order in which they are added up."""
+    """Devices with updates on disk, by name: the order of their summation."""
     return sorted(name for name, a in opened.assignments.items() if a.status == "done")
 
 
 def aggregated_updates(state: State) -> list[Update]:
-    """The updates of the round that is being closed: its own, and stragglers'."""
+    """Updates to aggregate in the closing round: its own, and stragglers'."""
     own = [state.assignments[name] for name in done(state.open)] if state.open is not None else []
     parts = [*own, *(state.buffered[key] for key in state.aggregating)]
     return [part.update for part in parts if part.update is not None]
@@ -203,7 +203,7 @@ def check_close(steps: Steps) -> None:
 
 
 def _end(steps: Steps, *, enough: bool) -> None:
-    """Close, or try again; before that step back, or reject outliers, whereupon more updates may be needed."""
+    """Close (``enough`` updates) or retry; first step back or reject outliers, if there are any."""
     if (names := broken(steps.state)) and can_step_back(steps.state):
         attempt = steps.opened.attempt
         _cut(steps)
@@ -224,7 +224,7 @@ def _end(steps: Steps, *, enough: bool) -> None:
 
 
 def _close(steps: Steps) -> None:
-    """Aggregate. No reply counts any more in this round; where the policy keeps updates, it does in the next."""
+    """Close the round and aggregate; late replies count in the next round if the policy keeps them."""
     state, attempt = steps.state, steps.opened.attempt
     keep = state.policy.keeps and state.number < state.rounds[state.stage - 1]
     steps.set(aggregating=tuple(sorted(state.buffered)))
@@ -284,7 +284,7 @@ def _cut(steps: Steps, *, keep: bool = False) -> None:
 
 
 def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
-    """Mark it late (online) or lost (offline); what the device declined an earlier offer for is in the events."""
+    """End an assignment as late (online) or lost (offline), and abort it on the device."""
     status = "late" if steps.state.devices[device].online else "lost"
     refusal = late(steps, device, assignment) if status == "late" else None
     end_without_update(steps, device, replace(assignment, status=status, refusal=refusal))

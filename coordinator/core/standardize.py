@@ -1,4 +1,4 @@
-"""Fixing the constants by which sensors are standardised, once, of the statistics that devices sent. Pure."""
+"""Standardisation constants of sensors, fixed once from the devices' statistics. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ replace = msgspec.structs.replace
 
 
 def standardize(steps: Steps) -> bool:
-    """Whether the model's constants are fixed, now or before; else the run waits for a device that sends some.
+    """Fix the model's constants; True if fixed, else the run waits for a device with statistics.
 
     They hold for the whole run: devices that join later are scaled by them, too.
     """
@@ -42,7 +42,7 @@ def standardize(steps: Steps) -> bool:
 
 
 def _of(state: State, modality: str, encoder: EncoderSpec) -> tuple[Scales | None, dict[str, str]]:
-    """The constants of a modality, and the devices whose statistics cannot be, with the reason."""
+    """The constants of a modality, and device -> reason for implausible statistics."""
     sent, doubts = {}, {}
     for name, device in sorted(state.devices.items()):
         moments = device.hello.moments.get(modality)
@@ -59,7 +59,7 @@ def _of(state: State, modality: str, encoder: EncoderSpec) -> tuple[Scales | Non
 
 
 def _wait(steps: Steps, modality: str) -> bool:
-    """Wait for a device that sends statistics of ``modality`` as long as for devices at all, then fail."""
+    """Wait up to ``join_s`` for a device with statistics of ``modality``, then fail; always False."""
     state = steps.state
     if state.phase is not Phase.JOINING or not state.until:
         steps.set(phase=Phase.JOINING, until=steps.at + state.policy.join_s)

@@ -1,4 +1,4 @@
-"""A step back from a model that devices, or the evaluation, cannot calculate with. Pure.
+"""Step back from a model with non-finite results on devices or in the evaluation. Pure.
 
 An evaluation that lacks figures where the one before had them: its round is done again, as another attempt. Most of the
 devices of a round, two at least, whose losses or updates are not finite: the round before counts as if it had changed
@@ -27,7 +27,7 @@ LEAST = 2
 
 
 def undo_of(state: State) -> Undo | None:
-    """The state before the round that is being closed; None where it cannot be taken back."""
+    """Data to withdraw the round being closed; None if it cannot be withdrawn."""
     opened, plan = state.open, state.plan
     packed = any(how != "f32" for _, how in plan.transfer.down)
     in_periods = period_length(plan, plan.stages[state.stage - 1]) > 1
@@ -38,7 +38,7 @@ def undo_of(state: State) -> Undo | None:
 
 
 def broken(state: State) -> tuple[str, ...]:
-    """Devices that could not calculate in the open attempt, where they are most of it; else none."""
+    """Devices with non-finite losses or updates in the open attempt, if the majority; else none."""
     parts = sorted(state.assignments.items())
     names = [name for name, one in parts if one.refusal is not None and one.refusal.reason in BROKEN]
     answered = len(names) + sum(one.status == "done" for _, one in parts)
@@ -46,12 +46,12 @@ def broken(state: State) -> tuple[str, ...]:
 
 
 def can_step_back(state: State) -> bool:
-    """Whether a closed round can be taken back, and none was in this round yet."""
+    """True if a closed round can be withdrawn, and none was in this round yet."""
     return state.undo is not None and (state.stage, state.number) > state.stepped_back
 
 
 def step_back(steps: Steps, why: str, *, again: bool) -> None:
-    """Take the last closed round back. ``again``: it is done again; else the open one is tried from before it."""
+    """Withdraw the last closed round. ``again``: repeat it; else retry the open one from the state before."""
     state, undo = steps.state, steps.state.undo
     if undo is None:
         raise ValueError("no round to take back")
@@ -78,7 +78,7 @@ def step_back(steps: Steps, why: str, *, again: bool) -> None:
 
 
 def _spare(steps: Steps) -> None:
-    """Take back what the open attempt's rejections count against the devices that could not calculate."""
+    """Uncount rejections of the open attempt for the ``broken`` devices; lift their quarantine."""
     state = steps.state
     for name in broken(state):
         device = state.devices[name]

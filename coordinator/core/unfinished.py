@@ -1,4 +1,4 @@
-"""Cost of attempts that end without a device's update. Pure.
+"""Cost of attempts ended without a device's update. Pure.
 
 Payload is the coordinator's own count (``coordinator.runtime.traffic``), never a device's; bytes on the wire, FLOPs,
 memory and seconds are the device's, where they are plausible.
@@ -24,7 +24,7 @@ _CUT = "the upload did not end"
 
 
 def end_without_update(steps: Steps, device: str, assignment: Assignment) -> None:
-    """Record an assignment whose update does not count, with that update's figures."""
+    """Record the end of an assignment without a counted update, with the figures reported so far."""
     told = assignment.update.figures if assignment.update is not None else {}
     # One that was done has its figures on record.
     put(steps, device, assignment, {} if assignment.measured else own_figures(steps, device, assignment, told))

@@ -1,4 +1,4 @@
-"""Copies of runs in one file, taken also while they go on: the ledger's rows, the objects, what lies beside them.
+"""Backups of runs, also of running ones: ledger rows, objects and other files in one tar.
 
 The file is a plain tar of regular files, without compression (weights have nothing to gain), so that its size bounds
 what it unpacks to. Its last member, ``manifest.json``, has every other's size and sha256: nothing counts before it.
@@ -82,7 +82,7 @@ class _Archive:
         return self.files.setdefault(name, Member(size, hashed.hexdigest()))
 
     def add_file(self, name: str, path: Path) -> Member | None:
-        """None: it is gone."""
+        """Add a file; None if it no longer exists."""
         try:
             with path.open("rb") as source:
                 return self.add(name, source, os.fstat(source.fileno()).st_size)
@@ -100,9 +100,9 @@ class _Archive:
 
 
 def back_up(directories: Iterable[Path], out: Path) -> Contents:
-    """Copy these runs, of which any may be going on, into the file ``out``: whole, or not at all. Raises StoreError.
+    """Back up runs, also running ones, to the file ``out``, written whole or not at all. Raises StoreError.
 
-    One that has not begun has nothing to copy, and is not among the contents.
+    Runs that have not begun are left out.
     """
     places: dict[str, str] = {}
     with store_errors("write", out):
@@ -125,7 +125,7 @@ def back_up(directories: Iterable[Path], out: Path) -> Contents:
 
 
 def _add_run(archive: _Archive, directory: Path) -> str:
-    """The id of the run, copied; "" when its ledger does not have it."""
+    """Add a run to the archive; its id, or "" if the ledger has no run yet."""
     place = ledger_of(directory)
     with Ledger(place, create=False) as ledger:
         known = [report.run for report in ledger.runs()]
@@ -154,7 +154,7 @@ def _add_run(archive: _Archive, directory: Path) -> str:
 
 
 def _beside(directory: Path) -> list[Path]:
-    """Files that a run cannot be resumed without, or that took long to make; nothing hidden, nor a link."""
+    """Shares and exported bundles of a run; without hidden files and links."""
     folders = [directory / "shares", *sorted(directory.glob("bundles*"))]
     found = [path for folder in folders for path in sorted(folder.rglob("*"))]
     files = [path for path in found if path.is_file() and not path.is_symlink()]
@@ -166,7 +166,7 @@ def _beside(directory: Path) -> list[Path]:
 
 
 def _needed(rows: Iterable[tuple[str, msgspec.Struct]], objects: Path) -> set[str]:
-    """Ids of the objects that the run goes on from.
+    """Ids of the objects for resuming the run.
 
     Of each stage's last state, the best of the stage under way, and updates that count in the open round.
     """

@@ -1,4 +1,4 @@
-"""Chunk size of each device: what its link has been measured to carry in a fraction of a second.
+"""Chunk size of each device, from the measured rate of its link.
 
 A chunk costs every process about a millisecond whatever its size, so that a fast link is used up by large ones; on a
 slow one they would take longer than a receiver waits before it asks again.
@@ -29,10 +29,10 @@ LEAST_BYTES = 8 * 1024
 
 
 class ChunkSizer:
-    """``fixed``: bytes of every chunk, 0: by the link. ``credit``: chunks of the smallest size in flight.
+    """Chunk sizes of devices. ``fixed``: bytes of every chunk, 0: by the link; ``credit``: smallest chunks in flight.
 
-    ``limit``: what the broker may take, ``proven``: what it has been seen to take; ``wanted``: a size that a link would
-    carry and that has not been tried, 0 for none.
+    ``limit``: largest size that the broker may accept, ``proven``: largest that it has accepted; ``wanted``: a size
+    that a link would carry, still to be tried, 0 for none.
     """
 
     def __init__(self, fixed: int, credit: int) -> None:
@@ -43,29 +43,29 @@ class ChunkSizer:
         self.wanted = 0
 
     def connected(self, max_payload: int) -> None:
-        """The limit that the broker announces is known."""
+        """Apply the payload limit in bytes announced by the broker."""
         self.limit = fitting_chunk_bytes(max_payload, self._fixed or LARGEST_BYTES)
         self.proven = min(self.proven, self.limit)
 
     def proved(self, size: int) -> None:
-        """The broker takes chunks of this size. One that is smaller than was meant is also its limit."""
+        """Note a size accepted by the broker; a size below the default is also the limit."""
         if size < min(self._fixed or DEFAULT_CHUNK_BYTES, self.limit):
             self.limit = size
         self.proven = size
         self.wanted = 0
 
     def capped(self, size: int) -> None:
-        """The broker takes no larger chunks than these."""
+        """Lower the limit to this size."""
         self.limit = self.proven = min(self.proven, size)
         self.wanted = 0
 
     def note(self, device: str, size: int, seconds: float) -> None:
-        """An upload of ``size`` bytes took so long. From when it was asked for: it may be of one chunk."""
+        """Note a device's upload rate from ``size`` bytes and ``seconds`` since the request."""
         if size >= MEASURED_BYTES and seconds > 0:
             self._rates[device] = size / seconds
 
     def of(self, devices: Iterable[str]) -> tuple[int, int]:
-        """(bytes of a chunk, chunks in flight) that suit the slowest of these; what is in flight stays the same."""
+        """(bytes of a chunk, chunks in flight) for the slowest of these devices; the bytes in flight stay the same."""
         if self._fixed:
             return self.limit, self.credit(self.limit)
         slowest = min((self._rates.get(device, 0.0) for device in devices), default=0.0)
@@ -78,14 +78,14 @@ class ChunkSizer:
         return size, self.credit(size)
 
     def credit(self, chunk_bytes: int) -> int:
-        """Chunks of this size in flight: as many bytes for every size."""
+        """Chunks of this size in flight; their bytes are the same for every size."""
         if self._fixed:
             return self._credit
         return min(self._credit, max(LEAST_CREDIT, self._credit * DEFAULT_CHUNK_BYTES // chunk_bytes))
 
 
 class Chunking:
-    """Finds the chunk size that the broker takes, before the first offer and before chunks grow.
+    """Search for the broker's largest accepted chunk size, before the first offer and before chunks grow.
 
     ``warn`` takes the text of a warning that chunks are smaller than wanted.
     """
@@ -99,7 +99,7 @@ class Chunking:
         self.heard = self._probe.heard  # takes a probe that this coordinator sent to itself
 
     async def begin(self) -> None:
-        """The broker is there: find a chunk size that it takes. Raises MessageSizeError when none does."""
+        """Find a chunk size accepted by the connected broker. Raises MessageSizeError when none is."""
         self._sizer.connected(self._transport.max_payload)
         wanted = self._sizer.of(())[0]
         least, found = min(wanted, LEAST_BYTES), self._sizer.limit
@@ -120,12 +120,12 @@ class Chunking:
             self._shrunk(wanted, found, self._probe.reason)
 
     def tick(self) -> None:
-        """Try larger chunks where a link would carry them."""
+        """Start a trial of larger chunks if a link is fast enough."""
         if self._sizer.wanted and self._growing is None:
             self._growing = asyncio.ensure_future(self._grow(self._sizer.wanted))
 
     def refused(self, error: MessageSizeError) -> bool:
-        """The broker refused a message. Whether chunks are smaller now; raises the error when they are the smallest."""
+        """Shrink chunks after a refused message; True if they shrank. Raises the error at the smallest size."""
         now = self._sizer.of(())[0]
         if error.size > max(self._sizer.proven, now) + HEADER_BYTES:
             return False  # it was made when chunks were larger
@@ -137,7 +137,7 @@ class Chunking:
         return True
 
     async def close(self) -> None:
-        """End what is being tried."""
+        """Cancel the trial of a larger size."""
         if self._growing is not None:
             self._growing.cancel()
             await asyncio.gather(self._growing, return_exceptions=True)

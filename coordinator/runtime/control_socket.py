@@ -51,7 +51,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer: what came of it, or why nothing did."""
+    """The answer to a request: its result, or an error and its remedy."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @contextlib.asynccontextmanager
 async def listening(control: Control, directory: Path) -> AsyncIterator[None]:
-    """Answer terminals. Where the directory's file system takes no socket, warn and go on without."""
+    """Answer terminals on a socket in the directory; only warn if its file system takes no socket."""
     slots = asyncio.Semaphore(MOST_AT_ONCE)
     open_ones: set[asyncio.Task[None]] = set()
 
@@ -107,7 +107,7 @@ def _bound(address: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _address(directory: Path) -> Iterator[str]:
-    """A path of the socket that sun_path has room for: through a descriptor of the directory where it is long."""
+    """Path of the socket, short enough for sun_path: a long directory by its descriptor in /proc."""
     plain = str(directory / SOCKET)
     if len(os.fsencode(plain)) <= PATH_BYTES:
         yield plain
@@ -145,7 +145,7 @@ async def _perform(control: Control, ask: Ask) -> object:
 
 
 def request(directory: Path, ask: Ask) -> bytes:
-    """The result of a request to the coordinator that holds ``directory``, as JSON. Raises ControlError."""
+    """Send a request to the coordinator of ``directory``; its result as JSON. Raises ControlError."""
     try:
         with _address(directory) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(STATUS_S if ask.verb == "status" else ANSWER_S)
@@ -167,7 +167,7 @@ def request(directory: Path, ask: Ask) -> bytes:
 
 
 def _exchange(link: socket.socket, sent: bytes) -> bytes:
-    """The answer's line. Who has no room for a request says so and closes before it was sent whole."""
+    """Send a request and read the answer's line, also from a peer that closes before reading all."""
     refused: ConnectionError | None = None
     try:
         link.sendall(sent)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # runs without an identity load no cryptography
 
 
 class Watch:
-    """A page's way into a run. ``signs``: of life, since the page looked before. ``phase``: the machine's.
+    """Link between a run and its live page. ``signs``: new signs of life by device. ``phase``: the machine's.
 
-    ``followers``: how many browsers follow the page.
+    ``followers``: number of browsers on the page. ``control``: for the page's requests.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class Worker(Protocol):
 
 
 class Environment(NamedTuple):
-    """``directory``: of this run alone. ``transport``: not connected yet. ``emit`` takes the events as they happen.
+    """Surroundings of a run. ``directory``: its own. ``transport``: not connected yet. ``emit`` takes its events.
 
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
-    ``watch``: for a page that shows the run.
+    ``watch``: link to the live page, if there is one.
     """
 
     directory: Path

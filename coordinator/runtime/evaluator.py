@@ -1,4 +1,4 @@
-"""The coordinator's worker: everything that needs torch, in a process of its own.
+"""The coordinator's worker process, the only one of its parts with torch.
 
 ``python -m coordinator.runtime.evaluator`` answers over its pipes: ``initial_parts`` (the weights a run starts from),
 ``plan_stage`` (what each device can train inside its budget), ``evaluate`` (the global model on the test set),
@@ -72,7 +72,7 @@ class Evaluator:
         return {part: store.put(encode_part(tensors)) for part, tensors in initial_parts(plan.model, plan.seed)}
 
     def plan_stage(self, request: Request) -> list[Placement]:
-        """One placement a candidate, in order."""
+        """Placements of the candidates, in their order."""
         from edgefl.budget.fit import place
         from edgefl.pricing.round_price import process_pricer
 
@@ -90,9 +90,9 @@ class Evaluator:
         ]
 
     def evaluate(self, request: Request) -> list[EvaluationRow]:
-        """Accuracy with everything, and with each modality alone; prototypes of classes also by their mask.
+        """Test metrics with all modalities and with each alone; class prototypes also by their mask.
 
-        Samples that weigh the devices (slot weight) are not tested with.
+        Samples that weigh the devices (slot weight) are left out.
         """
         import numpy as np
 
@@ -121,7 +121,7 @@ class Evaluator:
         )
 
     def similarity(self, request: Request) -> dict[str, float]:
-        """Weights, sum 1, by how alike the models see the probe samples, of the devices with finite outputs."""
+        """Aggregation weights, sum 1, by similarity of outputs on probe samples; devices with finite ones only."""
         import numpy as np
 
         from edgefl.training.evaluate import probe_rows, represent
@@ -151,7 +151,7 @@ def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:
 
 
 def handlers() -> dict[str, Handler]:
-    """Method of ``METHODS`` -> its handler; all of one evaluator."""
+    """Method of ``METHODS`` -> its handler, all of the same evaluator."""
     evaluator = Evaluator()
     return {method: partial(evaluator.answer, method) for method in METHODS}
 

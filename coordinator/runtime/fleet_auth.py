@@ -1,7 +1,7 @@
-"""A fleet's identity inside the coordinator: signs what goes out, answers who enrols or renews, shuts out the revoked.
+"""A fleet's identity in the coordinator: signatures, enrolment, certificate renewal, revocation.
 
-What touches the disk or a private key of the authority runs beside the loop; what every message passes is a look into
-a set.
+Work on the disk or with the authority's private key runs beside the loop; the check of each message is a look into a
+set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOK_S = 0.2
 
 
 class Guard:
-    """One coordinator's: ``start`` it, then ``listen``. All calls come from the event loop's thread."""
+    """Fleet identity of one coordinator: ``start``, then ``listen``. All calls come from the event loop's thread."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -55,23 +55,23 @@ class Guard:
         say: Callable[[str], None] = _LOG.warning,
         enrolled: Callable[[str], None] | None = None,
     ) -> None:
-        """``post`` a message to a device, signed; ``say`` something to a person; ``enrolled``: this device has."""
+        """Set callbacks: ``post`` sends a message to a device, ``say`` warns operators, ``enrolled`` takes a name."""
         self._post, self._say = post, say
         self._welcome = enrolled or self._welcome
 
     def listen(self, url: str) -> Newcomers:
-        """Answer devices that enrol, from now on. ``url``: of the fleet's broker as this machine dials it."""
+        """Start answering devices that enrol. ``url``: of the fleet's broker as this machine dials it."""
         self._newcomers = Newcomers(self.fleet, self._enroll, self._say)
         self._newcomers.start(url)
         return self._newcomers
 
     @property
     def revoked(self) -> frozenset[str]:
-        """Devices shut out, as of the last look."""
+        """Revoked devices, as of the last look at the file."""
         return self._revoked
 
     def newly_revoked(self) -> list[str]:
-        """Devices shut out since the last call: to be called on the tick. One look at a file's date."""
+        """Devices revoked since the last call: to be called on the tick. One look at a file's date."""
         stamp = self._stamp()
         if stamp == self._seen:
             return []
@@ -86,7 +86,7 @@ class Guard:
         return fresh
 
     def takes(self, topic: topics.Topic) -> bool:
-        """Whether a message ends here: it comes from a revoked device, or by the fleet's connection from a newcomer."""
+        """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection."""
         if topic.channel == "enroll-up":
             self.dropped["stranger"] += 1
             return True
@@ -96,17 +96,17 @@ class Guard:
         return False
 
     def renew(self, message: m.Renew) -> None:
-        """A device, known by its topic, asks for a fresh certificate."""
+        """Answer a device's request for a new certificate; the topic proves its name."""
         self._spawn(self._renewing(message))
 
     async def answered(self) -> None:
-        """Wait until whoever has asked has an answer."""
+        """Wait for the answers in progress."""
         await self._tasks.wait()
         if self._newcomers is not None:
             await self._newcomers.tasks.wait()
 
     async def close(self) -> None:
-        """Drop what is in hand: devices ask again."""
+        """Cancel pending enrolments and renewals; devices retry."""
         await self._tasks.close()
         if self._newcomers is not None:
             await self._newcomers.close()
@@ -154,7 +154,7 @@ class Guard:
 
 
 class Newcomers:
-    """The coordinator's session with devices that have no certificate yet, apart from the one with its fleet.
+    """The coordinator's session with devices without a certificate, apart from that with its fleet.
 
     Whoever enrols may be anybody: what strangers send must not fill the queue in which enrolled devices' messages wait,
     and a broker for newcomers that is full or down must not stop a run. ``hear`` gets client id and payload of every
@@ -170,17 +170,17 @@ class Newcomers:
         self.connected = asyncio.Event()
 
     def start(self, url: str) -> None:
-        """Dial until it answers. ``url``: of the fleet's broker as this machine dials it."""
+        """Connect in the background, with retries. ``url``: of the fleet's broker as this machine dials it."""
         self.tasks.spawn(self._dial(url))
 
     def publish(self, client: str, answer: bytes) -> None:
-        """Answer a newcomer; nothing is waited for."""
+        """Publish an answer to a newcomer without waiting."""
         if self._transport is not None:
             topic = topics.build("enroll-down", self._fleet.record.fleet, client)
             self.tasks.spawn(self._transport.publish(topic, answer))
 
     async def close(self) -> None:
-        """Drop what could not leave."""
+        """Close the session; unsent answers are dropped."""
         await self.tasks.close()
         if self._transport is not None:
             await self._transport.close()
@@ -249,7 +249,7 @@ async def fleets_broker(fleet: Fleet, wanted: str, say: Callable[[str], None]) -
 
 
 async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit_s: float = 0.0) -> None:
-    """Answer devices until cancelled, or until the device ``until`` has enrolled, for ``limit_s`` seconds at most."""
+    """Answer enrolments and renewals without a run: at most ``limit_s``, or until device ``until`` has enrolled."""
     guard = Guard(fleet)
     async with fleets_broker(fleet, "auto", say) as url:
         transport = fleet.transport(f"{fleet.record.client_id}-{secrets.token_hex(8)}", url)

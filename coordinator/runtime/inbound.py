@@ -1,4 +1,4 @@
-"""Messages of devices as events, with limits on what devices send; and devices that have been silent for too long."""
+"""Decoding of devices' messages into events, with limits on all fields; detection of silent devices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines", "layer
 
 
 class Inbound:
-    """``silence_s``: a device not heard of for longer is offline. ``introduce_s``: between requests for a hello.
+    """Decoder of devices' messages. ``silence_s``: until offline; ``introduce_s``: between requests for a hello.
 
     ``dropped``: unusable messages, counted by reason. ``signs``: for each reader (the ledger's first), the last sign of
     life of each device since the reader looked before; it empties its own.
@@ -64,7 +64,7 @@ class Inbound:
         self.signs: list[dict[str, Sign]] = [{}]
 
     def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | Renew | LogLines | None:
-        """The event of a message on an ``up`` or ``presence`` topic; None when it says nothing of use."""
+        """The decoded message on an ``up`` or ``presence`` topic; None for an unusable one."""
         try:
             message = messages.decode_up(payload)
         except UnknownMessageError:
@@ -92,28 +92,28 @@ class Inbound:
         return _event(message, now)
 
     def heard(self, device: str, now: float, by: str = "message") -> None:
-        """A device shows life, by a message of this kind."""
+        """Note a device's sign of life by a message of this kind."""
         self._heard[device] = now
         self._show(device, (now, by, True))
 
     def reset(self, now: float) -> None:
-        """The coordinator itself was offline: silence before now counts for no device."""
+        """Restart every device's silence from now, after the coordinator was offline."""
         self._heard = dict.fromkeys(self._heard, now)
 
     def silent(self, now: float) -> list[DeviceOffline]:
-        """Devices not heard of for too long, once each."""
+        """Devices silent for longer than ``silence_s``, once each."""
         late = [name for name, at in self._heard.items() if now - at > self._silence_s]
         for name in late:
             self._show(name, (self._heard.pop(name), "silence since", False))
         return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in late]
 
     def sightings(self, ahead: float, known: Container[str]) -> list[SightingRow]:
-        """Rows of the last signs of life since this was asked before; ``ahead``: the epoch's clock before ours."""
+        """Ledger rows of signs of life since the last call; ``ahead``: seconds from our clock to the epoch's."""
         found, self.signs[0] = self.signs[0], {}
         return [SightingRow(name, ahead + at, by, on) for name, (at, by, on) in sorted(found.items()) if name in known]
 
     def strangers(self, now: float) -> list[HeartbeatSeen]:
-        """Devices that are online and still have not introduced themselves, each time it is due to ask them."""
+        """Online devices without a hello that are due to be asked for one."""
         due = [name for name, (at, _) in self._strangers.items() if now - at >= self._introduce_s]
         for name in due:
             times = self._strangers[name][1] + 1
@@ -123,7 +123,7 @@ class Inbound:
         return [HeartbeatSeen(now, name, reports_work=False) for name in due]
 
     def _presence(self, message: Presence, now: float) -> DeviceOffline | None:
-        """A device is online, or its last will says that it is not; an earlier session's last will is ignored."""
+        """Handle a presence message or last will; an earlier session's last will is ignored."""
         device = message.device
         if message.online:
             if device not in self._sessions:  # its hello follows, unless it was sent before this process listened
@@ -179,7 +179,7 @@ def _event(message: messages.UpMessage, now: float) -> FromDevice | None:
 
 
 def _is_finite(moments: Moments) -> bool:
-    """Whether all of it are numbers, which the ledger keeps, and not more than any sensor has channels."""
+    """True if all moments are finite numbers, of no more channels than a sensor may have."""
     values = (*moments.mean, *moments.variance)
     return len(values) <= 2 * MAX_CHANNELS and all(map(math.isfinite, values))
 

@@ -1,4 +1,4 @@
-"""Rates of the devices' links in the open attempt: chunks that this coordinator sent and received, by its own clock."""
+"""Link rates of devices in the open attempt, from chunks sent and received by the coordinator's clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Way(NamedTuple):
     last_bytes: int = 0
 
     def noted(self, now: float, total: int) -> _Way:
-        """With the bytes that have moved by now. The first window, sent at once, says nothing of the link."""
+        """The direction after ``total`` bytes by now. The first window, sent at once, says nothing of the link."""
         if not total or total == self.last_bytes:
             return self
         if total < self.last_bytes or not self.last_bytes:  # it begins, or begins again in chunks of another size
@@ -43,7 +43,7 @@ class _Way(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A device's transfers, looks at its download, and looks while it waited."""
+    """A device's two directions, observations of its download, and those in which it waited."""
 
     down: _Way = _Way()
     up: _Way = _Way()
@@ -52,12 +52,12 @@ class _Seen(NamedTuple):
 
     @property
     def ways(self) -> tuple[_Way, ...]:
-        """Those that went at the pace of the device's own link."""
+        """The directions at the pace of the device's own link, not of others'."""
         return (self.up,) if self.waiting > MOST_WAITING * self.looks else (self.down, self.up)
 
 
 class LinkRates:
-    """``look`` at what has moved several times a second; ``links`` says what the links carried."""
+    """Measured link rates: ``look`` records bytes moved, several times a second; ``links`` gives the rates."""
 
     def __init__(self) -> None:
         self._attempt: Attempt | None = None

@@ -68,7 +68,7 @@ class ModelTasks:
         return await self._ask("initial_parts", Manifest, Request(self.plan, str(self.store.root)))
 
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
-        """Set the states of a run that begins or resumes."""
+        """Set the present state and earlier rounds' states, at the begin or resumption of a run."""
         self.manifest = manifest
         self._states = dict(states)
         self._finals = {stage: state for (stage, _), state in sorted(states.items()) if stage}
@@ -78,7 +78,7 @@ class ModelTasks:
         self.manifest = self._finals[stage] = self._states[stage, number] = manifest
 
     def go_back(self, attempt: Attempt, *, again: bool) -> None:
-        """A round is taken back: the state before it counts, also as that round's unless it is done ``again``."""
+        """Withdraw a round: restore the state before it, also as its result unless it is repeated (``again``)."""
         self.manifest = self.base(attempt)
         self._states = {key: one for key, one in self._states.items() if key < (attempt.stage, attempt.round)}
         if not again:
@@ -86,7 +86,7 @@ class ModelTasks:
         self._finals = {stage: one for (stage, _), one in sorted(self._states.items()) if stage}
 
     def base(self, attempt: Attempt) -> Manifest:
-        """The state that devices of this attempt start from."""
+        """Model state offered in this attempt."""
         before = [key for key in self._states if key < (attempt.stage, attempt.round)]
         return self._states[max(before)] if before else self.manifest
 
@@ -109,7 +109,7 @@ class ModelTasks:
             self._tasks.spawn(self._reported(self.evaluated(one)))
 
     async def close(self) -> None:
-        """Leave off."""
+        """Cancel the tasks; wait for garbage collection."""
         await self._tasks.close()
         await self._collecting.wait()
 
@@ -169,7 +169,7 @@ class ModelTasks:
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
 
     def _clipped(self, one: Aggregate) -> Aggregate:
-        """The same with clipped changes, in new objects; nothing is left of those that oppose the others'."""
+        """The instruction with clipped updates, in new objects; changes opposed to the others' become zero."""
         memory, updates = load_memory(self.store, self.manifest), list(one.updates)
         offered = [visible_parts(self.base(update.attempt), update.device, memory) for update in updates]
         sent = [(update.manifest, base) for update, base in zip(updates, offered, strict=True)]
@@ -182,7 +182,7 @@ class ModelTasks:
         return msgspec.structs.replace(one, updates=tuple(updates), clips=tuple(clips))
 
     def _info(self, update: Update, attempt: Attempt, single: Mapping[str, int]) -> UpdateInfo:
-        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in.
+        """An update with its facts for the aggregation of ``attempt``, possibly later than its own.
 
         ``single``: the layers that may be exchanged alone.
         """
@@ -204,7 +204,7 @@ class ModelTasks:
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
     def _layer(self, update: Update, single: Mapping[str, int]) -> str:
-        """The layer to repair that an update names, if it may be exchanged alone; "" for none."""
+        """Layer to repair by an update's report, if open to single exchange; "" for none."""
         stage = self.plan.stages[update.attempt.stage - 1]
         if not update.layer or period_length(self.plan, stage) == 1:
             return ""
@@ -215,7 +215,7 @@ class ModelTasks:
         return ""
 
     async def evaluated(self, one: Evaluate) -> Evaluated:
-        """The global model, with the matcher networks and the chosen k if there are any, on the test set."""
+        """Evaluation of the global model on the test set, with matcher networks and the chosen k if any."""
         memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
         networks = memory.networks
         members = {name: self.manifest[name] for weights in networks.values() for name in weights}

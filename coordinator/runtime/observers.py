@@ -77,7 +77,7 @@ def _read(text: str, directory: Path) -> tuple[str, str]:
 
 
 class Tracker:
-    """A writer's process, and a thread that feeds it, so that the run never waits for it."""
+    """A writer's process, fed by a thread so that the run never waits for it."""
 
     def __init__(self, kind: str, target: str, plan: RunPlan, directory: Path) -> None:
         self._kind, self._told = kind, False
@@ -125,7 +125,7 @@ class Tracker:
         return words[-1][:500] if words else f"status {self._process.returncode}"
 
     def close(self) -> None:
-        """Let it write what it has got, and end."""
+        """Let the writer finish the events queued so far, then end its process."""
         self._lines.put(None)
         self._thread.join(_GOODBYE_S)
         try:

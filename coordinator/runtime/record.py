@@ -37,7 +37,7 @@ class Move(NamedTuple):
 
 
 class Record:
-    """``saved``: the state as the ledger has it. Saves without a visible effect wait for the next transaction."""
+    """Ledger and event log of a run. ``saved``: the ledger's state. Saves without visible effect wait for a commit."""
 
     def __init__(self, run: str, ledger: Ledger, journal: Journal, saved: State) -> None:
         self.ledger = ledger
@@ -47,7 +47,7 @@ class Record:
         self._unsaved: list[do.Save] = []
 
     def commit_moves(self, moves: Sequence[Move]) -> None:
-        """Commit all that the moves save in one transaction, or keep it for the next where nothing relies on it."""
+        """Commit the moves' saves in one transaction, or defer them if no effect is visible."""
         saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
         rows = [row for move in moves for row in move.rows if row.kind not in FLEETING]
         if rows or any(map(_is_visible, moves)):
@@ -56,7 +56,7 @@ class Record:
             self._unsaved += saves
 
     def commit(self, saves: Sequence[do.Save], rows: Sequence[EventRow], state: State) -> None:
-        """Bring the ledger up to ``state``; one that has not begun has no part in what the ledger holds."""
+        """Write saves, rows and the changes up to ``state`` to the ledger; none before the run has begun."""
         begun = state.phase is not Phase.STARTING
         changed = changes(self.saved, state) if begun else NOTHING
         if self._unsaved or saves or rows or changed != NOTHING:
@@ -84,7 +84,7 @@ class Record:
 
 
 def _is_visible(move: Move) -> bool:
-    """Whether a process may rely on the move, so that the ledger has it first; time passing is as good a reason.
+    """True if others may see the move's effects, so that the ledger is written first; also for ticks.
 
     A request for an update's chunks is no such reason: received chunks are on disk, and the device announces an update
     again that a coordinator does not know of.
@@ -149,7 +149,7 @@ def forward_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
 
 
 def dated(event: EventRow, more: Mapping[str, object]) -> EventRow:
-    """The event as one that happens now, with ``more`` data."""
+    """The event with the present time and ``more`` data."""
     return msgspec.structs.replace(event, at=time.time(), data={**event.data, **more})
 
 

@@ -1,4 +1,4 @@
-"""Runs out of a copy that ``backup`` has written: nothing is there before all of it was read and found right."""
+"""Restore of runs from a backup: nothing is in place before all of it was read and verified."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _unpacked(source: BinaryIO, size: int, staging: Path) -> Contents:
 
 
 def _header(source: BinaryIO) -> tarfile.TarInfo | None:
-    """The next member's; None at the end. Extensions of the format, links and devices are refused."""
+    """Header of the next member; None at the end. Raises StoreError for format extensions, links and devices."""
     block = source.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or not any(block):
         return None
@@ -125,14 +125,14 @@ def _checked(manifest: bytes, files: Mapping[str, Member], staging: Path) -> Con
 
 
 def _check_free(place: Path) -> None:
-    """Raise StoreError where a run is; what a restore that was cut off has left there is none."""
+    """Raise StoreError if a run is at ``place``; remains of an interrupted restore do not count."""
     if place.exists() and not _is_cut_off(place):
         remedy = "Name another directory with --into, or move that run away."
         raise StoreError(f"{place} is there already", remedy=remedy)
 
 
 def _is_cut_off(place: Path) -> bool:
-    """Whether a restore into a database ended before the run was in it."""
+    """True for remains of a restore interrupted before its rows were in the database."""
     if not (place / ROWS).is_file() or is_held(place):
         return False
     with Ledger(ledger_of(place)) as opened:
@@ -151,7 +151,7 @@ def _finish(staged: Path, place: Path, was: str, ledger: str) -> None:
 
 
 def _take_in(at: Path, place: Path, was: str, ledger: str | Path) -> None:
-    """Take the copy's rows, in the directory ``at``, into the ledger."""
+    """Insert the backup's rows, in the directory ``at``, into the ledger."""
     with Ledger(ledger) as opened, (at / ROWS).open("rb") as rows:
         opened.take_in(place.name, _rows(rows, f"{was}/", f"{place}/", place.name))
     (at / ROWS).unlink()
@@ -163,7 +163,7 @@ def _forget(ledger: str, run: str) -> None:
 
 
 def _rows(source: BinaryIO, was: str, now: str, run: str) -> Iterator[msgspec.Struct]:
-    """The copy's rows, with paths moved, of a run that is made now.
+    """The backup's rows for a run made now, with paths moved from ``was`` to ``now``.
 
     Devices may have closed attempts that the copy is yet to make, and drop offers of them; those of a run that was made
     later they take, and refuse the original's from then on.
@@ -185,7 +185,7 @@ def _rows(source: BinaryIO, was: str, now: str, run: str) -> Iterator[msgspec.St
 
 
 def _made(value: Any, run: str, made_ms: int) -> Any:
-    """``value`` with the attempts of the run that it holds as attempts of the run made at ``made_ms``."""
+    """``value`` with ``made_ms`` set in all attempts of the run, at any depth."""
     if isinstance(value, dict):
         changed = {key: _made(one, run, made_ms) for key, one in value.items()}
         return {**changed, "made_ms": made_ms} if value.get("run") == run and "made_ms" in value else changed

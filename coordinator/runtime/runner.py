@@ -117,7 +117,7 @@ class Runner:
 
     @staticmethod
     def clock() -> float:
-        """Seconds that only go forward; the machine's time."""
+        """Monotonic seconds, the machine's time."""
         return time.monotonic()
 
     async def run(self, *, resume: bool) -> None:
@@ -239,12 +239,12 @@ class Runner:
                 self._events.put_nowait(error)
 
     def _note(self, now: float) -> None:
-        """Have the next transaction record signs of life and bytes."""
+        """Queue signs of life and traffic counts for the next transaction."""
         self._record.keep([*self._inbound.sightings(self._ahead, self.state.devices), *self._publisher.traffic.take()])
         self._noted_at = now
 
     def _bill(self, out: Sequence[do.Instruction]) -> None:
-        """Have the transaction that ends attempts without an update record their bytes."""
+        """Record the bytes of attempts that end without an update, in the same transaction."""
         parts, traffic = [one for one in out if isinstance(one, AssignmentRow)], self._publisher.traffic
         for one in parts:
             if one.status == "done":
@@ -253,14 +253,14 @@ class Runner:
             self._record.keep(traffic.take())
 
     def _watch_clock(self, ahead: float, before: float) -> None:
-        """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
+        """Note the wall clock's lead over the monotonic clock in seconds; warn if it was set back."""
         if ahead < before - STEP_S:
             text = f"this machine's clock was set back by {before - ahead:.0f} s: times in the record go back here"
             self._events.put_nowait(warning(text))
         self._ahead = ahead
 
     def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
-        """Move by each of these, commit all that is to be kept in one transaction, then perform, in their order."""
+        """Step the machine by each event, commit once, then perform the instructions in order."""
         moves: list[Move] = []
         try:
             for event in due:

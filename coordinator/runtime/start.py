@@ -1,4 +1,4 @@
-"""From the command line's words to a run: file, test set, directory, broker."""
+"""Start of a run from the command line's options: run file, test set, directory, broker."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RunOptions(NamedTuple):
     unless_stopped: bool = False
 
     def ledger_of(self, run: str) -> str | Path:
-        """The ledger that has, or will have, this run."""
+        """The ledger, existing or planned, of this run."""
         return self.ledger or ledger_of(self.directory / run)
 
 
@@ -147,7 +147,7 @@ def planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, s
 
 
 def _reached(plan: RunPlan, options: RunOptions, guard: Guard | None, broker: str) -> RunPlan:
-    """The plan, with how the run's devices are reached. Raises where a run that goes on would wait for them elsewhere.
+    """The plan with its fleet and broker. Raises if a resumed run would use another.
 
     ``broker``: the run file's.
     """
@@ -196,7 +196,7 @@ async def _run(
 
 
 async def _stay(watch: Watch) -> None:
-    """Leave the page up for those who look at it: what the run has made can then be downloaded. A signal ends it."""
+    """Keep the live page up after the run while browsers follow it, for downloads; a signal ends it."""
     clock = asyncio.get_running_loop().time
     until, looked = clock() + STAY_S, clock() if watch.followers() else -RELOAD_S
     with contextlib.suppress(asyncio.CancelledError):
@@ -210,7 +210,7 @@ Emit = Callable[[EventRow], None]
 
 @contextlib.contextmanager
 def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Watch | None]]:
-    """``emit`` with the live page behind it, and what the page watches, as asked for."""
+    """Serve the live page, if asked for: ``emit`` extended to the page, and the page's ``Watch``."""
     if options.web is None:
         yield emit, None
         return
@@ -305,7 +305,7 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
 
 
 def _resumed(options: RunOptions, run: str) -> tuple[RunPlan, str]:
-    """The plan as the run was started with: a run file that was changed since then does not count."""
+    """Plan and broker of a run in the ledger; later changes of the run file do not count."""
     with Ledger(options.ledger_of(run), create=False) as opened:
         plan = opened.plan(run)
         status = next(one.status for one in opened.runs() if one.run == run)
@@ -336,7 +336,7 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
 
 
 def _holds(ledger: str | Path, run: str) -> bool:
-    """Whether the run is in the ledger, if there is one."""
+    """True if the run is in an existing ledger."""
     if isinstance(ledger, Path) and not ledger.is_file():
         return False
     with Ledger(ledger) as opened:
@@ -344,7 +344,7 @@ def _holds(ledger: str | Path, run: str) -> bool:
 
 
 def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], None]) -> tuple[Dataset, str]:
-    """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
+    """The test set, source of the data's shapes and labels, and its path as .npz."""
     data = config.data
     if data.test:
         encoders = read_as(config, folder=has_manifest(data.test))
@@ -365,7 +365,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
 
 
 def _held_out(config: RunConfig, source: Source, say: Callable[[str], None]) -> Dataset:
-    """The test set of the run file's own source, the one that `edgefl run` and `edgefl data` take too."""
+    """The hold-out or official test set of the run file's source, the same as in `edgefl run` and `edgefl data`."""
     data = config.data
     encoders = read_as(config, folder=has_manifest(source))
     every, official = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)

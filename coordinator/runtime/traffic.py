@@ -34,7 +34,7 @@ class Traffic:
         self._uploads: dict[str, dict[str, Attempt]] = {}  # device -> transfer -> the attempt of that upload
 
     def go_on(self, attempt: Attempt, before: Mapping[str, Mapping[str, float]]) -> None:
-        """Count on from an earlier process' record of this attempt."""
+        """Continue the counts of this attempt from an earlier process' record."""
         for device, figures in before.items():
             _newest(self._moved.setdefault(device, {}), attempt, [int(figures.get(name, 0)) for name in _SOURCES])
 
@@ -43,7 +43,7 @@ class Traffic:
         self._add(device, attempt, (*sent, 0, 0))
 
     def name_upload(self, device: str, attempt: Attempt, transfer: str) -> None:
-        """From now on this transfer is an upload of that attempt."""
+        """Register a transfer as an upload of this attempt."""
         _newest(self._uploads.setdefault(device, {}), transfer, attempt)
         self._add(device, attempt, (0, 0, 0, 0))
 
@@ -54,17 +54,17 @@ class Traffic:
             self._add(device, attempt, (0, 0, first, again))
 
     def figures(self, device: str, attempt: Attempt) -> Figures:
-        """All that has moved in a device's attempt."""
+        """Figures of all bytes moved in a device's attempt."""
         return _figures(self._moved.get(device, {}).get(attempt, [0] * len(_SOURCES)))
 
     def settle(self, device: str, stage: int, number: int, attempt: int) -> None:
-        """The device's update counts: its figures have all of it."""
+        """Drop pending counts of an attempt whose update counts: its figures include them."""
         own = self._changed.get(device, {})
         for key in [one for one in own if (one.stage, one.round, one.attempt) == (stage, number, attempt)]:
             del own[key]
 
     def take(self) -> list[Spending]:
-        """The counts that have changed since the last call."""
+        """Counts changed since the last call, for the ledger."""
         every = [(device, one) for device, own in self._changed.items() for one in own.items()]
         self._changed.clear()
         return [Spending(device, attempt, _figures(counts)) for device, (attempt, counts) in every]
@@ -86,7 +86,7 @@ def _figures(counts: Sequence[int]) -> Figures:
 
 
 def _newest(of: dict[K, V], key: K, value: V) -> None:
-    """Put this as the newest of a few."""
+    """Set the newest entry; drop the oldest beyond MOST_KEPT."""
     of.pop(key, None)
     of[key] = value
     if len(of) > MOST_KEPT:

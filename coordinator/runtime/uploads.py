@@ -142,7 +142,7 @@ class Uploads:
         self._traffic.received(device, transfer, first, again)
 
     def on_tick(self) -> None:
-        """Ask again where nothing comes; let others pass an upload that stalls."""
+        """Repeat requests of silent uploads; a stalled upload gives way to a waiting one."""
         now = self._clock()
         for device, upload in list(self._uploads.items()):
             if upload.receiving:
@@ -165,32 +165,32 @@ class Uploads:
         return upload.receiver.received_bytes if upload is not None and upload.update.attempt == attempt else 0
 
     def arriving(self) -> set[str] | None:
-        """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
+        """Ids of uploaded objects not yet in the ledger, for garbage collection; None during checks of contents."""
         if self._checking is not None:
             return None
         fetched = (upload.update.manifest.values() for upload in self._uploads.values())
         return {ref.id for refs in (*fetched, *self._reported.values()) for ref in refs}
 
     async def checked(self) -> None:
-        """Wait until no contents are being checked."""
+        """Wait for the checks of contents in progress."""
         while self._checking is not None:
             await asyncio.wait([self._checking])
 
     def clear(self) -> None:
-        """The attempt is closed."""
+        """Forget all uploads: every attempt is closed."""
         self._uploads.clear()
         self._admitted.clear()
         self._reported.clear()
 
     async def close(self) -> None:
-        """End for good what is being fetched and checked."""
+        """End all uploads and checks for good."""
         self.clear()
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
 
     def _admit(self) -> None:
-        """Fetch the updates that wait longest, as far as there is room."""
+        """Start fetching the longest waiting updates while there is room."""
         while len(self._admitted) < min(MOST_UPLOADS, len(self._uploads)):
             device = next(name for name in self._uploads if name not in self._admitted)
             self._admitted.add(device)

@@ -54,12 +54,12 @@ def asked_layout(store: ObjectStore, layers: Iterable[str], previous: Manifest) 
 
 
 def layers_limit(layout: Layout) -> int:
-    """The largest object of such a part."""
+    """Largest object in bytes of a part with this layout."""
     return sum(VALUE_BYTES * prod(shape) + LAYER_HEADER_BYTES for shape, _ in layout.values())
 
 
 def size_limit(part: str, previous: Manifest, asked: Layout | None = None) -> int:
-    """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
+    """Largest object in bytes of a new version of this part. Raises ProtocolError for an unknown part."""
     if part == LAYERS and asked:
         return layers_limit(asked)
     if part == PROTOTYPES:
@@ -74,7 +74,7 @@ def size_limit(part: str, previous: Manifest, asked: Layout | None = None) -> in
 def check_sizes(
     manifest: Manifest, previous: Manifest, transfer: Transfer, asked: Layout | None = None
 ) -> Refusal | None:
-    """The first part whose object cannot be what the plan asks for, by its size alone.
+    """Refusal of an update by the sizes of its objects alone, at the first wrong part.
 
     The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. ``asked``: layers
     that may come alone. Raises ProtocolError for an unknown part.
@@ -230,18 +230,18 @@ def clipped_change(
 
 
 def is_whole(factors: Mapping[str, float]) -> bool:
-    """Whether a clip scales weights, not only batch norm's statistics."""
+    """True if a clip scales weights, not only batch norm's statistics."""
     return any(is_scheduled(part) and not part.startswith(BUFFERS_OF) for part in factors)
 
 
 def nothing_of(manifest: Manifest) -> dict[str, float]:
-    """Factors that leave nothing of an update's changes."""
+    """Factors of 0 for every part and buffer of an update."""
     parts = [part for part in manifest if is_scheduled(part)]
     return dict.fromkeys([*parts, *(BUFFERS_OF + part for part in parts)], 0.0)
 
 
 def opposed(store: ObjectStore, updates: Sequence[tuple[Manifest, Manifest]], clipped: Collection[int]) -> set[int]:
-    """Those of ``clipped`` whose change points against the sum of the unclipped ones'.
+    """Indices in ``clipped`` of updates whose change has a negative product with the unclipped updates' sum.
 
     ``updates``: (manifest, the parts as offered) of each update of the round. One part of one update is in memory
     beside the sum of that part.

@@ -1,4 +1,4 @@
-"""Who may see a live page, and who may act on the run: bound address, host names, one-time links, cookie, headers.
+"""Access control of the live page: bound address, host names, one-time links, cookie, headers.
 
 A browser carries three things past a page's author: requests that another site makes it send (cross-site request
 forgery), host names that another site points here (DNS rebinding), and texts of devices that it would take for code.
@@ -40,23 +40,23 @@ _LISTENER = Listener("the live page", "--web-at")
 
 
 def place_of(text: str) -> Place:
-    """``text``: HOST:PORT, HOST or :PORT; "" is the default. Raises ConfigError."""
+    """Parse a place of the page: HOST:PORT, HOST or :PORT, "" for the default. Raises ConfigError."""
     return read_place(text, DEFAULT, _LISTENER)
 
 
 def check_settings(where: str) -> None:
-    """Raise ConfigError for an address or a token with which no page is shown, before anything is made for it."""
+    """Raise ConfigError for an invalid address or token, before anything is made for the page."""
     place_of(where)
     read_token(TOKEN, _LISTENER.what)
 
 
 def listening(place: Place) -> socket.socket:
-    """A socket that listens there. Raises ConfigError that says why it cannot."""
+    """A listening socket at ``place``. Raises ConfigError if it cannot be bound."""
     return listen(place, _LISTENER)
 
 
 class Access:
-    """Decides what a request may do. ``announce`` is given each new one-time link.
+    """Access rules for requests. ``announce`` is given each new one-time link.
 
     The page is open to this machine where it listens on loopback alone; elsewhere, and to act, a browser needs the
     cookie that a link gives. A link works once; the next is announced when it has been used.
@@ -73,7 +73,7 @@ class Access:
         self._names = place.names
 
     def invite(self) -> None:
-        """Announce where the page is: by a new one-time link, where one is needed for anything."""
+        """Announce the page's address, with a new one-time link if access or actions need one."""
         if self.place.is_loopback and not self.control:
             self._announce(self.place.url)
             return
@@ -81,20 +81,20 @@ class Access:
         self._announce(f"{self.place.url}/open/{self._link}")
 
     def redeem(self, link: str) -> tuple[str, str] | None:
-        """Name and value of the cookie for whoever opens the link for the first time."""
+        """Cookie (name, value) for the first use of a one-time link; None otherwise."""
         if not self._link or not hmac.compare_digest(link.encode(), self._link.encode()):
             return None
         self.invite()
         return self._cookie, self._session
 
     def is_known(self, request: Request) -> bool:
-        """Whether the request carries the cookie, or the token that stays."""
+        """True if the request carries the session cookie or the operator's token."""
         given = request.cookies.get(self._cookie, "")
         by_token = holds_token(request.headers.get("authorization", ""), self._token)
         return by_token or hmac.compare_digest(given.encode(), self._session.encode())
 
     def refusal(self, request: Request) -> str:
-        """Why a request is refused; "" when it is not."""
+        """Reason to refuse a request; "" for none."""
         if not goes_by(request.headers.get("host", ""), self._names):
             return "This page does not go by that host name; open it by the address it was announced with."
         path = request.scope["path"]  # the one that is routed by; ``request.url`` is put together with the host header
@@ -109,13 +109,13 @@ class Access:
 
 
 class Gate:
-    """Refuses what ``access`` refuses, and sets the headers of every answer."""
+    """ASGI middleware: refuses requests by ``access``, sets security headers on every answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass on or refuse one request."""
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -72,7 +72,7 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 
 class Board:
-    """The latest snapshot, and those who wait for the next one; all in the page's event loop."""
+    """The latest snapshot and its waiting readers; all in the page's event loop."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
@@ -81,29 +81,29 @@ class Board:
 
     @property
     def latest(self) -> Snapshot:
-        """The snapshot that everybody sees."""
+        """The feed's latest snapshot."""
         return self.feed.latest
 
     def turn(self) -> None:
-        """A new snapshot is there, or the end."""
+        """Wake the readers: there is a new snapshot, or the run is over."""
         self._next.set()
         self._next = asyncio.Event()
 
     async def after(self, seen: Snapshot) -> None:
-        """Wait for one newer than ``seen``, or for the end."""
+        """Wait for a snapshot newer than ``seen``, or for the end."""
         while self.latest is seen and not self.is_over:
             await self._next.wait()
 
 
 class Followed(EventSourceResponse):
-    """A stream of a browser that ``feed`` counts among its followers until it has ended."""
+    """A browser's event stream; its end lowers the feed's count of followers."""
 
     def __init__(self, feed: Feed, pieces: AsyncIterator[dict[str, str]], **options: Any) -> None:
         super().__init__(pieces, **options)
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The stream."""
+        """Send the stream until it ends."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -134,12 +134,12 @@ class Site:
         return Gate(Starlette(routes=routes), self._access)
 
     async def page(self, request: Request) -> Response:
-        """The page as the run stands, which the stream then keeps up to date."""
+        """The page of the run's present state, updated by the stream afterwards."""
         acts = self._access.control and self._access.is_known(request)
         return HTMLResponse(self._pieces.page(self.board.latest, View.of(request.query_params), acts=acts))
 
     async def live(self, request: Request) -> Response:
-        """The pieces that change, as server-sent events."""
+        """Changed pieces of the page, as server-sent events."""
         if self.board.feed.followers >= MOST_STREAMS:
             return PlainTextResponse("Too many browsers follow this run.\n", 503, {"retry-after": "30"})
         self.board.feed.followers += 1  # here, not when it begins to send: many may ask at once

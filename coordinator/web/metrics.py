@@ -1,4 +1,4 @@
-"""The snapshot of a run as metrics for Prometheus: names with units, labels that are bounded by the run itself."""
+"""Prometheus metrics of a run from its snapshot: names with units, bounded labels."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _of_devices(now: Snapshot) -> Iterator[Metric]:
 
 
 def metrics(latest: Callable[[], Snapshot]) -> Route:
-    """The route ``/metrics``: the latest snapshot, which costs the run nothing more."""
+    """The route ``/metrics``: the latest snapshot, at no cost to the run."""
     registry = CollectorRegistry()
     registry.register(_OfRun(latest))
 

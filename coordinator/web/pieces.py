@@ -24,7 +24,7 @@ _STEPS = (1, 2, 5, 10, 20, 30, 60)
 
 
 class View(NamedTuple):
-    """A browser's choice of devices: a group, those whose name has ``find`` in it, how many of them."""
+    """A browser's filter of devices: group, part of the name (``find``), number of rows."""
 
     show: str = ""
     find: str = ""
@@ -32,27 +32,27 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> View:
-        """The view of a query; what makes no sense is the default."""
+        """Parse a view from a URL query; invalid values become defaults."""
         show, rows = query.get("show", ""), query.get("rows", "")
         few = MOST if rows == "all" else FEW
         return cls(show if show in GROUPS else "", query.get("find", "")[:64].lower(), few)
 
     def chosen(self, snapshot: Snapshot) -> list[DeviceView]:
-        """The devices that fit, at work first where there are more than are shown."""
+        """Devices matching the filter; those at work first if there are more than ``rows``."""
         found = [d for d in snapshot.devices if self.show in ("", d.group) and self.find in d.name.lower()]
         order = list(GROUPS)
         return sorted(found, key=lambda d: order.index(d.group)) if len(found) > self.rows else found
 
 
 class Axis(NamedTuple):
-    """The span of time that is drawn, up to now, in seconds since the epoch."""
+    """Time axis of the page's plots, up to now; seconds since the epoch."""
 
     begin: float
     length: float
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Axis:
-        """From the run's begin if it is within the last hour, else from a full five minutes of the clock."""
+        """The axis for a snapshot: from the run's begin, or the last hour from a full five minutes."""
         begin = snapshot.began_at or snapshot.at
         now = begin + snapshot.elapsed_s
         if now - begin > _LONGEST:
@@ -61,7 +61,7 @@ class Axis(NamedTuple):
         return cls(begin, max(1.0, math.ceil((now - begin) / step) * step))
 
     def at(self, moment: float) -> float:
-        """A moment's place, from 0 to 1000."""
+        """x of a moment, 0 to 1000."""
         return round(1000 * min(1.0, max(0.0, (moment - self.begin) / self.length)), 1)
 
     def bars(self, device: DeviceView) -> list[tuple[float, float, str, str]]:
@@ -71,7 +71,7 @@ class Axis(NamedTuple):
         return [(a, round(b - a, 1), GROUP_OF.get(doing, "waiting"), doing) for a, b, doing in edges if b > a]
 
     def layers(self, snapshot: Snapshot) -> list[tuple[str, str]]:
-        """(group, path) of the fleet's time: how many devices do what, stacked, 100 high."""
+        """(group, SVG path) of the stacked numbers of devices by activity over time, 100 high."""
         total = max((sum(counts) for _, counts in snapshot.history), default=0) or 1
         moments = [*snapshot.history, (self.begin + self.length, snapshot.history[-1][1])] if snapshot.history else []
         paths = []
@@ -130,7 +130,7 @@ class Card(NamedTuple):
 
 
 def cards(snapshot: Snapshot) -> list[Card]:
-    """The headline numbers: latest scores, who is at work, what all devices together have spent."""
+    """The headline numbers: latest scores, devices at work, total costs."""
     found = []
     for plot in plots(snapshot):
         label, points = plot.lines[0]
@@ -172,7 +172,7 @@ def environment() -> jinja2.Environment:
 
 
 class Pieces:
-    """Renders pieces, once for all browsers that look at the same. ``downloads``: their names, as they are now."""
+    """Renderer of the page's pieces, cached by snapshot and view. ``downloads``: current file names."""
 
     def __init__(self, *, control: bool, downloads: Callable[[], list[str]]) -> None:
         self._downloads = downloads
@@ -189,7 +189,7 @@ class Pieces:
         return template.render(s=snapshot, view=view, pieces=pieces, acts=acts, control=control, most=MOST)
 
     def all(self, snapshot: Snapshot, view: View) -> dict[str, str]:
-        """Every piece of this snapshot."""
+        """Piece's name -> HTML for this snapshot and view."""
         if snapshot.number != self._number:
             self._number, self._made = snapshot.number, {}
         return {name: self._piece(name, snapshot, view) for name in PIECES}

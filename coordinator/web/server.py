@@ -66,7 +66,7 @@ def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iter
 
 
 def _reference(kept: Path) -> Reference:
-    """The scores of simple models, which a run in local mode fits when it has trained; none where there is no file."""
+    """Scores of the baseline models in the file ``kept``; empty without the file."""
     try:
         return msgspec.json.decode(kept.read_bytes(), type=Reference)
     except (OSError, msgspec.DecodeError):
@@ -81,7 +81,7 @@ class _Page:
         self._feed, self._access, self._served, self._before = feed, access, served, before
 
     def run(self, listener: socket.socket) -> None:
-        """Serve until it is over; a fault here is on record and does not touch the run."""
+        """Serve until ``over``; faults are logged and do not affect the run."""
         try:
             asyncio.run(self._run(listener))
         except Exception:

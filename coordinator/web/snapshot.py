@@ -1,4 +1,4 @@
-"""The snapshot of a run that the live page shows and metrics are read from, made once a second from its events."""
+"""Snapshot of a run for live page and metrics, made once a second from its events."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Bar(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """Used over allowed, where both are known."""
+        """Used / allowed; None if either is unknown."""
         return None if self.used is None or not self.allowed else self.used / self.allowed
 
 
 class DeviceView(msgspec.Struct, frozen=True):
-    """A device: activity (and its ``word``), since when it does what, sign of life and its source, costs so far.
+    """A device: activity (``word`` names it), spans of activities, last sign of life and its source, costs so far.
 
     ``flops``, ``energy_j``: None where no update has them.
     """
@@ -84,7 +84,7 @@ class DeviceView(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A metric over rounds: by what the model was given, and what stood in for the rest."""
+    """A metric over rounds, for the modalities ``given`` and the ``mask`` in place of the rest."""
 
     metric: str
     given: str
@@ -93,7 +93,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A refusal in words, with both numbers where there are any, and what to do."""
+    """A refusal as text: reason, both numbers if any, remedy."""
 
     device: str
     stage: int
@@ -143,7 +143,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def below(self) -> str:
-        """The sentence of a model, given everything, that is below a simple one; "" where it is not."""
+        """Warning of a score, with all modalities, below a simple model's; "" for none."""
         scored = [one for one in self.curves if one.metric == self.reference.metric and not one.mask]
         last = max(scored, key=lambda one: one.given.count("+"), default=None)
         return "" if last is None else below(self.reference, last.points[-1][1])
@@ -184,7 +184,7 @@ class Feed:
         self._new.append(event)
 
     def replay(self, log: Path, length: int) -> None:
-        """Take the events of before: the first ``length`` bytes of a run's event log."""
+        """Apply earlier events: the first ``length`` bytes of the run's event log."""
         with log.open("rb") as file:
             while file.tell() < length and (text := file.readline(2**20)):
                 try:
@@ -195,7 +195,7 @@ class Feed:
             device.heard_by = "ledger"
 
     def take(self) -> Snapshot:
-        """Apply what has come, and make the next snapshot."""
+        """Apply the queued events and make the next snapshot."""
         ahead = time.time() - time.monotonic()
         while self._new:
             self._apply(self._new.popleft())
@@ -233,7 +233,7 @@ class Feed:
         )
 
     def _remember(self, now: float, counts: tuple[int, ...]) -> None:
-        """Note how many devices do what, when it has changed."""
+        """Record the numbers of devices by activity, if changed."""
         if not self._history or self._history[-1][1] != counts:
             self._history.append((now, counts))
         if len(self._history) > MOST_POINTS:
@@ -249,7 +249,7 @@ def _view(device: LiveDevice) -> DeviceView:
 
 
 def _bars(device: LiveDevice) -> Iterable[Bar]:
-    """Memory as it is limited, else of a step; compute, payload and energy."""
+    """Bars of memory (the limited kind, else of a step), compute, payload and energy."""
     memory = [name for name in ("step_memory_bytes", "memory_bytes", "gpu_memory_bytes") if device.budget.get(name)]
     for name in (*(memory or ["step_memory_bytes"]), "flops", "payload_bytes", "energy_j"):
         figure, label, unit = LIMITS[name]
@@ -272,7 +272,7 @@ def _refused(device: str, stage: int, kind: str, why: Refusal) -> Refused:
 
 
 def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
-    """How the run stands, in one sentence. ``phase``: the machine's, where it is known."""
+    """State of the run in one sentence. ``phase``: the machine's, if known."""
     total = len(state.devices)
     if state.failure:
         return f"The run failed: {state.failure}"
@@ -296,7 +296,7 @@ def standing(state: LiveState, counts: Counter[str], phase: str = "") -> str:
 
 
 def _who(total: int, counts: Counter[str]) -> str:
-    """How many of the devices do what."""
+    """Device counts by activity: "3 of 4 devices train, 1 waits"."""
     said: dict[str, Callable[[int], str]] = {
         "training": lambda n: f"{n} of {_many(total, 'device')} {'trains' if n == 1 else 'train'}",
         "receiving": lambda n: f"{n} {'receives' if n == 1 else 'receive'}",

@@ -1,4 +1,4 @@
-"""The agent's decisions: ``step(state, event, now)`` gives the new state and what to do. No I/O, clock or randomness.
+"""The agent's machine: ``step(state, event, now)`` -> new state and instructions. No I/O, clock or randomness.
 
 An offer goes fetching → ready → training → update → acknowledged. Only the newest attempt of a run counts: older and
 repeated messages are dropped and counted by reason. What has to survive a restart is saved before it is announced.
@@ -52,20 +52,20 @@ TRAINER_PHASES: dict[tuple[TrainerPhase, type[Event | Instruction]], TrainerPhas
 
 
 class MachineError(ProtocolError):
-    """An event that cannot happen in this state: a fault of this program. Carries what led to it."""
+    """An event impossible in this state: a fault of this program. Carries the recent history."""
 
     remedy = "This is a fault of EdgeFL: please report it with the story above."
 
 
 def initial(identity: State, saved: v.Saved, facts: v.DataFacts | None) -> State:
-    """The state after a start: ``identity`` with what an earlier process left on disk."""
+    """State at the start: ``identity`` with the work and data facts saved by an earlier process."""
     task = v.Task(saved.offer) if saved.offer is not None else None
     known = {"closed": saved.closed, "retained": saved.retained, "newest": saved.newest}
     return replace(identity, task=task, update=saved.update, facts=facts, **known)
 
 
 def step(state: State, event: Event, now: float) -> Step:
-    """One move. ``now``: seconds on a clock that never goes back. Raises MachineError for an illegal move."""
+    """New state and instructions after an event. ``now``: monotonic seconds. Raises MachineError if illegal."""
     if not isinstance(event, v.Tick | v.Progressed):
         what = event.message if isinstance(event, v.Received) else event
         task = state.task.phase.value if state.task else "-"
@@ -85,7 +85,7 @@ def _connected(state: State, event: v.Connected, now: float) -> Step:
 
 
 def _repeat(state: State, out: list[Instruction], now: float) -> Step:
-    """Repeat what a coordinator may have missed or forgotten: the accepted offer, missing objects, the update."""
+    """Repeat messages possibly lost: acceptance of an offer, requests for objects, the update."""
     if state.task is not None:
         out.append(v.Send(m.Accept(state.device, state.task.attempt)))
         if state.task.phase is TaskPhase.FETCHING:
@@ -107,7 +107,7 @@ def _tick(state: State, event: v.Tick, now: float) -> Step:
 
 
 def _hello(state: State, now: float) -> Step:
-    """Nothing until the data is known: a coordinator cannot place a device whose shapes it does not know."""
+    """Send a hello; nothing until the data's shapes are known, without which no device is placed."""
     facts = state.facts
     if facts is None or not state.connected:
         return state, []
@@ -222,7 +222,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
 
 
 def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
-    """The answer to an offer that was answered before: the same again, since the first may be lost; it is counted."""
+    """Repeat the answer to a duplicate offer, whose first answer may be lost; None for a new offer."""
     task, update = state.task, state.update
     if task is not None and task.attempt == offer.attempt and task.offer.job == offer.job:
         out: list[Instruction] = [v.Send(m.Accept(state.device, offer.attempt))]
@@ -288,14 +288,14 @@ def _drain(state: State, message: m.Drain, now: float) -> Step:
 
 
 def _expects(state: State, event: v.Fetched | v.Progressed | v.TrainingEnded) -> v.Task | None:
-    """The task in hand, if the event is of its attempt and may come in its phase."""
+    """The current task, if the event belongs to its attempt and phase; else None."""
     task = state.task
     known = task is not None and task.attempt == event.attempt and (task.phase, type(event)) in TASK_PHASES
     return task if known else None
 
 
 def _task_moved(state: State, event: Event | Instruction) -> State:
-    """The state once this has happened to the task in hand."""
+    """The state with the task's phase after this event or instruction."""
     if state.task is None:
         return state
     phase = TASK_PHASES[state.task.phase, type(event)]
@@ -303,7 +303,7 @@ def _task_moved(state: State, event: Event | Instruction) -> State:
 
 
 def _trainer_moved(state: State, event: Event | Instruction) -> State:
-    """The state once this has happened to the trainer. Raises MachineError where it cannot happen."""
+    """The state with the trainer's phase after this event or instruction. Raises MachineError if impossible."""
     phase = TRAINER_PHASES.get((state.trainer, type(event)))
     if phase is None:
         raise _illegal(state, event)
@@ -373,7 +373,7 @@ def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | 
 
 
 def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:
-    """Drop whatever is in hand for the attempts that ``match``."""
+    """Drop waiting offers, refusals, tasks and updates of attempts that ``match``."""
     out: list[Instruction] = []
     if state.waiting is not None and match(state.waiting[0].attempt):
         state = replace(state, waiting=None)
@@ -398,7 +398,7 @@ def _drop_task(state: State, reason: str) -> Step:
 
 
 def _keep_trainer_busy(state: State) -> Step:
-    """Start, use or stop the trainer as the state asks for."""
+    """Start the trainer, train the ready task, or stop an unneeded trainer."""
     wanted = state.facts is None or state.task is not None or state.waiting is not None or state.run != ""
     due: v.StartTrainer | v.Train | v.StopTrainer | None = None
     unprepared = state.trainer is TrainerPhase.IDLE and state.run != "" and not state.prepared

@@ -1,4 +1,4 @@
-"""Whether this device takes an offer: its age, protocol, data and disk, each refusal with both numbers. Pure.
+"""Checks of an offer at the device: age, protocol, data, disk; each refusal with both numbers. Pure.
 
 A signature proves who made an offer, not when. Attempts of a run only go up, and each run of a fleet is made later than
 the one before; so a device with an identity takes up nothing older than what it took up last, also after a restart.
@@ -22,19 +22,19 @@ MOST_NAMED = 5
 
 
 def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
-    """Whether ``attempt`` is closed, or older in its run."""
+    """True if ``attempt`` is ``closed``, or older in the same run."""
     return closed is not None and closed.same_run(attempt) and attempt <= closed
 
 
 def has_newer(state: State, attempt: Attempt) -> bool:
-    """Whether the device has taken up or declined a newer attempt of the run."""
+    """True if the device has accepted or declined a newer attempt of the run."""
     declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
     known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
     return any(other.same_run(attempt) and attempt < other for other in known)
 
 
 def stale(state: State, offer: Offer) -> str:
-    """Why this offer comes too late; "" when it does not."""
+    """Reason to drop an offer as outdated; "" for none."""
     attempt = offer.attempt
     if is_over(state.closed, attempt):
         return "closed-attempt"
@@ -42,17 +42,17 @@ def stale(state: State, offer: Offer) -> str:
 
 
 def is_repeated(offer: Offer, before: Offer) -> bool:
-    """Whether two offers have the same attempt, job and manifest."""
+    """True if two offers have the same attempt, job and manifest."""
     return (offer.attempt, offer.job, offer.manifest) == (before.attempt, before.job, before.manifest)
 
 
 def newest_closed(closed: Attempt | None, attempt: Attempt) -> Attempt:
-    """The newest closed attempt, once ``attempt`` is closed."""
+    """The newer of ``closed`` and ``attempt``, which is now closed too."""
     return closed if closed is not None and is_over(closed, attempt) else attempt
 
 
 def is_older_run(state: State, run: Attempt) -> bool:
-    """Whether a run (as an attempt of it) was made before the newest that this device has taken up."""
+    """True if a run (given as an attempt) was made before the newest accepted here."""
     newest = state.newest
     if not state.strict or newest is None or not run.run or newest.same_run(run):
         return False
@@ -60,7 +60,7 @@ def is_older_run(state: State, run: Attempt) -> bool:
 
 
 def replayed(state: State, attempt: Attempt) -> Refusal | None:
-    """Why an offer is older than what this device has taken up already; None when it is not."""
+    """Refusal of an offer older than the newest accepted here (a replay); None otherwise."""
     newest = state.newest
     if newest is not None and is_older_run(state, attempt):
         detail = f"run {newest.run} is newer; a device with an identity never goes back to an older run"
@@ -71,7 +71,7 @@ def replayed(state: State, attempt: Attempt) -> Refusal | None:
 
 
 def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Refusal | None:
-    """None: take it. Memory and FLOPs were judged by the coordinator; the ceiling watches memory while training."""
+    """Refusal of an offer by protocol, data or disk; None: accept. The coordinator judged memory and FLOPs."""
     theirs = state.protocol
     if theirs is not None and not works_with(theirs):
         detail = mismatch("this agent", "the coordinator", state.release, theirs)
@@ -114,7 +114,7 @@ def _labels(facts: DataFacts, model: ModelSpec) -> Refusal | None:
 
 
 def _out_of_step(state: State, offer: Offer) -> Refusal | None:
-    """Refusal of a round that resumes from other parts than the device retains."""
+    """Refusal of a resumed round based on other parts than those retained here."""
     if not (offer.job.period or WHOLE_ROUND).resumes:
         return None
     held = retained_before(state, offer.attempt)
@@ -131,7 +131,7 @@ def _out_of_step(state: State, offer: Offer) -> Refusal | None:
 
 
 def _disk(state: State, offer: Offer, disk: Disk) -> Refusal | None:
-    """An offer needs its manifest, what is retained in its period, and new versions of the parts it trains."""
+    """Refusal for disk space: an offer's objects, its period's retained parts, and new versions of trained parts."""
     sizes = {ref.id: ref.size for ref in offer.manifest.values()}
     held = retained_before(state, offer.attempt)
     own = held[-1].manifest if held else {}

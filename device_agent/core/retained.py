@@ -10,7 +10,7 @@ from edgefl.records import Attempt, Manifest
 
 
 def retained_before(state: State, attempt: Attempt) -> list[RetainedParts]:
-    """Parts retained of earlier rounds of this run, oldest first: a round that is tried again starts where it did."""
+    """Parts retained of earlier rounds of this run, oldest first; a retried round starts from the same ones."""
     place = (attempt.stage, attempt.round)
     return [k for k in state.retained if k.attempt.same_run(attempt) and (k.attempt.stage, k.attempt.round) < place]
 
@@ -22,13 +22,13 @@ def retained(state: State, attempt: Attempt, manifest: Manifest) -> tuple[Retain
 
 
 def taken_over(kept: tuple[RetainedParts, ...], run: Attempt, earlier_ms: tuple[int, ...]) -> tuple[RetainedParts, ...]:
-    """Parts retained of this run (an attempt of it), also before it was restored from a copy, as parts of this run."""
+    """Retained parts of this run, relabelled if from before its restore from a backup. ``run``: any attempt."""
     of_run = [one for one in kept if one.attempt.run == run.run and one.attempt.made_ms in {run.made_ms, *earlier_ms}]
     return tuple(replace(one, attempt=replace(one.attempt, made_ms=run.made_ms)) for one in of_run)
 
 
 def restore_residuals(state: State, attempt: Attempt) -> State:
-    """The state after this attempt's update was refused: residuals of the round before are due again."""
+    """The state after a refused update, with the residuals of the round before restored."""
     if not state.retained or state.retained[-1].attempt != attempt:
         return state
     *earlier, last = state.retained

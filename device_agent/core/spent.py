@@ -1,4 +1,4 @@
-"""Cost of dropped attempts: the messages that tell it. Pure."""
+"""Messages with the cost of dropped attempts. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from edgefl.records import Attempt, Figures
 
 
 def spent(state: State, attempt: Attempt, figures: Figures) -> list[Instruction]:
-    """The message with the cost of a dropped attempt; none while it is not over: a stopped run resumes it."""
+    """Message with the cost of a dropped attempt; [] while a stopped run may still resume it."""
     over = has_newer(state, attempt) or is_over(state.closed, attempt)
     return [v.Send(m.Spent(state.device, attempt, figures))] if over else []
 
 
 def spent_before(before: State, state: State) -> list[Instruction]:
-    """The messages with the cost of what was dropped since ``before``; a training tells its own when it ends."""
+    """Messages with the cost of work dropped since ``before``; training in progress reports at its end."""
     messages: list[Instruction] = []
     task, update = before.task, before.update
     if task is not None and task.phase is not TaskPhase.TRAINING and task != state.task:

@@ -1,4 +1,4 @@
-"""State, events and instructions of the agent. Values only; machine.py moves them."""
+"""State, events and instructions of the agent's machine. Values only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING_TRAINED: Final = {name: Figure(reason=NOT_TRAINED) for name in ("flops",
 
 
 class DataFacts(msgspec.Struct, frozen=True):
-    """The local data and the trainer, as the warm trainer describes them."""
+    """Facts on local data and trainer, reported by the warm trainer."""
 
     modalities: dict[str, tuple[int, ...]] = {}  # modality -> shape of one sample
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
@@ -40,7 +40,7 @@ class DataFacts(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Result of one training: what an Update tells of it, with new parts already in the store; or a refusal."""
+    """Result of one training: contents of an Update, with new parts in the store; or a refusal."""
 
     manifest: Manifest = {}
     samples: dict[str, int] = {}  # part -> samples it was trained on
@@ -62,7 +62,7 @@ class RetainedParts(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """State that survives a restart: the attempt in hand, the update not yet acknowledged, what is closed.
+    """State kept over restarts: accepted offer, unacknowledged update, newest closed attempt.
 
     ``retained``: of the last round trained and the one before it, since a round may be tried again.
     """
@@ -75,22 +75,22 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """Room for objects when an offer arrives: what the offer would add, and what is free."""
+    """Disk space when an offer arrives: bytes missing of its objects, and free bytes (None: unknown)."""
 
     missing_bytes: int = 0
     free_bytes: int | None = None  # None: could not be asked
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened."""
+    """Base of the machine's events."""
 
 
 class Instruction(msgspec.Struct, frozen=True):
-    """Something to do."""
+    """Base of the machine's instructions."""
 
 
 class TaskPhase(Enum):
-    """Where the work on an accepted offer stands."""
+    """Phase of the work on an accepted offer."""
 
     FETCHING = "fetching"  # parts of the offer are missing
     READY = "ready"  # every part is here and verified, the trainer is not free yet
@@ -118,7 +118,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Everything the agent's decisions depend on.
+    """State of the agent, the sole input of its decisions besides events and time.
 
     ``abandoned`` is the attempt the trainer still works on although it is not wanted any more: a step cannot be
     aborted, so until it ends nothing else trains.
@@ -164,27 +164,27 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def prepared(self) -> bool:
-        """Whether the data was read as the coordinator's run asks for."""
+        """True if the data was read as the coordinator's run asks."""
         return self.facts is not None and self.facts.prepared == self.preparation.id
 
     @property
     def current(self) -> Attempt:
-        """The run that the coordinator is at, as an attempt of it."""
+        """The coordinator's present run, as an attempt of it."""
         return Attempt(self.run, made_ms=self.made_ms)
 
     @property
     def working_on(self) -> Attempt | None:
-        """The attempt this device has in hand: being trained, or finished and not yet acknowledged."""
+        """The attempt in work at this device: training, or with an unacknowledged update."""
         work = self.task or self.update
         return work.attempt if work is not None else None
 
 
 class Connected(Event, frozen=True):
-    """The broker answers (again) and the subscriptions stand."""
+    """The broker is connected (again) with all subscriptions."""
 
 
 class Disconnected(Event, frozen=True):
-    """The broker is lost; the transport dials again by itself."""
+    """The broker's connection is lost; the transport reconnects by itself."""
 
 
 class Received(Event, frozen=True):
@@ -205,7 +205,7 @@ class TrainerLost(Event, frozen=True):
 
 
 class Fetched(Event, frozen=True):
-    """Every object of the attempt's manifest is on disk and verified; or why they cannot be."""
+    """Every object of the attempt's manifest is on disk and verified; or the refusal."""
 
     attempt: Attempt
     refusal: Refusal | None = None
@@ -242,19 +242,19 @@ class Send(Instruction, frozen=True):
 
 
 class Save(Instruction, frozen=True):
-    """Put into its file before any later instruction is performed; the disk has it a second later (``FLUSH_S``)."""
+    """Write the state to its file before any later instruction; on disk a second later (``FLUSH_S``)."""
 
     saved: Saved
 
 
 class SaveFacts(Instruction, frozen=True):
-    """Save the data's description, so that the next start need not load it to say hello."""
+    """Save the data's description for the next start's hello."""
 
     facts: DataFacts
 
 
 class Fetch(Instruction, frozen=True):
-    """Ask for what is missing of the manifest; again: go on from the disk in a new epoch."""
+    """Request the missing objects of an offer's manifest; when repeated, resume from disk in a new epoch."""
 
     offer: Offer
 
@@ -266,26 +266,26 @@ class StopFetch(Instruction, frozen=True):
 
 
 class StartTrainer(Instruction, frozen=True):
-    """Start the trainer, where it does not run, and let it load the data and describe it by ``preparation``."""
+    """Start the trainer unless it runs; let it load the data and describe it by ``preparation``."""
 
     preparation: Preparation = Preparation()
 
 
 class StopTrainer(Instruction, frozen=True):
-    """Give the idle trainer's memory back: ``reason`` is the coordinator's for draining this device."""
+    """Stop the idle trainer to free its memory. ``reason``: the coordinator's for draining this device."""
 
     reason: str = ""
 
 
 class Train(Instruction, frozen=True):
-    """Let the idle trainer train this offer; ``retained``: what its last round left on this device."""
+    """Train this offer on the idle trainer; ``retained``: parts kept from the last round."""
 
     offer: Offer
     retained: Manifest = {}
 
 
 class Interrupt(Instruction, frozen=True):
-    """Ask the trainer to leave off after the step it is in; it ends the attempt in its own time."""
+    """Ask the trainer to stop after its current step; the end comes as TrainingEnded."""
 
     attempt: Attempt
 
@@ -298,7 +298,7 @@ class Serve(Instruction, frozen=True):
 
 
 class StopServe(Instruction, frozen=True):
-    """The update is delivered or not wanted."""
+    """Stop sending an update: delivered or not wanted."""
 
     attempt: Attempt
 
@@ -310,7 +310,7 @@ class CollectGarbage(Instruction, frozen=True):
 
 
 class Log(Instruction, frozen=True):
-    """Something worth a line: ``event`` and its fields."""
+    """Log a line: ``event`` and its fields."""
 
     event: str
     fields: dict[str, object] = {}

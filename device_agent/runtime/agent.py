@@ -1,4 +1,4 @@
-"""The agent's I/O: events in, instructions out. The machine decides, this file only performs.
+"""The agent's I/O: feeds events to the machine and performs its instructions.
 
 One task takes events one by one; one task publishes messages in their order; the trainer and the two directions of
 objects run beside them and report back as events.
@@ -48,13 +48,13 @@ FLUSH_S: Final = 1.0
 
 
 def last_will(state: v.State) -> Will:
-    """The message that the broker publishes when the connection ends without goodbye."""
+    """The MQTT last will: offline presence, published by the broker after a lost connection."""
     offline = encode(Presence(state.device, state.session, online=False))
     return Will(topics.build("presence", state.fleet, state.device), offline, retain=False)
 
 
 class Agent:
-    """One agent: ``run`` it until ``stop`` is called or something fails that a person must mend. Make it in a loop.
+    """One agent: ``run`` until ``stop`` or an error that a person must mend. Create it inside an event loop.
 
     ``state``: without any work; what an earlier process left is in the store. ``dial`` makes a transport that is not
     connected yet; a transport connects once, so each attempt takes a new one.
@@ -93,7 +93,7 @@ class Agent:
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
 
     async def run(self) -> None:
-        """Until ``stop``. Raises the EdgeFLError that ended it."""
+        """Run until ``stop``. Raises the EdgeFLError that ended it."""
         for file in self.store.set_aside:
             self.emit("warning", text=f"a file of an earlier start cannot be read; it was set aside as {file}")
         try:
@@ -139,7 +139,7 @@ class Agent:
         self._on_connection(connected=True)
 
     async def _dial(self, wait_s: float) -> float:
-        """Seconds until the next try, ``wait_s`` or more; 0: it is connected."""
+        """Try to connect: seconds until the next try, ``wait_s`` or more; 0 once connected."""
         self.transport.on_message = self._on_message
         self.transport.on_connection = self._on_connection
         try:
@@ -168,7 +168,7 @@ class Agent:
                 self.trainer.interrupt()  # again: the first may have come before the trainer had read its order
 
     async def _publish(self) -> None:
-        """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
+        """Publish queued messages in order, without waiting for acknowledgements."""
         while True:
             message = await self._outbox.get()
             self._unacknowledged.append(message)

@@ -50,9 +50,9 @@ MakeLink = Callable[[Will], Transport]
 
 
 class Simulated(NamedTuple):
-    """An agent's surroundings in one process with its whole fleet.
+    """Surroundings of a simulated agent, in one process with its whole fleet.
 
-    ``link`` makes its transport, in place of one over MQTT; ``machine``: looked at once for all devices.
+    ``link`` makes its transport, in place of MQTT; ``machine``: capabilities, probed once for all devices.
     """
 
     link: MakeLink
@@ -91,7 +91,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def check_fit(data: str) -> None:
-    """Check requirements of training that are known without loading it: torch, and local data at its stated place.
+    """Check training's requirements without loading: torch is installed, local data exists.
 
     Called before the agent connects, since a coordinator would count on the device. Raises
     MissingDependencyError, DataError.
@@ -182,7 +182,7 @@ def make_agent(
 
 
 def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:
-    """Transports over MQTT, as whom the identity says."""
+    """Factory of MQTT transports with the identity's certificates and client name."""
     client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
     if credentials is not None:
         client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
@@ -191,7 +191,7 @@ def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:
 
 
 def _credentials(state: Path, options: Options) -> Credentials | None:
-    """The identity in the state directory. Raises IdentityError when it is another's, or not fit to be used."""
+    """The identity in the state directory, if any. Raises IdentityError for another device's or an unusable one."""
     if not (state / "credentials" / "device.json").is_file():
         if options.key:
             from edgefl.identity.keys import check_private  # with it comes what checks signatures: a megabyte
@@ -215,7 +215,7 @@ def _credentials(state: Path, options: Options) -> Credentials | None:
 
 
 async def run_agent(options: Options, emit: Emit, manager: Notify, recent: RecentLines | None = None) -> None:
-    """Until SIGTERM or SIGINT, telling systemd how it stands. Raises the EdgeFLError that ended the agent."""
+    """Run an agent until SIGTERM or SIGINT, with its status to systemd. Raises the EdgeFLError that ended it."""
     keep_for_chunks()
     agent = make_agent(options, emit, recent=recent)
     loop = asyncio.get_running_loop()
@@ -226,7 +226,7 @@ async def run_agent(options: Options, emit: Emit, manager: Notify, recent: Recen
 
 
 def main() -> None:
-    """``python -m device_agent.runtime.connect``, with the options in the environment."""
+    """Entry of ``python -m device_agent.runtime.connect``, with the options in the environment."""
     faulthandler.enable()  # a watchdog's SIGABRT leaves in the log where the program hung
     with guarded():
         options, manager = take_options(os.environ), Notify(os.environ)

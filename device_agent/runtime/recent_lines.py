@@ -15,7 +15,7 @@ PAUSE_S: Final = 1.0
 
 
 class RecentLines:
-    """A stream of lines that keeps the last ones on their way to ``stream``. Not ``shared``: requests are refused."""
+    """Line stream to ``stream`` with a buffer of the last lines. Not ``shared``: requests are refused."""
 
     def __init__(self, stream: Lines | None = None, *, shared: bool = True) -> None:
         self._stream = stream
@@ -32,12 +32,12 @@ class RecentLines:
             self._stream.write(line)
 
     def flush(self) -> None:
-        """Let out what was passed on."""
+        """Flush the stream behind."""
         if self._stream is not None:
             self._stream.flush()
 
     def answer(self, device: str, asked: LogRequest, now: float) -> LogLines | None:
-        """The newest lines after those that are known already; None: too soon after the answer before."""
+        """Answer to a request for lines after ``asked.after``; None: too soon after the last answer."""
         if now - self._answered_at < PAUSE_S:
             return None
         self._answered_at = now

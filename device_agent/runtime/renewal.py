@@ -1,4 +1,4 @@
-"""Keeps a device's certificate young: at half of its life, a fresh key and certificate over the device's own topic.
+"""Renewal of a device's certificate at half of its life: a new key and certificate over the device's own topic.
 
 The key is made in a process of its own (``edgefl.identity.authority``); the supervisor only carries the request.
 """
@@ -45,7 +45,7 @@ class Renewal:
             self._answer.set_result(message)
 
     async def run(self, transport: Transport) -> None:
-        """For as long as the agent lives. A failure is logged and tried again: an agent does not end for this."""
+        """Renew the certificate whenever due, until cancelled. Failures are logged and retried."""
         while True:
             due = self._credentials.renewal_due()
             if time.time() < due:
@@ -64,7 +64,7 @@ class Renewal:
                 await asyncio.sleep(RENEWAL_RETRY_S)
 
     async def renew(self) -> float:
-        """Ask once; until when the new certificate is valid. Raises IdentityError, or TimeoutError for no answer."""
+        """Request one renewal; the new certificate's expiry. Raises IdentityError, or TimeoutError for no answer."""
         from edgefl.identity.device import bundle, replace_certificate
         from edgefl.identity.keys import read_private
 

@@ -32,7 +32,7 @@ _MAX_TEXT = 200
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Status ``at`` a time (s since the epoch). ``since``: connected, or not, since then; ``heard_at`` 0: never.
+    """Status ``at`` a time (s since the epoch). ``since``: last change of ``connected``; ``heard_at`` 0: never.
 
     ``ended``: the last run that is finished, which was heard at ``ended_at``; 0: none.
     """
@@ -89,7 +89,7 @@ def read_status(directory: Path) -> Status | None:
 
 @contextlib.asynccontextmanager
 async def reporting(agent: Agent, manager: Notify, broker: str, data: str) -> AsyncIterator[None]:
-    """Signs of life of a running agent, from its own loop: one that hangs gives none, one whose broker is away does."""
+    """Report a running agent's signs of life from its own loop: a hung one gives none."""
     last = read_status(agent.store.directory) or Status()  # of an earlier start
     known = Status(
         ended=last.ended,
@@ -116,7 +116,7 @@ async def reporting(agent: Agent, manager: Notify, broker: str, data: str) -> As
 
 
 def _ended(error: Exception, directory: Path) -> str:
-    """One line for a person: the error that ended the agent, its exit code, and where there is more of it."""
+    """One line for a person: the error that ended the agent, its exit code, and further sources."""
     text, code = f"{type(error).__name__}: {error}", EdgeFLError.exit_code
     if isinstance(error, EdgeFLError):
         text, code = error.message, error.exit_code
@@ -125,7 +125,7 @@ def _ended(error: Exception, directory: Path) -> str:
 
 
 async def _report(agent: Agent, manager: Notify, noted: list[Status]) -> None:
-    """``noted``: its one place is the status that was written last."""
+    """Report the status to systemd and the file in a loop; ``noted[0]``: the status written last."""
     first, fault = "READY=1", ""
     pause_s = min(LOOK_S, manager.watchdog_s / SIGNS) if manager.watchdog_s else LOOK_S
     while True:

@@ -36,7 +36,7 @@ MAX_FILE_BYTES = 4 * 2**20
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whom a state directory belongs to."""
+    """Owner of a state directory: device and fleet."""
 
     device: str = ""
     fleet: str = ""
@@ -100,7 +100,7 @@ class AgentStore:
             self._write(self.directory / "identity.json", msgspec.json.encode(owner))
 
     def close(self) -> None:
-        """Let another process use the directory. Raises StoreError when the disk does not take what was saved."""
+        """Release the directory for other processes. Raises StoreError if the last save cannot be flushed."""
         if self._lock < 0:
             return
         try:
@@ -110,16 +110,16 @@ class AgentStore:
             self._lock = -1
 
     def load(self) -> Saved:
-        """The work in hand, or that of the copy where it cannot be read.
+        """The saved work, or that in its copy if unreadable.
 
-        Where neither can be, it is as if there were none: the coordinator offers again.
+        Without either there is no work: the coordinator offers again.
         """
         return self._read(self._work, Saved) or self._read(self._copy, Saved) or Saved()
 
     def load_complete(self) -> Saved:
-        """As ``load``; an update whose objects are gone cannot be delivered and is trained again.
+        """The saved work without updates whose objects are gone, which are trained again.
 
-        Retained parts that are gone, after a loss of power, count as never retained.
+        Retained parts lost with power count as never retained.
         """
         saved, has = self.load(), self.objects.has
         here = [{part: ref for part, ref in one.manifest.items() if has(ref.id)} for one in saved.retained]
@@ -128,9 +128,9 @@ class AgentStore:
         return replace(saved, retained=kept, update=saved.update if whole else None)
 
     def save(self, saved: Saved) -> None:
-        """Make ``saved`` what the next start finds, however this process ends. Raises StoreError.
+        """Save the work for the next start, however this process ends. Raises StoreError.
 
-        After a loss of power it finds this or a later one only once ``flush`` has returned.
+        Safe from a loss of power only once ``flush`` has returned.
         """
         data = msgspec.msgpack.encode(saved)
         with store_errors("write", self._work, len(data)):
@@ -139,11 +139,11 @@ class AgentStore:
 
     @property
     def flushed(self) -> bool:
-        """Whether the disk has what was saved."""
+        """True if the last save is on disk."""
         return not self._durable or self._newest[0] == self._lasting
 
     def flush(self) -> None:
-        """Have the disk keep what was saved. Callable from any thread. Raises StoreError."""
+        """Flush the last save to disk. Callable from any thread. Raises StoreError."""
         with self._flushing:
             number, data = self._newest
             if self.flushed:
@@ -158,7 +158,7 @@ class AgentStore:
         return known.facts if known is not None and known.fingerprint == self.fingerprint else None
 
     def save_facts(self, facts: DataFacts) -> None:
-        """Remember what the data is. Raises StoreError."""
+        """Save the description of the data. Raises StoreError."""
         self._write(self.directory / "facts.json", msgspec.json.encode(_Facts(self.fingerprint, facts)))
 
     def _write(self, file: Path, data: bytes) -> None:
@@ -179,7 +179,7 @@ class AgentStore:
 
 
 def owner_of(directory: Path) -> Owner | None:
-    """Whom a state directory belongs to, None where no agent has run there. Raises StoreError."""
+    """Owner of a state directory; None if no agent has run there. Raises StoreError."""
     with store_errors("read", directory / "identity.json"):
         try:
             return msgspec.json.decode(read_at_most(directory / "identity.json", MAX_FILE_BYTES), type=Owner)
@@ -188,7 +188,7 @@ def owner_of(directory: Path) -> Owner | None:
 
 
 def fingerprint(source: str, *more: str) -> str:
-    """Changes when the data may have changed: path, size and time of the file, or of a folder's manifest."""
+    """Hash to detect changed data: path, size and time of the file, or of a folder's manifest."""
     path = Path(source)
     file = path / "manifest.jsonl" if path.is_dir() else path
     try:

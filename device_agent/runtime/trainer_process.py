@@ -1,4 +1,4 @@
-"""Supervisor's end of the trainer: its child process under a memory ceiling, and its tasks, which end as events."""
+"""The supervisor's side of the trainer: child process under a memory ceiling, and tasks that end as events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WarmRequest(msgspec.Struct, frozen=True):
 
 
 def library_encoders(offer: Offer) -> tuple[EncoderSpec, ...]:
-    """The encoders of an offer that are made of a library's modules."""
+    """Encoders of an offer built from a library's modules, such as transformers'."""
     return tuple(encoder for encoder in offer.job.model.encoders.values() if encoder.config)
 
 
@@ -74,7 +74,7 @@ class TrainerWorker(Protocol):
         ...
 
     async def call(self, method: str, body: object, on_note: Note | None = None) -> object:
-        """The answer. Raises WorkerFailedError."""
+        """The worker's answer to a request. Raises WorkerFailedError."""
         ...
 
     def interrupt(self) -> None:
@@ -82,7 +82,7 @@ class TrainerWorker(Protocol):
         ...
 
     async def stop(self, grace_s: float = ...) -> None:
-        """End it, in this time."""
+        """End the worker within ``grace_s`` seconds."""
         ...
 
 
@@ -97,14 +97,14 @@ class Trainer(Protocol):
     """Interface of a trainer; tests have one without a process."""
 
     async def warm(self, preparation: Preparation) -> DataFacts:
-        """Load torch and the data, and describe it as it is to be read.
+        """Load torch and the data; facts of the data as read by ``preparation``.
 
         Raises WorkerFailedError: ``status`` is None when it refused, else it died.
         """
         ...
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
-        """One round; never raises for what the trainer does."""
+        """Train one round; a failing trainer ends it as a refusal, never as an error."""
         ...
 
     def interrupt(self) -> None:
@@ -117,7 +117,7 @@ class Trainer(Protocol):
 
 
 def trainer_worker(log: Path, module: str = "device_agent.trainer.process") -> WorkerProcess:
-    """The process of one or more devices' trainers, not yet started; it ends with this one."""
+    """The worker process for trainers, not yet started; it ends with this process."""
     return WorkerProcess(module, ["--parent", str(os.getpid())], log)
 
 
@@ -133,13 +133,13 @@ class TrainerProcess:
         self._worker = trainer_worker(Path(settings.log), module)
 
     async def warm(self, preparation: Preparation) -> DataFacts:
-        """See ``Trainer.warm``."""
+        """Start the child if needed and load the data; see ``Trainer.warm``."""
         request = WarmRequest(self.settings, preparation)
         self._facts = understood(await self._worker.call("warm", request), DataFacts)
         return self._facts
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
-        """See ``Trainer.train``. Over the ceiling the child is killed, which is a refusal with both numbers."""
+        """Train one round; a child over the memory ceiling is killed, a refusal with both numbers."""
         if self._worker.pid is None:  # a cold one has torch to load first, which belongs to no round
             await self._worker.start()
             with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
@@ -162,11 +162,11 @@ class TrainerProcess:
         return Ended(_with_limit(result, limit), alive=True)
 
     def interrupt(self) -> None:
-        """See ``Trainer.interrupt``."""
+        """Ask the child to end the training after its step; see ``Trainer.interrupt``."""
         self._worker.interrupt()
 
     async def stop(self) -> None:
-        """See ``Trainer.stop``."""
+        """End the child to free its memory; see ``Trainer.stop``."""
         await self._worker.stop(TRAINER_STOP_S)
 
 
@@ -179,7 +179,7 @@ async def train_in(worker: TrainerWorker, settings: TrainerSettings, work: Train
 
 
 def progressed(attempt: Attempt, note: object) -> Progressed:
-    """A trainer's note of its progress, decoded. Raises WorkerFailedError for anything else."""
+    """Decode a trainer's progress note. Raises WorkerFailedError for anything else."""
     return understood({**understood(note, dict[str, object]), "attempt": attempt}, Progressed)
 
 
@@ -193,9 +193,9 @@ def raised(error: WorkerFailedError) -> Refusal:
 
 
 def failed(error: WorkerFailedError, ceiling: Ceiling, memory_total_bytes: int, *, card: bool = False) -> Ended:
-    """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed).
+    """End of a training with a trainer that raised (alive) or died (refusal with peak and limit).
 
-    ``card``: tensors are in a GPU's own memory, so that it was the process' that ran out.
+    ``card``: tensors are in a GPU's own memory, so that host memory ran out.
     """
     if error.status is None:
         return Ended(Result(refusal=raised(error)), alive=True)
@@ -217,7 +217,7 @@ def failed(error: WorkerFailedError, ceiling: Ceiling, memory_total_bytes: int, 
 
 
 def _with_limit(result: Result, limit: int | None) -> Result:
-    """An allocation that was refused has its second number: the process' ceiling, which the trainer does not know."""
+    """The result with the process ceiling as the limit of a memory refusal, unknown to the trainer."""
     refusal = result.refusal
     if refusal is None or refusal.reason != "memory" or refusal.allowed is not None or limit is None:
         return result
@@ -228,7 +228,7 @@ def _with_limit(result: Result, limit: int | None) -> Result:
 
 
 class TrainerTasks:
-    """One trainer's tasks: get ready, train, end; one at a time, each ending as an event.
+    """Tasks of one trainer: warm, train, stop; one at a time, each ending as an event.
 
     ``supervisor_cost``: the supervisor's own figures for a training that has just ended.
     """
@@ -241,16 +241,16 @@ class TrainerTasks:
         self._job: asyncio.Task[None] | None = None
 
     def start(self, preparation: Preparation) -> None:
-        """Let it load torch and the data, and describe it; ends in TrainerReady or TrainerLost."""
+        """Start loading torch and the data; ends as the event TrainerReady or TrainerLost."""
         self._job = self._effects.spawn(self._warm(self._job, preparation))
 
     def stop(self, reason: str) -> None:
-        """Give its memory back."""
+        """Stop the trainer to free its memory."""
         self._effects.emit("trainer-stopped", reason=reason or "there is no run for this device")
         self._job = self._effects.spawn(self._trainer.stop())
 
     def train(self, work: Train) -> None:
-        """Ends in TrainingEnded, whatever happens."""
+        """Start training an offer; always ends as the event TrainingEnded."""
         self._job = self._effects.spawn(self._train(work))
 
     async def _warm(self, before: asyncio.Task[None] | None, preparation: Preparation) -> None:

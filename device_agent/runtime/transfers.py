@@ -1,4 +1,4 @@
-"""Transfers of one agent: the offer that is fetched, the update that is served, and what they cost."""
+"""Transfers of one agent: download of an offer, upload of an update, and their cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PUBLISH_BYTES = 10
 
 
 class _Counters(NamedTuple):
-    """Counters at one moment: seconds, and bytes at the socket."""
+    """Counters at one moment: seconds, and bytes sent and received at the socket."""
 
     at: float
     sent: int
@@ -77,7 +77,7 @@ class Transfers:
         self._cost: _Cost | None = None
 
     def fetch(self, offer: Offer) -> None:
-        """Ask for what the offer's manifest names and is not here; again for the same offer: ask again."""
+        """Request the missing objects of an offer; for the same offer again, repeat the request."""
         now = time.monotonic()
         if self._fetch is not None and self._fetch.offer == offer:
             asking = (one for one in self._unacknowledged if isinstance(one, Need) and one.missing)
@@ -98,7 +98,7 @@ class Transfers:
         self._listen("")
 
     def chunk(self, transfer: str, payload: bytes) -> None:
-        """A message of chunks arrived. Raises ProtocolError when it is malformed."""
+        """Handle a message of chunks. Raises ProtocolError if malformed."""
         fetch = self._fetch
         if fetch is None or fetch.offer.transfer != transfer:
             return
@@ -109,7 +109,7 @@ class Transfers:
             self._failed(fetch, "disk", error.message)
 
     def serve(self, update: Update, grant: Grant) -> None:
-        """The coordinator says what it lacks of an update, or how far it is."""
+        """Send chunks of an update by the coordinator's request or acknowledgement (``grant``)."""
         served, sender = self._served or (None, None)
         if sender is None or (served, sender.transfer) != (update, grant.transfer):
             topic = topics.build("up-object", self._fleet, self._device, grant.transfer)
@@ -120,13 +120,13 @@ class Transfers:
             self._effects.emit("warning", text=f"object {failed.object_id[:12]}: {failed.reason}")
 
     def stop_serve(self) -> None:
-        """The update is delivered, or not wanted."""
+        """Stop sending the update: delivered or not wanted."""
         self._served = None
 
     def tick(self, *, connected: bool) -> None:
-        """Time passed.
+        """Advance the transfers with time.
 
-        Nothing is asked for again before the broker has acknowledged every message: a link that is cut would carry
+        Nothing is requested again before the broker has acknowledged every message: a link that is cut would carry
         every repetition once it is back, and each would be answered with all that is missing.
         """
         now = time.monotonic()
@@ -164,7 +164,7 @@ class Transfers:
         }
 
     def _wire(self, down: int, up: int) -> Figures:
-        """Bytes on the wire, where there is one."""
+        """Figures of bytes on the wire; without values for a transport in this process."""
         if not self._transport().wired:
             none = Figure(reason="messages do not leave this process")
             return {"wire_down_bytes": none, "wire_up_bytes": none}
@@ -175,7 +175,7 @@ class Transfers:
         }
 
     def _listen(self, transfer: str) -> None:
-        """Subscribe to the shared chunks of this transfer alone, "" for none: others are for other devices."""
+        """Subscribe to the shared chunks of this transfer only; "" for none."""
         if transfer == self._listened:
             return
         transport, before, self._listened = self._transport(), self._listened, transfer
@@ -236,8 +236,8 @@ class Transfers:
                 under_way.discard(name)
 
         def spawn(device: str | None, payload: bytes) -> None:
-            """Send a message unless the same one is under way: then it is late, or the link is cut, after which the
-            transport itself sends it again.
+            """Send a message unless an identical one is under way, which the transport repeats
+            after a lost link.
             """
             name = xxhash.xxh3_64_intdigest(payload)
             if name not in under_way:
@@ -248,7 +248,7 @@ class Transfers:
 
 
 def wanted(offer: Offer, store: ObjectStore) -> list[ObjectRef]:
-    """The objects to have before training: each part's own, or the packed one where what that is based on is here."""
+    """Objects to fetch for an offer: each part's, or the packed one if its base is here."""
     refs = []
     for part, ref in offer.manifest.items():
         packed = offer.packed.get(part)

@@ -1,4 +1,4 @@
-"""Facts of a device's data that its hello has: as it was found, and as a run's preparation has it read."""
+"""Facts on a device's data for its hello: as found, and as read by a run's preparation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 def described(
     base: DataFacts, preparation: Preparation, read: Callable[[Mapping[str, EncoderSpec]], Dataset]
 ) -> DataFacts:
-    """``base`` with what ``read`` gives of the data; of data that cannot be read so, nothing but the reason."""
+    """``base`` with facts on the data by ``read``; for unreadable data only the reason (``problem``)."""
     if not preparation.id:
         return base
     here = {m: spec for m, spec in preparation.encoders.items() if m in base.modalities}
@@ -46,7 +46,7 @@ def described(
 
 
 def _signed(data: Dataset, preparation: Preparation) -> bytes:
-    """The signature that the preparation asks for, as a part's bytes; none without samples."""
+    """The data's signature for clustering by the preparation, encoded; b"" without samples."""
     if not preparation.signature or not len(data):
         return b""
     return encode_part(signature(preparation.signature).sign(data, preparation.classes, preparation.seed))

@@ -1,4 +1,4 @@
-"""Parts at a device: those of an offer decompressed and read for training, those of its update compressed after it."""
+"""Exchanged parts at a device: an offer's decompressed before training, an update's compressed after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgefl.storage.objects import ObjectStore
 
 
 class StoredParts(Mapping[str, dict[str, Array]]):
-    """Parts decoded when they are asked for, so that never two copies of a whole model are in memory."""
+    """Parts decoded on access, so that memory never holds two copies of a whole model."""
 
     def __init__(self, manifest: Manifest, store: ObjectStore) -> None:
         self._manifest = manifest
@@ -47,9 +47,9 @@ class Sending(NamedTuple):
 
 
 def decompress_offer(offer: Offer, store: ObjectStore) -> Refusal | None:
-    """Decompress the offer's parts that came packed, one at a time; the first fault, None without any.
+    """Decompress an offer's packed parts, one at a time; refusal at the first fault, else None.
 
-    Its base and the packed object are deleted then, so that the same offer, sent again, brings the part whole.
+    After a fault the base and the packed object are deleted, so that the next offer brings the part whole.
     """
     for part, packed in offer.packed.items():
         wanted = offer.manifest.get(part)
@@ -75,7 +75,7 @@ def compress_update(
     retained: Mapping[str, Tensors],
     store: ObjectStore,
 ) -> Sending:
-    """``parts`` as they are sent: compressed against what was ``offered``, where the rules say so and it pays.
+    """Store trained ``parts`` for upload, compressed against those ``offered`` if the rules ask for it and it pays.
 
     ``parts`` is used up, part by part, so that there are not two copies of a model. ``retained`` holds, under
     ``RESIDUAL``, the residuals of earlier rounds; parts that go on from the device's own copy have them in already.

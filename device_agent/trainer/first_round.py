@@ -1,4 +1,4 @@
-"""Memory of a trainer's process, seen to once: a toy round before the first, no search of what stays."""
+"""One-time setup of a trainer's memory: a toy round, and exemption from garbage collection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.training.local_round import LocalState, train_round
 
 @functools.cache
 def first_round(device: str) -> None:
-    """Train a toy round, so that the libraries take now what they take once: it belongs to the idle size, to no round.
+    """Train a toy round, so that libraries' one-time allocations count as idle size, not as a round's.
 
     Measured with torch 2.13 on a CPU: 229 MiB after importing torch and edgefl.training, 253 MiB after a first round.
     """
@@ -31,5 +31,5 @@ def first_round(device: str) -> None:
 
 @functools.cache
 def freeze_once() -> None:
-    """Exempt objects of the first round from garbage collection: libraries' would be searched in every round."""
+    """Exempt all present objects from garbage collection, which would scan libraries' in every round."""
     gc.freeze()

@@ -1,4 +1,4 @@
-"""A device's local training: its data, kept between rounds, one round on it, and what that cost. Loads torch."""
+"""Local training of a device: data kept between rounds, one round at a time, measured cost. Loads torch."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ SHARED = "the whole fleet is in one process"
 
 
 class LocalTrainer:
-    """One device's trainer, and what stays warm in it: the data, and what the frozen prefix makes of it.
+    """One device's trainer with its warm data and prefix cache.
 
-    ``dataset``: as it was read from ``settings.data``. ``counts``: of steps that others have counted in this process.
-    ``alone``: this process is for training alone, so that its memory is a trainer's, and is measured and given back.
+    ``dataset``: as read from ``settings.data``. ``counts``: of steps, shared with other trainers in this process.
+    ``alone``: the process serves this trainer only, so that its memory is measured and given back.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LocalTrainer:
         self.left_off = False  # the agent does not want the round under way any more
 
     def warm(self) -> DataFacts:
-        """Facts of the data and of the memory at rest, after a first round has had the libraries take theirs."""
+        """Facts on the data and on idle memory, after a toy round."""
         if self.facts is None:
             if self.alone:
                 first_round(self.device)
@@ -90,12 +90,12 @@ class LocalTrainer:
         return self.facts
 
     def describe(self, preparation: Preparation) -> DataFacts:
-        """The same facts, of the data as a run's ``preparation`` has it read; of unusable data, why it is."""
+        """Facts on the data as read by a run's ``preparation``; for unusable data the reason."""
         base = self.warm()
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
-        """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
+        """Train one round. Unfit data or short memory is a refusal, not an error."""
         self.left_off = False
         if lacking := _lacking(request.offer.job):
             return Result(refusal=Refusal(METHOD, detail=lacking))
@@ -119,7 +119,7 @@ class LocalTrainer:
                 freeze_once()
 
     def let_go(self) -> None:
-        """Part from its cache: they hold each other, and what is frozen by then no search for garbage finds."""
+        """Replace the prefix cache, to break a reference cycle hidden from garbage collection."""
         self.cache = PrefixCache(self.rows)
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
@@ -178,7 +178,7 @@ class LocalTrainer:
         )
 
     def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:
-        """The stored prefixes of this share, within what objects leave of the disk budget."""
+        """The prefix cache of this share, within the disk budget left by objects."""
         self.cache.keep_only(list(data))
         self.cache.identify = lambda part: manifest[part].id
         if self.disk_bytes is not None:
@@ -187,7 +187,7 @@ class LocalTrainer:
         return self.cache
 
     def _on_disk(self, dataset: Dataset) -> Dataset:
-        """Large data in a file, so that it does not fill the memory of training; in memory where the disk is short."""
+        """The dataset with large arrays moved to disk; unchanged if small or if the disk is short."""
         size = sum(values.nbytes for values in dataset.modalities.values())
         if size < SMALL_BYTES or (self.disk_bytes is not None and size > self.disk_bytes // 2):
             return dataset
@@ -198,7 +198,7 @@ class LocalTrainer:
             return dataset
 
     def _dataset_for(self, model: ModelSpec) -> Dataset:
-        """The data as this model takes it: labels numbered its way; files read to its shapes. Raises DataError."""
+        """The data for this model: labels by its numbering, files read to its shapes. Raises DataError."""
         names, facts = model.label_names, self.warm()
         if not facts.elastic:
             return self.dataset.relabelled(names) if names else self.dataset
@@ -214,7 +214,7 @@ class LocalTrainer:
         return load(source, bad_samples=bad_samples, modalities=encoders, label_names=names)
 
     def _split(self, job: Job) -> Split:
-        """Training and hold-out data; absent modalities of the former made by the recipe's generator.
+        """Training and hold-out data, with absent modalities in training data completed by the recipe's generator.
 
         Made once, then kept. Raises DataError.
         """
@@ -248,7 +248,7 @@ class LocalTrainer:
 
 
 def _lacking(job: Job) -> str:
-    """Which methods and kinds of encoder the job names that are not installed here, in words; "": none."""
+    """Text on the job's methods and encoder kinds not installed here; "" for none."""
     slots = job.slots
     named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
     named |= {"repair": slots.repair, "upload": slots.upload}

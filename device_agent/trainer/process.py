@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to b
 
 
 class Trainers:
-    """The trainers of this process by device, and which of them works.
+    """The trainers of this process by device, and the active one.
 
-    ``alone``: as of ``LocalTrainer``.
+    ``alone``: the process serves one device's trainer only.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -42,16 +42,16 @@ class Trainers:
         self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
 
     def handlers(self) -> dict[str, Handler]:
-        """The requests that a trainer's process answers, by name."""
+        """Request name -> handler of a trainer's process."""
         return {"warm": self.warm, "train": self.train, "leave": self.leave}
 
     def leave_off(self, signum: int = 0, frame: FrameType | None = None) -> None:
-        """Have the round that is under way end after its step; also a signal's handler."""
+        """End the round in progress after its current step; also a signal handler."""
         if self._active is not None:
             self._active.left_off = True
 
     def warm(self, body: object, note: Note) -> DataFacts:
-        """Load torch and the data of the device that asks, once; what they are, read as it asks.
+        """Load torch and the requesting device's data, once; facts of the data by its preparation.
 
         Where the request names encoders of a library's modules, load those as well.
         """
@@ -64,7 +64,7 @@ class Trainers:
         return self._trainer(request.settings).describe(request.preparation)
 
     def train(self, body: object, note: Note) -> Result:
-        """One round of the device that asks."""
+        """Train one round of the requesting device."""
         request = msgspec.convert(body, TrainRequest)
         self._active = self._trainer(request.settings)
         try:
@@ -73,7 +73,7 @@ class Trainers:
             self._active = None
 
     def leave(self, body: object, note: Note) -> None:
-        """The device does not need its trainer any more."""
+        """Remove the requesting device's trainer."""
         trainer = self._trainers.pop(msgspec.convert(body, TrainerSettings), None)
         if trainer is not None:
             trainer.let_go()
@@ -93,7 +93,7 @@ class Trainers:
 
 
 def _check_cuda() -> None:
-    """For a profile that asks for cuda. Where torch has none, raises doctor's finding as an error.
+    """Raise doctor's finding as an error if torch lacks CUDA; for profiles with cuda.
 
     ConfigError where no restart mends it; WorkerError for a driver, which may be loaded late in a boot.
     """
@@ -112,7 +112,7 @@ def _check_cuda() -> None:
 
 
 def main() -> None:
-    """``python -m device_agent.trainer.process``, started by the agent."""
+    """Entry of ``python -m device_agent.trainer.process``, started by the agent."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
     # In a long step a closed pipe goes unnoticed.

@@ -1,1 +1,1 @@
-"""Predicted cost of a stage, and what of it fits a device budget."""
+"""Predicted cost of a stage, and its placement within a device's budget."""

@@ -1,4 +1,4 @@
-"""The planner of one stage: per device the largest micro-batch, then the deepest training, that fits its budget.
+"""Planner of one stage: for each device the deepest training, then the largest micro-batch, within its budget.
 
 A predicted cost is held against the budget; the first limit that refuses is given with both numbers.
 
@@ -40,7 +40,7 @@ OF_NO_SIZE = {"packed": 1, "damaged": 3}
 
 
 def gpu_limit(budget: Budget, has: Capabilities) -> int | None:
-    """Most bytes a step may take of the GPU: what its budget and the card leave it; None: no limit of its own.
+    """GPU memory limit of a step in bytes, by the budget and the card; None: no limit of its own.
 
     ``gpu_free_bytes`` is without the CUDA context and what others use. Of either the allocator keeps what it held
     before a round, and takes up to a segment more than its tensors.
@@ -53,7 +53,7 @@ def gpu_limit(budget: Budget, has: Capabilities) -> int | None:
 
 
 def least(allowed: int | None, there: int) -> int | None:
-    """The smaller of a limit, where there is one, and of what there is, where that is known (not 0)."""
+    """The smaller of a limit (None: none) and an available amount (0: unknown); None without either."""
     return min((n for n in (allowed, there or None) if n is not None), default=None)
 
 
@@ -63,7 +63,7 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
 
 
 def limits(cost: Cost, candidate: Candidate) -> list[Refusal]:
-    """Each limit of the device's budget with what ``cost`` needs of it, as the refusal that it is when that is more.
+    """Each limit of the device's budget beside the amount that ``cost`` needs, as a Refusal, exceeded or not.
 
     The whole-process limit needs the idle trainer's own size, which the device measures; before it did, only
     ``step_memory_bytes`` speaks for memory. In a GPU's own memory the step has to fit there, and the process then holds
@@ -123,7 +123,7 @@ def place(
     signature: str = "",
     layers: Mapping[str, int] | None = None,
 ) -> Placement:
-    """The largest part of ``job`` that fits ``candidate``'s budget; a placement with a refusal when nothing fits.
+    """Placement of the largest variant of ``job`` within ``candidate``'s budget, or with a refusal.
 
     ``job.stage``: as all devices train it. ``part_bytes`` to ``layers``: as in ``StageTraffic``; a prefix stored in
     ``before`` is used again.
@@ -152,12 +152,12 @@ def place(
 
 
 def _with(job: Job, **changes: object) -> Job:
-    """The job with other hyper-parameters."""
+    """The job with changed hyper-parameters."""
     return msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, **changes))
 
 
 def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
-    """The first variant of ``job`` that fits; a placement with the last refusal when none does."""
+    """Placement of the first fitting variant of ``job``, or with the last refusal."""
     refusal, whole, short = None, None, False
     deeper = shallower(job.stage)[:-1]
     for variant in _fallbacks(job, traffic.stage):
@@ -201,7 +201,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
 
 
 def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
-    """Ever less: the job at each depth, with its prefix stored or not, with its own optimiser or the low-memory one."""
+    """Variants of the job by falling cost: each depth, with and without stored prefix, then low-memory optimiser."""
     for shallow in shallower(job.stage):
         at_depth = msgspec.structs.replace(job, stage=shallow)
         # Prefixes are not stored where others train them in ``stage``.
@@ -215,14 +215,14 @@ def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
 
 
 def _pieces(job: Job) -> list[tuple[int, bool]]:
-    """(micro-batch, whether activations are checkpointed), from most memory to least."""
+    """(micro-batch, activation checkpointing) of a step, from most memory to least."""
     pieces = [(size, False) for size in micro_batches(job.hyper.batch_size)]
     checkpoints = any(is_encoder(part) for part in job.stage.trained)
     return [*pieces, (pieces[-1][0], True)] if checkpoints else pieces
 
 
 def trained_depth(stage: Stage) -> int:
-    """How many encoder stages the stage trains; embeddings count as one."""
+    """Number of encoder stages trained in the stage; embeddings count as one."""
     return len(trained_stages(stage))
 
 
@@ -253,7 +253,7 @@ def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
 
 
 def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal | None:
-    """Why a device has nothing to teach networks that match: a classifier labels, a prior another modality."""
+    """Refusal of a device without data for its matcher networks: labels or a second modality."""
     if model.matching == "classifier" and candidate.class_counts and not any(candidate.class_counts):
         return Refusal("data", detail="none of its samples has a label, which a matching classifier learns from")
     if model.matching == "prior" and len(own.trained) < 2:
@@ -262,17 +262,17 @@ def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal 
 
 
 def decline_of(placement: Placement, refusal: Refusal) -> Decline:
-    """The declined placement, as later plans take it into account."""
+    """The declined placement as a record for later plans."""
     hyper, depth = placement.hyper, trained_depth(placement.stage)
     size = hyper.micro_batch or hyper.batch_size
     return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.low_memory)
 
 
 def _declined(job: Job, candidate: Candidate) -> bool:
-    """Whether the device declined this, or something at most as large.
+    """True if the device declined this job or a smaller one.
 
-    For want of disk, or of range in what is stored, it declined the storing alone; OF_NO_SIZE says nothing of sizes.
-    What it takes to store a prefix and what a step takes are not to be compared.
+    A disk or cache refusal rules out caching only; reasons in OF_NO_SIZE say nothing of sizes. Jobs with and without
+    a stored prefix are not compared.
     """
     hyper, depth = job.hyper, trained_depth(job.stage)
     for was in candidate.declined:

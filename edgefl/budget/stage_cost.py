@@ -46,7 +46,7 @@ class StageTraffic(NamedTuple):
 
 
 def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
-    """The bytes in the cost of ``job``, a device's part of the stage; nothing else is in it."""
+    """Cost with only the payload bytes of ``job``, a device's part of the stage."""
     stage, part_bytes, before, signature, layers = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     empty = {part for part in here if part_bytes.get(part) == object_bytes({})}
@@ -77,7 +77,7 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
 
 
 def most_up(job: Job, sizes: Mapping[str, int]) -> int:
-    """The most bytes that an update has of parts with these ``sizes``."""
+    """Largest bytes of an update of parts with these ``sizes``, by the slot upload."""
     upload = chosen("upload", job.slots.upload)[0]
     if upload.method.most is None or is_closing(job.stage):
         return sum(sizes.values())
@@ -112,7 +112,7 @@ def prototype_bytes(job: Job, candidate: Candidate, part_bytes: Mapping[str, int
 
 
 def _layout(tables: Mapping[str, tuple[int, int]]) -> Layout:
-    """Tensors of tables: their means, and how many samples each row is of."""
+    """Tensor layout of prototype tables: means and sample counts by row."""
     from edgefl.prototypes.table import COUNT
 
     return {
@@ -123,7 +123,7 @@ def _layout(tables: Mapping[str, tuple[int, int]]) -> Layout:
 
 
 def object_bytes(layout: Layout) -> int:
-    """Bytes of the object that ``protocol.tensors.encode_part`` makes of f32 tensors of this layout, and header."""
+    """Bytes of an encoded part (``protocol.tensors.encode_part``) of f32 tensors in this layout, header included."""
     header: dict[str, object] = {"__metadata__": {"encoding": "f32"}}
     end = 0
     for name, (kind, shape) in sorted(layout.items(), key=lambda item: (-_WIDTH[item[1][0]], item[0])):
@@ -134,7 +134,7 @@ def object_bytes(layout: Layout) -> int:
 
 
 def bytes_of(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
-    """Bytes of these parts in f32; what is not known counts 0."""
+    """Bytes of these parts in f32; unknown parts count 0."""
     return sum(part_bytes.get(part, 0) for part in parts)
 
 
@@ -181,7 +181,7 @@ Price = Callable[[Job, Mapping[str, int]], Priced]
 
 
 def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffic) -> Cost:
-    """The cost of a usual round, by what the device has been measured to need of what was predicted."""
+    """Cost of a usual round, corrected by the device's measured factors."""
     stage, part_bytes = traffic.stage, traffic.part_bytes
     bytes_ = moved(job, candidate, traffic)
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
@@ -216,22 +216,22 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
 
 
 def modules_bytes(model: ModelSpec) -> int:
-    """Memory of `transformers` in a trainer's process, where an encoder is made of its modules; else 0."""
+    """Memory of `transformers` in a trainer's process in bytes; 0 if no encoder uses its modules."""
     own = [encoder for encoder in model.encoders.values() if encoder.config]
     return _MODULES_BYTES + len(own) * _FAMILY_BYTES if own else 0
 
 
 def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
-    """Bytes of the largest part in hand: as read and, where packing loses something, as packed too."""
+    """Host bytes of the largest part while it is encoded; twice with lossy packing."""
     lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
     return (2 if lossy else 1) * max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
 
 
 def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
-    """Host memory of a round whose model is in a GPU's own: the most of what passes through the process at a time.
+    """Peak host memory in bytes of a round on a GPU with its own memory.
 
-    Copies of what is sent and kept, with a part in hand; one batch as read, or as its stored prefixes are; what fills a
-    store.
+    The largest of: copies of sent and kept parts with one being encoded; a batch, raw or as stored prefixes; cache
+    filling.
     """
     personal = chosen("repair", job.slots.repair)[0].method.part
     staying = job.stage.trained if personal else kept(job)
@@ -251,12 +251,12 @@ def terms_that_keep(job: Job) -> int:
 
 
 def _raw_bytes(encoder: EncoderSpec) -> int:
-    """A sample as it is read."""
+    """Bytes of one input sample."""
     return prod(encoder.input_shape) * (8 if encoder.kind == "text" else 4)
 
 
 def _cache_fill_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
-    """The most that filling a store takes of the process: a frozen part as read, or some samples, in or out of it.
+    """Peak host memory in bytes of filling the prefix cache: a frozen part, or the samples passed through it.
 
     Inside a prefix all tokens are stored, at its end those that are read later.
     """
@@ -268,9 +268,9 @@ def _cache_fill_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
 
 
 def timed(cost: Cost, candidate: Candidate) -> Cost:
-    """The cost with the seconds and joules that its FLOPs and bytes take on this device; 0 where that is not known.
+    """The cost with its seconds and joules on this device; 0 where unknown.
 
-    Each is corrected by its own factor alone: none holds another's.
+    Each is corrected by its own factor alone.
     """
     speed, factor = candidate.capabilities.speed, candidate.factors
     if not speed.flops:
@@ -303,7 +303,7 @@ def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
 
 
 def _packed_on_disk(job: Job, stage: Stage, part_bytes: Mapping[str, int]) -> int:
-    """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
+    """Disk bytes of packed exchange: packed parts, their bases, and residuals."""
     transfer, exchange = job.transfer, job.slots.exchange
     down = [part for part in sent(stage, exchange) if part in job.stage.present]
     based = [part for part in down if packing_of(transfer.down, part) != "f32"]
@@ -316,7 +316,7 @@ def _packed_on_disk(job: Job, stage: Stage, part_bytes: Mapping[str, int]) -> in
 def first_figures(
     job: Job, before: Stage | None, cost: Cost, cache_fill_flops: Mapping[str, float], candidate: Candidate
 ) -> Figures:
-    """The figures of a stage's first round: what ``before`` has not stored yet is computed."""
+    """Predicted figures of a stage's first round, filling the prefix cache beyond ``before``; {} without a cache."""
     if not cache_fill_flops:
         return {}
     known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
@@ -326,7 +326,7 @@ def first_figures(
 
 
 def figures_of(cost: Cost) -> dict[str, Figure]:
-    """A cost as the ledger keeps it; what is not known is left out."""
+    """A cost as ledger figures, without unknown ones."""
     memory = "meta device, live bytes of one training step"
     flops = "meta device, 2 per multiply-accumulate"
     return {

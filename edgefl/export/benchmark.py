@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Median milliseconds of a call with ``batch`` samples, and the process's peak up to then (None: not known)."""
+    """Median milliseconds of a call with ``batch`` samples, and the process's peak so far (None: unknown)."""
 
     batch: int
     call_ms: float
@@ -57,7 +57,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A task's answer. ``idle_bytes``: the process with onnxruntime, before it had a bundle."""
+    """Result of a task. ``idle_bytes``: memory of the process with onnxruntime, before loading a bundle."""
 
     runs_on: str
     idle_bytes: int
@@ -80,7 +80,7 @@ def measured(task: Task) -> Measured:
 
 
 def exported_precisions(path: Path) -> dict[Precision, Path]:
-    """Precision -> its bundles' place, among those that an export wrote beside ``path``.
+    """Precision -> path of the same bundle in that precision, of those exported.
 
     ``path``: a bundle's folder or file, or the folder of all bundles. Raises ExportError where there is none.
     """

@@ -1,4 +1,4 @@
-"""Writes a model as ONNX bundles: one for each modality alone, one for any of them; all of the bundles or none.
+"""Export of a model as ONNX bundles, one per modality and one for any subset; all or none are written.
 
 Everything is written and checked beside the target and renamed into place at the end.
 """
@@ -112,7 +112,7 @@ def export_bundles(
 
 
 def _as(exact: Exact, kind: Precision, samples: Samples | None, form: Form, progress: Callable[[str], None]) -> Exact:
-    """The bundle in a precision. Raises ExportError."""
+    """The f32 bundle converted to a precision. Raises ExportError."""
     if kind == EXACT:
         return exact
     if samples is None:
@@ -130,7 +130,7 @@ def _inputs(model: ModelSpec) -> list[tuple[str, ...]]:
 
 
 def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
-    """The masks to offer, when packages and parts are there."""
+    """The masks to offer. Raises for missing packages or parts, or an impossible mask."""
     for package, extra in (("torch", "train"), ("onnx", "export"), ("onnxscript", "export"), ("onnxruntime", "export")):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, extra)
@@ -152,7 +152,7 @@ def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
 
 
 def _default_mask(wanted: MaskName, masks: tuple[MaskName, ...]) -> MaskName:
-    """Mask of a call without one: the wanted mask, or the first that the bundle has."""
+    """Default mask of a bundle: the wanted one, or its first."""
     if not masks:
         return "none"
     return wanted if wanted in masks else masks[0]
@@ -165,7 +165,7 @@ def _described(
     padded: Mapping[str, ClassMeans],
     form: Form,
 ) -> Manifest:
-    """The manifest of the bundle that takes the modalities ``given``, but for its file and the comparisons with it."""
+    """Manifest of the bundle for the modalities ``given``, before its file and parity check exist."""
     model, stage, matcher = state.model, state.stage, state.matcher
     present = restrict(stage, given).present
     fills = fillable(model, given)
@@ -203,7 +203,7 @@ def _described(
 
 
 def _exact(draft: Draft, padded: Mapping[str, ClassMeans], tolerance: float, data: bytes) -> Exact:
-    """The bundle of the draft and its model file, checked."""
+    """The f32 bundle of a draft and its ONNX bytes, after the parity check."""
     import onnx
 
     from edgefl.export.parity import check
@@ -227,7 +227,7 @@ def _exact(draft: Draft, padded: Mapping[str, ClassMeans], tolerance: float, dat
 
 
 def _tokenizers(model: ModelSpec, progress: Callable[[str], None]) -> dict[str, bytes]:
-    """The tokenizers of texts' checkpoints as files; one that cannot be had is said, and left out."""
+    """Modality -> tokenizer file of its checkpoint; an unavailable one is reported and left out."""
     found = {}
     for modality, encoder in model.encoders.items():
         if encoder.kind == "text" and encoder.pretrained and not is_own(encoder.pretrained):

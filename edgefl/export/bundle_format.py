@@ -1,4 +1,4 @@
-"""Manifest of a bundle, which is a folder with ``model.onnx`` and this file. Neither torch nor onnx here.
+"""Format of a bundle: a folder with ``model.onnx`` and this manifest. Neither torch nor onnx here.
 
 A model of several modalities gives one bundle for each alone and one of all. The latter answers samples that lack some
 of them (docs/decisions/0034): beside each modality it takes ``<m>.present`` [batch], 1 where a sample has it and 0
@@ -59,7 +59,7 @@ DAMAGED = "Export it again with `edgefl export RUN`, or copy the bundle's folder
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """Sizes a dynamic axis may have; ``maximum`` None: any."""
+    """Allowed sizes of a dynamic axis; ``maximum`` None: any."""
 
     minimum: int = 1
     maximum: int | None = None
@@ -78,7 +78,7 @@ MATCHED, WEIGHTS = "matched.score", "weights.score"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One comparison of onnxruntime with torch: how far each output is off.
+    """One comparison of onnxruntime with torch: difference of each output.
 
     logits, probabilities, embeddings: the largest absolute difference. ``MATCHED`` and ``WEIGHTS`` are in scores
     (cosines, probabilities, or distances as shares of the largest): how much larger one left out is than one chosen,
@@ -150,11 +150,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def fills(self) -> tuple[str, ...]:
-        """The modalities that a mask may fill in, as in the output ``matched``."""
+        """Modalities possibly filled in by a mask, in the order of the output ``matched``."""
         return self.absent or (self.modalities if self.subsets == "any" and self.task == "classify" else ())
 
     def serves(self, given: Collection[str]) -> bool:
-        """Whether it answers a sample that has exactly the modalities ``given``."""
+        """True if the bundle answers samples with exactly the modalities ``given``."""
         known = set(self.modalities)
         return set(given) == known or (self.subsets == "any" and bool(given) and set(given) <= known)
 
@@ -167,12 +167,12 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def bundle_name(modalities: tuple[str, ...]) -> str:
-    """``acc`` alone, or ``acc+gyro`` (+ cannot be in a modality's name)."""
+    """Name of a bundle: ``acc``, or ``acc+gyro`` (a modality's name has no +)."""
     return "+".join(modalities)
 
 
 def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Port, ...], dict[str, Axis]]:
-    """One input a modality, and the dynamic axes."""
+    """Input ports, one per modality, and the dynamic axes."""
     axes = {BATCH: Axis()}
     ports = []
     for m in modalities:
@@ -186,24 +186,22 @@ def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Po
 
 
 def presence_ports(modalities: tuple[str, ...]) -> tuple[Port, ...]:
-    """Presence flags, one a sample for each of several modalities; none for a single one, which no sample lacks."""
+    """Ports of presence flags [batch] for each of several modalities; none for a single one."""
     return tuple(Port(present_name(m), "float32", (BATCH,)) for m in modalities if len(modalities) > 1)
 
 
 def fillable(model: ModelSpec, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The modalities a labelled model's bundle of those ``given`` may have to fill in: all that a sample may lack."""
+    """Modalities possibly absent from samples of a bundle for those ``given``; () without labels."""
     return tuple(m for m in model.encoders if len(given) > 1 or m not in given) if model.classes else ()
 
 
 def table_names(model: ModelSpec, given: tuple[str, ...], matcher: Matcher) -> tuple[str, ...]:
-    """The modalities whose prototypes a bundle takes: all, and where networks match in place of tables, those that it
-    may fill in. In the order of the graph's inputs.
-    """
+    """Modalities with prototype inputs, in the graph's order: all, or with matcher networks the fillable ones."""
     return tuple(m for m in model.encoders if not matcher.trained or m in fillable(model, given))
 
 
 def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tuple[Port, ...]:
-    """Rows and valid flags of the prototypes of the modalities ``names``."""
+    """Ports of prototype rows and valid flags for the modalities ``names``."""
     ports = []
     for m in names:
         # Flags as numbers: several runtimes do not take inputs of type bool.
@@ -213,7 +211,7 @@ def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tupl
 
 
 def output_ports(model: ModelSpec, modalities: tuple[str, ...], top_k: int) -> tuple[Port, ...]:
-    """Logits and probabilities, with ``top_k`` the matches of each modality that may be absent; or embeddings."""
+    """Output ports: logits and probabilities, with ``top_k`` also matches of fillable modalities; or embeddings."""
     if not model.classes:
         return tuple(Port(f"embedding.{m}", "float32", (BATCH, model.head.out)) for m in modalities)
     ports = tuple(Port(name, "float32", (BATCH, model.classes)) for name in ("logits", "probabilities"))
@@ -224,17 +222,17 @@ def output_ports(model: ModelSpec, modalities: tuple[str, ...], top_k: int) -> t
 
 
 def present_name(modality: str) -> str:
-    """The input that says which samples have a modality."""
+    """Name of the presence input of a modality."""
     return f"{modality}.present"
 
 
 def table_name(modality: str) -> str:
-    """The input that takes a modality's prototypes."""
+    """Name of the prototype input of a modality."""
     return f"prototypes.{modality}"
 
 
 def valid_name(modality: str) -> str:
-    """The input that says which rows of it hold one."""
+    """Name of the input of valid flags for a modality's prototypes."""
     return f"prototypes.{modality}.valid"
 
 
@@ -284,7 +282,7 @@ def _with_tokenizers(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def read_model(directory: Path, manifest: Manifest) -> bytes:
-    """The bytes of the model file, which are those the manifest names. Raises ExportError."""
+    """The model file's bytes, with size and hash verified by the manifest. Raises ExportError."""
     path = directory / Path(manifest.file).name  # a manifest cannot point out of its folder
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Bundles before they are files: the state they are made of, their graphs and what describes them."""
+"""Drafts of bundles before they are files: trained state, graphs and manifests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Parts = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class TrainedState:
-    """The state of a run that is exported.
+    """State of a run for an export.
 
     ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
     the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
@@ -60,7 +60,7 @@ class Draft:
 
 
 def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[str, ClassMeans]) -> list[Draft]:
-    """The bundles that the manifests describe; low-rank terms are in the weights.
+    """Drafts of the bundles described by the manifests; low-rank terms are merged into the weights.
 
     Raises ExportError when a network that a matcher needs is missing.
     """
@@ -91,7 +91,7 @@ def drafted(state: TrainedState, manifests: Sequence[Manifest], padded: Mapping[
 
 
 def _networks(state: TrainedState, modality: str) -> WeightedNetworks:
-    """The small networks that match ``modality``. Raises ExportError when there is none."""
+    """The matcher networks of ``modality`` with weights. Raises ExportError without any."""
     from edgefl.training.matching import matcher_networks
 
     part = f"match/{modality}"

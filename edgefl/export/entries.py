@@ -1,4 +1,4 @@
-"""Answers as entries for people and programs, the same from ``edgefl predict`` and from a server."""
+"""Answers as JSON entries, the same in ``edgefl predict`` and in a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = "edgefl.predictions/1"
 
 
 def entry(answers: Answers, at: int, name: str, labels: Sequence[str], truth: str | None = None) -> dict[str, object]:
-    """One sample's answer: its label with the probabilities, and what stood in for what it lacks; or its embeddings.
+    """One sample's answer: label, probabilities and stand-ins for absent modalities; or its embeddings.
 
     Where a sample may have several labels, they are under "labels" too.
     """
@@ -46,7 +46,7 @@ def interval(probabilities: npt.ArrayLike, labels: Sequence[str]) -> list[float]
 
 
 def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequence[str]) -> list[dict[str, object]]:
-    """The answer of each recording that was cut into windows: the mean of theirs."""
+    """Answers of recordings cut into windows: means over their windows."""
     return [
         {
             "id": row.id,
@@ -61,7 +61,7 @@ def recording_entries(data: Dataset, answers: Sequence[Answers], labels: Sequenc
 
 
 def matched(answers: Answers, modality: str, at: int, labels: Sequence[str]) -> list[dict[str, object]]:
-    """The prototypes that stood in for a modality which the sample lacks, best first: labels with weights."""
+    """Prototypes in place of an absent modality, best first: labels with weights."""
     match, names = answers.prediction.matched[modality], plain_names(labels)
     return [
         {"label": names[c] if c < len(labels) else str(c), "weight": w}
@@ -71,5 +71,5 @@ def matched(answers: Answers, modality: str, at: int, labels: Sequence[str]) -> 
 
 
 def embeddings(answers: Answers) -> dict[str, np.ndarray]:
-    """Embeddings of the modalities that the samples have."""
+    """Modality -> embeddings, of the samples' modalities."""
     return {m: e for m, e in answers.prediction.embeddings.items() if m in answers.modalities}

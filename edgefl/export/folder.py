@@ -1,4 +1,4 @@
-"""The folder of an export: built beside its place, and put there when everything in it is good."""
+"""Folders of an export: built beside their places and moved there once complete."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from edgefl.storage.disk import read_at_most, store_errors, sync_directory
 
 
 def folder_of(directory: Path, kind: Precision) -> Path:
-    """Where the bundles of a precision go: ``bundles`` and ``bundles-int8``, since no folder mixes them."""
+    """Folder for the bundles of a precision, such as ``bundles`` and ``bundles-int8``."""
     return directory if kind == EXACT else directory.with_name(f"{directory.name}-{kind}")
 
 
 @contextmanager
 def replaced(places: Sequence[Path]) -> Iterator[list[Path]]:
-    """New empty folders, put in the places of earlier exports at the end; when anything fails, none is.
+    """New empty folders to fill in the block, then moved to ``places``; none is moved after an error.
 
     Raises ExportError when something else is in a place, StoreError when the disk refuses.
     """
@@ -45,7 +45,7 @@ def replaced(places: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def check_target(directory: Path) -> None:
-    """An existing target may only hold an earlier export: it will be replaced as a whole."""
+    """Raise ExportError for a target with anything but an earlier export, since all of it is replaced."""
     if not directory.exists():
         return
     other = f"{directory} exists and is not an earlier export"
@@ -65,7 +65,7 @@ def check_target(directory: Path) -> None:
 
 
 def publish(building: Sequence[Path], places: Sequence[Path]) -> None:
-    """Put new folders in the places of old ones, which are put back when one cannot be. Raises OSError."""
+    """Replace old folders by new ones; restore the old ones if a move fails. Raises OSError."""
     there: list[Path] = []
     with ExitStack() as back:
         for new, place in zip(building, places, strict=True):

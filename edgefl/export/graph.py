@@ -1,4 +1,4 @@
-"""Torch modules of bundles (encode, project, fill in the absent modalities, fuse, classify), of one and of all.
+"""Torch modules of one bundle and of all: encode, project, fill in absent modalities, fuse, classify.
 
 Which modalities a row has is an input where there are several: nothing of a modality that a row lacks reaches its
 answer. Absent modalities are filled in by the code of training and evaluation (``edgefl.training.fill``).
@@ -33,7 +33,7 @@ class Encoded(NamedTuple):
 
 
 class BundleGraph(nn.Module):
-    """The model for the modalities ``given``, of which a row has one at least; stand-ins for the others by ``make``.
+    """Graph of a bundle for rows with any of the modalities ``given``; ``make``: stand-ins for the others.
 
     ``options``: of ``make``; ``matcher``: how prototypes are found; ``networks``: those of each modality of ``given``
     where it is a trained one.
@@ -72,14 +72,14 @@ class BundleGraph(nn.Module):
         return self.answer(self.encoded(dict(zip(self.given, inputs, strict=True)), has), has, tables)
 
     def encoded(self, inputs: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> dict[str, Encoded]:
-        """Every input encoded and projected; ``has`` matters to encoders that share their attention alone."""
+        """Modality -> encoded and projected input; ``has`` matters only to encoders with shared attention."""
         states = self._encode(inputs, has)
         return {m: Encoded(s, self.model.project(m, self.model.pool_tokens(m, s))) for m, s in states.items()}
 
     def answer(
         self, encoded: Mapping[str, Encoded], has: Mapping[str, Tensor], tables: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """``forward`` from the encoded inputs on."""
+        """Outputs of ``forward``, from the encoded inputs on."""
         r = {
             m: torch.where(has[m].unsqueeze(1), one.projection, 0.0) if has else one.projection
             for m, one in encoded.items()
@@ -95,7 +95,7 @@ class BundleGraph(nn.Module):
         return (logits, probabilities(logits, self.model.spec.label_names), *_matches(filled.made, has))
 
     def at_hand(self, r: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table]) -> AtHand:
-        """Values that stand-ins are made of."""
+        """Inputs of the stand-ins: projections, presence, tables, matcher."""
         return AtHand(r, has, self.model, tables, None, self.options, self.matcher, self.answers)
 
     def _encode(self, inputs: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> dict[str, TokenState]:
@@ -110,15 +110,15 @@ class BundleGraph(nn.Module):
 
 
 def probabilities(logits: Tensor, labels: Sequence[str]) -> Tensor:
-    """Of one class among all, or where a sample may have several ``labels`` of each by itself: [B, C] as ``logits``."""
+    """Probabilities [B, C] of ``logits``: softmax, or sigmoid for samples with several labels."""
     return logits.softmax(dim=1) if classes_in(labels) is None else logits.sigmoid()
 
 
 class Together(nn.Module):
-    """The bundles' graphs of one model as one, in which a modality is encoded once for all of them.
+    """Graphs of a model's bundles as a single one, with each modality encoded once.
 
-    That is most of a bundle's nodes, and tracing costs milliseconds a node. Encoders that share their attention give
-    each bundle tokens of its own, and are repeated.
+    Encoders are most of a bundle's nodes, and tracing costs milliseconds a node. With shared attention, tokens differ
+    by bundle, so that encoders are repeated.
     """
 
     def __init__(self, graphs: Sequence[BundleGraph], inputs: Sequence[str], tables: Sequence[Sequence[str]]) -> None:
@@ -144,7 +144,7 @@ class Together(nn.Module):
 
 
 def _matches(made: Mapping[str, Made], has: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Matched rows and weights [B, O, k] of all that were mixed, none of a modality that a row has."""
+    """Matched rows and weights [B, O, k] of mixed prototypes; -1 and 0 for modalities present in a row."""
     rows, weights = [], []
     for m, new in made.items():
         if new.mixture is not None:
@@ -155,6 +155,6 @@ def _matches(made: Mapping[str, Made], has: Mapping[str, Tensor]) -> tuple[Tenso
 
 
 def _shown(state: TokenState, has: Tensor) -> Tensor:
-    """Flags [B, N] of the tokens that are real and of a modality that the row has."""
+    """Flags [B, N] of real tokens in rows with the modality."""
     rows = has.unsqueeze(1).expand(-1, state.tokens.shape[1])
     return rows if state.mask is None else rows & state.mask

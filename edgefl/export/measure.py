@@ -35,14 +35,14 @@ CALLS, CALL_SECONDS = 31, 3.0
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples that a bundle is measured and calibrated with, and where they came from."""
+    """Samples for measuring and calibrating a bundle, and their source."""
 
     data: Dataset
     source: str
 
 
 def feeds(manifest: Manifest, data: Dataset, tables: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every input of the bundle for some samples, of which each has one of its modalities; ``tables`` as they are.
+    """Inputs of the bundle for those samples with any of its modalities; ``tables`` are passed through.
 
     Raises ExportError when no sample has any.
     """
@@ -62,7 +62,7 @@ def feeds(manifest: Manifest, data: Dataset, tables: Mapping[str, np.ndarray]) -
 
 
 def chosen(data: Dataset, given: Sequence[str]) -> np.ndarray:
-    """Rows that have the modalities ``given`` [n], at most ``MOST`` of them, evenly spread."""
+    """Rows [n] with the modalities ``given``, at most ``MOST``, evenly spread."""
     lacking = np.zeros(len(data), np.bool_)
     return _spread(np.flatnonzero(np.logical_and.reduce([data.present.get(m, lacking) for m in given])), MOST)
 
@@ -72,7 +72,7 @@ def _spread(rows: np.ndarray, most: int) -> np.ndarray:
 
 
 def answers(bundle: Bundle, subsets: Sequence[tuple[str, ...]], data: Dataset) -> dict[tuple[str, ...], Prediction]:
-    """The bundle's answers of each subset's samples, shown only what is in the subset; without those no sample has."""
+    """Subset of modalities -> predictions from that subset alone; without subsets in no sample."""
     found = {}
     for given in subsets:
         rows = chosen(data, given)
@@ -119,12 +119,12 @@ def losses(
 
 
 def in_memory(manifest: Manifest, data: bytes, tables: Mapping[str, np.ndarray]) -> Bundle:
-    """The bundle that is not written yet. ``tables``: those that every call gives."""
+    """A bundle from bytes not yet written. ``tables``: inputs of every call."""
     return Bundle(Path(), manifest, open_session(data, threads=usable()), tables)
 
 
 def timings(before: Session, after: Session, values: Mapping[str, np.ndarray], tables: Sequence[str]) -> list[Timing]:
-    """Medians of calls of both in turn, so that what else the machine does meets both."""
+    """Median latencies of both sessions by batch size, called in turn so that other load meets both."""
     found = []
     for batch in BATCHES:
         one = {k: v if k in tables else np.resize(v, (batch, *v.shape[1:])) for k, v in values.items()}
@@ -134,7 +134,7 @@ def timings(before: Session, after: Session, values: Mapping[str, np.ndarray], t
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> tuple[list[float], int]:
-    """Median milliseconds of each of the calls, made in turn after one that allocates; and how often."""
+    """(median milliseconds of each call, number of runs), made in turn after a warm-up."""
     seconds: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -148,7 +148,7 @@ def in_turn(calls: Sequence[Callable[[], object]]) -> tuple[list[float], int]:
 
 
 def usable() -> int:
-    """Processors this process may use: the threads of a session that is measured."""
+    """Number of processors usable by this process, the threads of a measured session."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

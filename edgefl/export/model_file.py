@@ -1,4 +1,4 @@
-"""Refusal of ONNX files that reach beyond themselves, before onnxruntime reads them. Needs no onnx.
+"""Check of ONNX files for external data, loops and foreign operators, ahead of onnxruntime. Needs no onnx.
 
 onnxruntime takes weights from any file that a tensor names, computes loops of any length, and finds operators in
 libraries; a bundle's sha256 says nothing of these. Hence protobuf's wire format is walked here: of each message the
@@ -60,7 +60,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 class _Field(NamedTuple):
-    """Header of a field.
+    """Header of a protobuf field.
 
     ``value``: a number, or the length of the bytes that end at ``end``.
     """
@@ -72,7 +72,7 @@ class _Field(NamedTuple):
 
 
 def check_model(data: bytes) -> None:
-    """Raise ExportError for an ONNX file that holds what no export writes."""
+    """Raise ExportError for an ONNX file with content beyond an export's."""
     rest = [("ModelProto", 0, len(data))]
     count = 0
     while rest:
@@ -110,7 +110,7 @@ def _refused(what: str) -> ExportError:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    """The fields of a message between two places. Raises ExportError where the bytes are none."""
+    """Protobuf fields of the message in ``data[at:end]``. Raises ExportError for malformed bytes."""
     while at < end:
         key, at = _varint(data, at, end, 5)
         number, wire, value = key >> 3, key & 7, 0

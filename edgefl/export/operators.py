@@ -1,4 +1,4 @@
-"""Attention and GELU as ONNX operators in the order that onnxruntime fuses; torch's exporter writes both in another.
+"""Attention and GELU as ONNX operators in an order fused by onnxruntime, unlike that of torch's exporter.
 
 gelu(x) = x · (1 + erf(x / √2)) · ½, one kernel in place of five. attention(q, k, v) = softmax(q · s · kᵀ + mask) · v
 with k transposed once; the exporter does it twice, between three reshapes. Processor time of 32 samples on one core of
@@ -24,7 +24,7 @@ Value = Any
 
 
 def translations(program: ExportedProgram, opset: int) -> dict[Callable[..., object], Callable[..., object]]:
-    """torch operator -> function that writes it; without those that the program calls in a way not written here."""
+    """torch operator -> ONNX translation; without operators called in an unsupported way by the program."""
     found: dict[Callable[..., object], Callable[..., object]] = {}
     calls = [(n.target, n.args, n.kwargs) for n in program.graph.nodes if n.op == "call_function"]
     if opset < GELU_SET and not any(k for target, _, k in calls if target is _aten.gelu.default):
@@ -36,7 +36,7 @@ def translations(program: ExportedProgram, opset: int) -> dict[Callable[..., obj
 
 
 def gelu(x: Value, approximate: str = "none") -> Value:
-    """aten.gelu without an approximation."""
+    """ONNX form of aten.gelu without an approximation."""
     from onnxscript import opset18 as op
 
     twice = op.Mul(x, op.Add(op.Erf(op.Div(x, math.sqrt(2.0))), 1.0))
@@ -46,9 +46,9 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 def attention(
     query: Value, key: Value, value: Value, mask: Value = None, dropout: float = 0.0, *_: object, **options: object
 ) -> Value:
-    """aten.scaled_dot_product_attention in inference: [B, heads, n, d], [B, heads, N, d] twice -> [B, heads, n, d].
+    """ONNX form of aten.scaled_dot_product_attention in inference, [B, heads, n or N, d] -> [B, heads, n, d].
 
-    ``mask``: True where a key is looked at, or numbers that are added to the scores; it fits [B, heads, n, N].
+    ``mask``: True for visible keys, or numbers added to the scores; broadcast to [B, heads, n, N].
     """
     from onnxscript import opset18 as op
 

@@ -1,4 +1,4 @@
-"""Older ONNX operator sets: what torch writes in its oldest, 18, written as 17 where 17 has the same.
+"""Conversion of ONNX models from operator set 18, torch's oldest, to 17.
 
 onnx's own converter has no way from 18 to 17 for the operator Pad, among others.
 """
@@ -17,7 +17,7 @@ LEAST = 18
 
 
 def lower(proto: ModelProto, opset: int) -> None:
-    """Write the model of set 18 or more as of ``opset``, and give it the oldest format version that may hold it.
+    """Convert the model to ``opset`` in place, and set the oldest format version that may hold it.
 
     Raises ExportError for an operator that 17 lacks.
     """
@@ -37,7 +37,7 @@ def lower(proto: ModelProto, opset: int) -> None:
 
 
 class _Seventeen:
-    """Rewrites nodes of set 18 to those of 17, in place."""
+    """Rewriter of nodes from set 18 to 17, in place."""
 
     def __init__(self, proto: ModelProto) -> None:
         import onnx
@@ -49,7 +49,7 @@ class _Seventeen:
         self.constants = {one.name: one for one in proto.graph.initializer}
 
     def same(self, node: NodeProto) -> bool:
-        """Whether the node now means in 17 what it meant in 18."""
+        """Rewrite a node; True if it now means the same in set 17."""
         import onnx
 
         if node.op_type == "Pad":
@@ -61,7 +61,7 @@ class _Seventeen:
         return int(onnx.defs.get_schema(node.op_type, LEAST, node.domain).since_version) < LEAST
 
     def _sizes_told(self, node: NodeProto) -> bool:
-        """18 counts the pieces; 17 wants the size of each."""
+        """Give a Split the size of each piece (17) in place of their number (18); False if unknown."""
         import onnx
 
         counted = [one for one in node.attribute if one.name == "num_outputs"]
@@ -81,7 +81,7 @@ class _Seventeen:
         return True
 
     def _axes_told(self, node: NodeProto) -> bool:
-        """18 takes the axes as an input; 17 as an attribute."""
+        """Turn the axes of a Reduce from an input (18) into an attribute (17); False if not constant."""
         import onnx
 
         idle = [one for one in node.attribute if one.name == "noop_with_empty_axes"]

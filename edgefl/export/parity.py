@@ -1,4 +1,4 @@
-"""Parity check of an ONNX file: onnxruntime against torch, which runs the code of the evaluation.
+"""Parity check of an ONNX file: onnxruntime against the evaluation's torch code.
 
 Two sizes of each dynamic axis; every subset of the modalities (of many, a part of the subsets); each mask the bundle
 offers; and, where there are tables, other tables than those in the file, which shows that no optimisation folded them
@@ -56,7 +56,7 @@ Arrays = dict[str, np.ndarray]
 def check(
     session: Session, graph: BundleGraph, manifest: Manifest, tables: Mapping[str, ClassMeans], tolerance: float
 ) -> tuple[Check, ...]:
-    """Every comparison of the file with ``graph``, the torch module in evaluation mode that it was made of.
+    """Compare the file with ``graph``, its torch module in evaluation mode, under every condition.
 
     ``manifest`` describes the file's ports; ``tables``: padded to its capacity, {}: none in the graph. Raises
     ExportError naming the worst output that is beyond its tolerance or not a number.
@@ -87,7 +87,7 @@ def _batches(subsets: list[tuple[str, ...]], size: int) -> list[list[tuple[str, 
 
 
 def _refuse_beyond(modalities: tuple[str, ...], checks: Sequence[Check], tolerance: float) -> None:
-    """Raise for what is too far off: a wrong match first, since it comes before what follows from it."""
+    """Raise ExportError for a difference beyond its tolerance, matches first, since outputs follow from them."""
     for keys, limit in (((MATCHED, WEIGHTS), SCORE_TOLERANCE), (None, tolerance)):
         found = [(v, name, c) for c in checks for name, v in c.differences.items() if keys is None or name in keys]
         beyond = [entry for entry in found if not entry[0] <= limit]  # not a number is beyond
@@ -107,7 +107,7 @@ def differences(
     tables: Mapping[str, ClassMeans],
     found: Arrays,
 ) -> dict[str, float]:
-    """How far what the file ``found`` is off, by output; the match in scores, under ``MATCHED`` and ``WEIGHTS``.
+    """Output -> difference of the file's ``found`` from torch; matches in scores (``MATCHED``, ``WEIGHTS``).
 
     ``given``: what each sample has; the reference sees nothing else of it.
     """
@@ -125,7 +125,7 @@ def differences(
 def _differences(
     graph: BundleGraph, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """As :func:`differences`, of samples that all have exactly the modalities of ``inputs``."""
+    """:func:`differences` for samples with exactly the modalities of ``inputs``."""
     model, values = graph.model, {}
     for m, x in inputs.items():  # torch's model takes texts of the full length only
         encoder = model.spec.encoders[m]
@@ -156,7 +156,7 @@ def _differences(
 
 
 def _misshapen(graph: BundleGraph, tables: Mapping[str, ClassMeans], size: int, found: Mapping[str, Tensor]) -> str:
-    """Which output of the match is of another shape or names rows that there are not; "": neither."""
+    """Name of a match output with a wrong shape or nonexistent rows; "" for neither."""
     capacity = len(next(iter(tables.values())).counts)
     shape = (size, len(fillable(graph.model.spec, graph.given)), min(graph.matcher.k, capacity))
     rows, weights = (found.get(name, torch.empty(0)) for name in ("matched", "weights"))
@@ -168,7 +168,7 @@ def _misshapen(graph: BundleGraph, tables: Mapping[str, ClassMeans], size: int, 
 def _as_chosen(
     chosen: Mapping[str, tuple[Tensor, Tensor]], off: dict[str, float], modality: str, given: AtHand
 ) -> Made:
-    """Stand-ins mixed as the file chose rows and weights; how far that is from right is noted in ``off``."""
+    """Stand-ins mixed by the file's rows and weights; raises the differences in ``off`` by their errors."""
     rows, weights = chosen[modality]
     scores = scores_of(modality, given.full, given.has, given.tables, given.matcher, given.networks)
     for name, value in (
@@ -180,7 +180,7 @@ def _as_chosen(
 
 
 def shortfall(scores: Scores, rows: Tensor) -> float:
-    """How much larger the best score left out is than the smallest chosen; the largest over the samples, 0: none is.
+    """Largest excess, over samples, of the best unchosen score over the smallest chosen one; 0 for none.
 
     ``rows`` [B, k] as the file chose them, -1 where it chose none. Infinite: too few or too many rows, one twice, or
     one that must not match.
@@ -196,7 +196,7 @@ def shortfall(scores: Scores, rows: Tensor) -> float:
 
 
 def weight_difference(scores: Scores, rows: Tensor, weights: Tensor, temperature: float) -> float:
-    """The largest difference of log(weight) times the temperature: what a score must be off to give that weight.
+    """Largest difference of log(weight) times the temperature: the error of a score behind that weight.
 
     Against the softmax over the rows the file chose. What no rounding of scores gives counts with its full size: a
     weight without a row, a negative one, and a sum that is not 1 (0 without any row).
@@ -212,19 +212,19 @@ def weight_difference(scores: Scores, rows: Tensor, weights: Tensor, temperature
 
 
 def _scale(scores: Scores) -> Tensor:
-    """1, or the largest score in use where that is larger."""
+    """Scale of the scores in use: their largest, at least 1."""
     return torch.where(scores.among, scores.values.abs(), 0.0).max().clamp(min=1.0)
 
 
 def _largest(found: Mapping[str, Tensor], name: str, expected: Tensor) -> float:
-    """The largest absolute difference; infinite for an output that is missing or of another shape."""
+    """Largest absolute difference of an output; infinite if missing or of another shape."""
     if name not in found or found[name].shape != expected.shape:
         return float("inf")
     return float((found[name].double() - expected).abs().max())
 
 
 def _random(encoder: EncoderSpec, port: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
-    """Input as the encoder takes it: token ids with some padding, pixels in 0..1, cells, anything else normal."""
+    """Random input of an encoder: token ids with some padding, pixels in 0..1, cells, else normal values."""
     shape = [sizes[size] if isinstance(size, str) else size for size in port.shape]
     if encoder.kind == "text":
         ids = rng.integers(1, encoder.vocabulary, shape, dtype=np.int64)
@@ -237,7 +237,7 @@ def _random(encoder: EncoderSpec, port: Port, sizes: Mapping[str, int], rng: np.
 
 
 def _random_cells(encoder: EncoderSpec, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """Cells [N, C, 2], one of ten absent: numbers as the fleet's, codes of categories and one beyond."""
+    """Random cells [N, C, 2], one in ten absent: numbers in the fleet's scale, category codes and one beyond."""
     values = rng.standard_normal(shape[:2])
     values = values * np.array(encoder.std or 1.0) + np.array(encoder.mean or 0.0)
     for c, column in enumerate(encoder.columns):
@@ -250,7 +250,7 @@ def _random_cells(encoder: EncoderSpec, shape: Sequence[int], rng: np.random.Gen
 def _conditions(
     manifest: Manifest, tables: Mapping[str, ClassMeans], rng: np.random.Generator
 ) -> Iterator[tuple[str, Mapping[str, ClassMeans], Arrays]]:
-    """(mask, tables the reference uses, what the call gives besides the inputs)."""
+    """(mask, the reference's tables, extra inputs of the call) for each condition to compare."""
     masks = manifest.masks
     if not tables:
         yield (masks[0] if masks else "none"), {}, {}

@@ -32,7 +32,7 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def loaded(data: bytes) -> ModelProto:
-    """The model, with its fully connected layers as products and sums, which quantisation can tell apart."""
+    """Decode a model, with each Gemm as MatMul and Add for the quantiser."""
     import onnx
     from onnxruntime.quantization.onnx_model import ONNXModel
 
@@ -43,7 +43,7 @@ def loaded(data: bytes) -> ModelProto:
 
 
 def weight_of(proto: ModelProto, tables: Collection[str]) -> dict[str, str]:
-    """Node that can be in 8 bits -> its weight's name, in the graph's order. Never the prototype ``tables``."""
+    """Quantisable node -> its weight's name, in the graph's order; without the prototype ``tables``."""
     sizes = {one.name: int(np.prod(one.dims)) for one in proto.graph.initializer if one.name not in tables}
     floats = {one.name for one in proto.graph.initializer if one.data_type == 1}
     at = {"MatMul": 1, "Conv": 1, "Gather": 0}
@@ -84,7 +84,7 @@ def to_int8(
 
 
 class _Samples:
-    """Calibration samples one by one, as onnxruntime's ``CalibrationDataReader`` is asked for them."""
+    """Calibration samples one by one, with the interface of onnxruntime's ``CalibrationDataReader``."""
 
     def __init__(self, feeds: Feeds, tables: Collection[str]) -> None:
         whole = {name: array for name, array in feeds.items() if name in tables}
@@ -98,7 +98,7 @@ class _Samples:
 
 
 def to_f16(data: bytes, tables: Collection[str]) -> tuple[bytes, int]:
-    """The model in float16 but for what is computed with the inputs ``tables``; and how many nodes are in float16."""
+    """(model in float16 except nodes that depend on the inputs ``tables``, number of float16 nodes)."""
     import onnx
     from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -118,7 +118,7 @@ def to_f16(data: bytes, tables: Collection[str]) -> tuple[bytes, int]:
 
 
 def _once(proto: ModelProto) -> None:
-    """Leave one of the casts that the converter repeats for every blocked node which reads a value."""
+    """Remove duplicate casts made by the converter, with the same output."""
     made: set[str] = set()
     for node in list(proto.graph.node):
         if node.output[0] in made:
@@ -127,7 +127,7 @@ def _once(proto: ModelProto) -> None:
 
 
 def _after(proto: ModelProto, names: Collection[str]) -> set[str]:
-    """Every value that is computed with one of ``names``."""
+    """Names of all values that depend on any of ``names``, themselves included."""
     found = set(names)
     for node in proto.graph.node:  # in topological order
         if found.intersection(node.input):
@@ -136,7 +136,7 @@ def _after(proto: ModelProto, names: Collection[str]) -> set[str]:
 
 
 def _join_casts(proto: ModelProto) -> None:
-    """Take float32 values as they are where they would go to float16 and back, which costs their last bits."""
+    """Remove casts of float32 values to float16 and back, which lose bits."""
     half, single = 10, 1  # onnx.TensorProto's numbers
     casts = {n.output[0]: (n.input[0], n.attribute[0].i) for n in proto.graph.node if n.op_type == "Cast"}
     back = {
@@ -158,9 +158,9 @@ def _join_casts(proto: ModelProto) -> None:
 
 
 def by_noise(proto: ModelProto, weights: Mapping[str, str], feeds: Feeds) -> list[str]:
-    """The nodes of ``weights``, the noisiest first: by the share of their output that 8 bits get wrong.
+    """The nodes of ``weights``, noisiest first, by relative output error in 8 bits.
 
-    Each with its inputs as in f32, so that a node does not answer for those before it. ``feeds``: a few samples.
+    Each has its f32 inputs, so that errors of earlier nodes do not count. ``feeds``: a few samples.
     """
     import onnx
 
@@ -191,20 +191,20 @@ def _noise(node: NodeProto, weight: np.ndarray, values: Mapping[str, np.ndarray]
 
 
 def _rounded(values: np.ndarray, axis: int | None = None) -> np.ndarray:
-    """In 255 steps of the largest absolute value, for each column with ``axis`` 0."""
+    """Values rounded to 255 steps of the largest absolute value, per column with ``axis`` 0."""
     step = np.maximum(np.abs(values).max(axis=axis, keepdims=True), 1e-12) / 127
     rounded: np.ndarray = np.round(values / step) * step
     return rounded
 
 
 def needs_reduced_range(processor: str) -> bool:
-    """Whether 8-bit products saturate: x86 processors without VNNI add pairs of them in 16 bits."""
+    """True if 8-bit products may saturate: x86 without VNNI adds pairs of them in 16 bits."""
     flags = next((line for line in processor.splitlines() if line.startswith("flags")), "").split()
     return bool(flags) and not {"avx512_vnni", "avx_vnni"} & set(flags)
 
 
 def fewest(enough: Callable[[int], bool], most: int) -> int | None:
-    """The least number of the noisiest nodes that it is enough to leave out; None: not even ``most`` are.
+    """Smallest number of nodes to leave in f32 for which ``enough`` is True; None if ``most`` is not.
 
     Tries 0, then 1, 2, 4, …, ``most``; then halves what lies between the last that was not enough and the first that
     was.
@@ -222,7 +222,7 @@ def fewest(enough: Callable[[int], bool], most: int) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without onnxruntime's advice, which is not for transformers; it goes to the root logger, and to stderr."""
+    """Silence onnxruntime's quantisation advice, which does not apply to transformers."""
     import onnxruntime
 
     def passes(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Losses and gains of an export in less than 32 bits, as its bundle's manifest has them. No torch, no onnx."""
+"""Manifest entries on an export in less than 32 bits: accuracy, size, latency. No torch, no onnx."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXACT: Precision = "f32"
 
 
 class SubsetLoss(msgspec.Struct, frozen=True):
-    """Percent right of the ``samples`` that have the modalities ``given``, shown only these: in f32, and after."""
+    """Percent right with the modalities ``given`` alone, of the ``samples`` with these: in f32, and after."""
 
     given: tuple[str, ...] = ()
     samples: int = 0
@@ -27,7 +27,7 @@ class SubsetLoss(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Median milliseconds of a call with ``batch`` samples, of ``runs`` calls in turn with the f32 bundle's."""
+    """Median milliseconds of ``runs`` calls with ``batch`` samples, in turn with the f32 bundle."""
 
     batch: int = 0
     before_ms: float = 0.0
@@ -61,6 +61,6 @@ class Reduced(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> float:
-        """The most points that a subset lost; NaN where answers of one are not finite."""
+        """Largest loss of a subset in points; NaN for non-finite answers."""
         points = [one.points for one in self.losses]
         return max(points, default=0.0) if all(map(math.isfinite, points)) else math.nan

@@ -1,4 +1,4 @@
-"""The answer to a recording that was cut into windows: the mean of its windows' probabilities."""
+"""Answers to recordings cut into windows: the mean of the windows' probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.export.runtime import Answers
 
 @dataclass(frozen=True)
 class RecordingAnswer:
-    """``probabilities`` [C]: the mean over ``windows`` windows. ``truth``: the recording's label, None: none."""
+    """Answer to a recording. ``probabilities`` [C]: mean over ``windows`` windows; ``truth``: its label or None."""
 
     id: str
     windows: int

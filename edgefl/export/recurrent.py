@@ -1,4 +1,4 @@
-"""GRU and LSTM as one operation each in the trace, which else unrolls them: 0.9 s in place of 22 for 128 steps."""
+"""GRU and LSTM as single operations in the trace, not unrolled: 0.9 s in place of 22 for 128 steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _torch.library.register_fake("edgefl::lstm", _lstm, lib=_LIBRARY)
 
 @contextmanager
 def recurrent_as_one() -> Iterator[dict[Callable[..., object], Callable[..., object]]]:
-    """Inside, layers are traced so; gives the functions that write them. What onnxscript lacks stays as it is."""
+    """Trace GRU and LSTM as single operations; yields their ONNX translations, those in onnxscript only."""
     try:
         core: object = import_module("onnxscript.function_libs.torch_lib.ops.core")
     except ImportError:

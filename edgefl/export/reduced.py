@@ -1,6 +1,6 @@
-"""A bundle's model in a lower precision, when every subset of the modalities loses at most what is allowed.
+"""Conversion of a bundle to a lower precision within a limit on each subset's loss of accuracy.
 
-The noisiest nodes are left in f32, as few as it takes; the manifest has what was left, lost and won.
+The noisiest nodes stay in f32, as few as needed; the manifest lists them, with losses and gains.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Exact:
 
     @property
     def given(self) -> Mapping[str, np.ndarray]:
-        """The tables that every call gives: those that are beside the model."""
+        """Tables stored beside the model, inputs of every call; {} otherwise."""
         return self.tables if self.manifest.table_file else {}
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """The f32 bundle's own answers on the samples."""
+    """The f32 bundle with its answers on the samples, as a reference."""
 
     exact: Exact
     samples: Samples
@@ -50,7 +50,7 @@ class _Compared:
     answers: Mapping[tuple[str, ...], Prediction]
 
     def losses(self, data: bytes) -> tuple[SubsetLoss, ...]:
-        """Losses of the same bundle with another model file."""
+        """Losses by subset of another model file against the reference."""
         other = in_memory(self.exact.manifest, data, self.exact.given)
         return losses(self.answers, answers(other, list(self.answers), self.samples.data), self.samples.data)
 

@@ -1,4 +1,4 @@
-"""A rehearsal of the export, before anything trains, of encoders that are a user's own module."""
+"""Trial export of encoders from users' own modules, before training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Alone(nn.Module):
 
 
 def rehearse(encoders: Mapping[str, EncoderSpec]) -> None:
-    """Raise ModelError for a module whose answers are not one sample's own, ExportError for one without ONNX form."""
+    """Raise ModelError for a module that mixes samples of a batch, ExportError for one without ONNX form."""
     for modality, encoder in encoders.items():
         if kind_of(encoder).states:
             try:

@@ -44,7 +44,7 @@ ROWS = 64
 
 @dataclass(frozen=True)
 class Matched:
-    """Which prototype rows stood in for an absent modality: rows [N, k], best first, -1: none; weights [N, k]."""
+    """Prototypes in place of an absent modality: rows [N, k], best first, -1: none; weights [N, k]."""
 
     rows: Integers
     weights: Floats
@@ -52,7 +52,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Prediction:
-    """N samples' answers. A bundle without labels gives only ``embeddings``: modality -> [N, d], of length one, and
+    """Answers to N samples. Without labels only ``embeddings``: modality -> [N, d], of length one, and
     zero for samples that lack the modality. ``values``: answers [N] of a numeric target, which ``labels`` are as texts.
     Where a sample may have several labels, its text is such as "cat;dog", and its class the likeliest.
     """
@@ -125,17 +125,16 @@ class Bundle:
         return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
 
     def fitted(self, inputs: Mapping[str, npt.ArrayLike], mask: str | None = None) -> dict[str, np.ndarray]:
-        """The inputs of a call in the types that the graph takes, checked as :meth:`predict` does and raising the same.
+        """Inputs of a call converted to the graph's types, with the checks and errors of :meth:`predict`.
 
-        What is lacking is zeros. Of several such calls whose shapes agree, the samples can be given to ``predict``
-        together.
+        Absent modalities are zeros. Results with equal shapes can be concatenated for one call of ``predict``.
         """
         arrays = self._arrays(inputs, self._has(inputs, {}))
         self._tables(mask, None)
         return arrays
 
     def _has(self, inputs: Mapping[str, npt.ArrayLike], present: Mapping[str, npt.ArrayLike]) -> dict[str, Flags]:
-        """Which of the N samples have each of the bundle's modalities [N]. Raises DataError."""
+        """Modality -> presence flags [N] of the samples. Raises DataError."""
         name, takes = self.manifest.name, ", ".join(self.modalities)
         surplus = [m for m in (*inputs, *present) if m not in self.modalities]
         lacking = [m for m in self.modalities if m not in inputs]
@@ -166,7 +165,7 @@ class Bundle:
         return has
 
     def _arrays(self, inputs: Mapping[str, npt.ArrayLike], has: Mapping[str, Flags]) -> dict[str, np.ndarray]:
-        """Every input of the graph, zeros where a sample lacks it."""
+        """Name -> input array of the graph, zeros for absent modalities."""
         arrays, axes = {}, self.manifest.axes
         for port in self.manifest.inputs:
             rows = has[port.name]
@@ -181,7 +180,7 @@ class Bundle:
         return arrays
 
     def _array(self, port: Port, array: np.ndarray) -> np.ndarray:
-        """The input as the graph takes it. Raises DataError."""
+        """An input checked against its port and converted to its type. Raises DataError."""
         axes = self.manifest.axes
         expected = [f"1 to {axes[s].maximum}" if isinstance(s, str) and s != BATCH else s for s in port.shape]
         fits = array.ndim == len(port.shape) and all(
@@ -215,7 +214,7 @@ class Bundle:
     def _in_chunks(
         self, feeds: Mapping[str, np.ndarray], tables: Mapping[str, np.ndarray], count: int
     ) -> dict[str, np.ndarray]:
-        """Outputs of ``count`` samples by chunks: texts of similar length together, without padding they share."""
+        """Outputs of ``count`` samples, run in chunks of similar text length, without shared padding."""
         texts = [port for port in self.manifest.inputs if port.dtype == "int64" and isinstance(port.shape[1], str)]
         least = {port.name: self.manifest.axes[str(port.shape[1])].minimum for port in texts}
         lengths = {m: _lengths(feeds[m]) for m in least}
@@ -231,7 +230,7 @@ class Bundle:
         return out if order is None else {name: array[np.argsort(order)] for name, array in out.items()}
 
     def _tables(self, mask: str | None, prototypes: Mapping[str, ClassMeans] | None) -> dict[str, np.ndarray]:
-        """The tables that a call gives."""
+        """Input name -> table for a call, by mask and given prototypes. Raises ExportError, DataError."""
         has = {port.name: port.shape for port in self.manifest.tables}
         if mask is not None and mask not in self.manifest.masks:
             offered = " and ".join(self.manifest.masks) or "none: it takes every modality"
@@ -269,7 +268,7 @@ def _lengths(ids: np.ndarray) -> np.ndarray:
 
 
 def load_bundle(path: str | Path, *, device: Device = "cpu", threads: int = 0) -> Bundle:
-    """The bundle in the folder ``path`` (or whose manifest or model file ``path`` is), its hash verified.
+    """Load the bundle at ``path`` (its folder, manifest or model file), its hash verified.
 
     ``device`` "cuda" and "tensorrt" need onnxruntime-gpu and are never silently replaced by another; "auto" takes the
     fastest that works, which ``session.runs_on`` tells. Raises ExportError (no bundle,
@@ -323,7 +322,7 @@ def find_bundles(path: Path) -> dict[Path, Manifest]:
 
 @dataclass(frozen=True)
 class Answers:
-    """One bundle's predictions for samples that have the same ``modalities``, all of which it used.
+    """One bundle's predictions for samples with the same ``modalities``, all used.
 
     ``rows`` of the data set [n], in the order of the prediction's samples. ``mask``: what stood in for the model's
     other modalities; "none": there are no others. ``runs_on``: the provider that computed them, as its session tells.
@@ -338,12 +337,12 @@ class Answers:
 
 
 def encoders(bundles: Mapping[Path, Manifest]) -> dict[str, EncoderSpec]:
-    """Every modality that at least one of the bundles takes."""
+    """Modality -> encoder specification, over all bundles."""
     return {m: encoder for manifest in bundles.values() for m, encoder in manifest.encoders.items()}
 
 
 def choose(bundles: Mapping[Path, Manifest], has: frozenset[str]) -> Path | None:
-    """The bundle that answers samples with exactly the modalities ``has``; of several the one that takes fewest.
+    """The bundle for samples with exactly the modalities ``has``; of several the one with fewest inputs.
 
     So a single modality's bundle where there is one modality, else the one of all. None: there is no such bundle.
     """
@@ -354,7 +353,7 @@ def choose(bundles: Mapping[Path, Manifest], has: frozenset[str]) -> Path | None
 def apply(
     bundles: Mapping[Path, Manifest], data: Dataset, *, mask: str | None = None, device: Device = "cpu"
 ) -> tuple[list[Answers], np.ndarray]:
-    """Predictions of the bundles, and the rows [n] that none of them can take. Loads only the bundles that are needed.
+    """Predictions of the bundles, and the rows [n] unusable by any. Loads only bundles in use.
 
     ``mask`` applies where something is filled in. Raises DataError for samples of which the bundles could use a part
     only, and as ``load_bundle`` and ``Bundle.predict``.
@@ -384,7 +383,7 @@ def apply(
 
 
 def _refuse_parts(bundles: Mapping[Path, Manifest], given: tuple[str, ...], sample: str) -> None:
-    """Raise for a sample that a bundle could answer only by dropping some of what it has."""
+    """Raise DataError for a sample that a bundle could answer only without some of its modalities."""
     usable = [manifest.modalities for manifest in bundles.values() if set(manifest.modalities) < set(given)]
     if usable:
         most = max(usable, key=len)

@@ -1,4 +1,4 @@
-"""An onnxruntime session on a bundle's bytes: quiet, on the processor that was asked for or not at all.
+"""An onnxruntime session on a bundle's bytes: quiet, on the requested processor or not at all.
 
 Which processor that was, only the session knows (``get_providers``): messages name what it says.
 """
@@ -36,7 +36,7 @@ class _Named(Protocol):
 
 
 class Session(Protocol):
-    """The part of an onnxruntime session that is used."""
+    """The part of an onnxruntime session in use here."""
 
     def get_outputs(self) -> Sequence[_Named]: ...
     def get_providers(self) -> Sequence[str]: ...
@@ -82,9 +82,9 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Sessi
 
 
 def _wanted(device: str, listed: Sequence[str]) -> list[str]:
-    """The providers to ask for, of those that this build of onnxruntime lists: it only warns about any other.
+    """Execution providers for a device, among those ``listed`` by this build of onnxruntime.
 
-    "auto" leaves out those whose library is not here, which would complain on every machine without a card.
+    "auto" leaves out providers without their library, which would complain on every machine without a GPU.
     """
     if device != "auto" and device not in _PROVIDERS:
         raise ExportError(f"unknown device {device!r}", remedy=f"Choose auto or {' or '.join(_PROVIDERS)}.")
@@ -95,14 +95,14 @@ def _wanted(device: str, listed: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _most_memory() -> int:
-    """Bytes that all sessions may take together: what is free now, and never less than half of what there is."""
+    """Memory limit in bytes of all sessions together: free memory, at least half of the total."""
     here = capabilities()
     return max(here.memory_free_bytes, here.memory_total_bytes // 2)
 
 
 @functools.cache
 def _bound_memory(onnxruntime: Any) -> None:
-    """Give the sessions of this process one bounded allocator; else one node of a model may ask for any number."""
+    """Give this process's sessions one bounded allocator; else a node may request any amount."""
     kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     place = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
     onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": _most_memory()}))
@@ -137,7 +137,7 @@ def _is_here(device: str) -> bool:
 
 
 def runs_on(session: Session) -> str:
-    """Where a session computes, for people: its first provider, and onnxruntime's version."""
+    """Text with a session's execution provider and onnxruntime's version."""
     there = " and ".join(f"{name} {version}" for name, version in installed().items())
     return f"{session.get_providers()[0]} of {there or 'onnxruntime'}"
 
@@ -155,7 +155,7 @@ def installed() -> dict[str, str]:
 
 
 def run(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output by name. Raises ExportError where the model fails on them."""
+    """Run the model: output name -> array. Raises ExportError if it fails."""
     names = [output.name for output in session.get_outputs()]
     try:
         return dict(zip(names, session.run(names, dict(feeds)), strict=True))

@@ -1,4 +1,4 @@
-"""Subsets of a model's modalities that an export looks at."""
+"""Subsets of a model's modalities for an export's checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALL_SUBSETS, DRAWN = 4, 8
 
 
 def subset_list(modalities: tuple[str, ...], rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """The subsets that are looked at, the complete one first."""
+    """Subsets of the modalities to check, the complete one first; of many modalities a sample."""
     several = [some for n in range(len(modalities), 1, -1) for some in combinations(modalities, n)]
     if len(modalities) > ALL_SUBSETS:
         drawn = rng.choice(len(several) - 1, DRAWN, replace=False) + 1

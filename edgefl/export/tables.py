@@ -1,4 +1,4 @@
-"""Prototype tables of a bundle as the arrays that its model takes, and the file they lie in beside it. No torch.
+"""Prototype tables of a bundle: the model's input arrays, and their JSON file. No torch.
 
 The file is JSON, which programs in every language read: {"prototypes.acc": {"dtype": "float32", "shape": [4, 128],
 "data": [row after row]}, …}.
@@ -36,7 +36,7 @@ class _Table(msgspec.Struct, frozen=True):
 def padded(
     model: ModelSpec, parts: Mapping[str, Mapping[str, np.ndarray]], masks: Sequence[str], capacity: int | None
 ) -> dict[str, ClassMeans]:
-    """Every modality's table padded to the capacity (all rows absent where there is none); {} when none is used.
+    """Modality -> table padded to the capacity, all rows absent without prototypes; {} if no mask uses tables.
 
     Raises ExportError when there are no prototypes, they do not fit the model, or the capacity is too small.
     """
@@ -69,7 +69,7 @@ def padded(
 
 
 def table_arrays(tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
-    """Rows and valid flags of each modality in turn, by the name of the input that takes them."""
+    """Input name -> rows or valid flags of each modality in turn."""
     found: dict[str, np.ndarray] = {}
     for m, table in tables.items():
         found |= {table_name(m): table.means.astype(np.float32), valid_name(m): table.present.astype(np.float32)}
@@ -82,7 +82,7 @@ def unmarked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def marked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tables with their valid flags restored after ``unmarked``: a row without samples is zero (``padded``)."""
+    """The tables with valid flags restored after ``unmarked``: 0 for rows of zeros (``padded``)."""
     found = dict(arrays)
     for name, array in arrays.items():
         if array.ndim == 2:
@@ -92,13 +92,13 @@ def marked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def table_feeds(manifest: Manifest, tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
-    """The tables as the types of the bundle's inputs; those it does not take are left out."""
+    """The tables in the types of the bundle's inputs, without tables of other inputs."""
     arrays = table_arrays(tables)
     return {port.name: arrays[port.name].astype(port.dtype) for port in manifest.tables if port.name in arrays}
 
 
 def encode_tables(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The file's bytes. Raises ExportError when the tables are too large for text."""
+    """The JSON file's bytes. Raises ExportError when the tables are too large for text."""
     count = sum(array.size for array in arrays.values())
     if count > MOST_NUMBERS:
         raise ExportError(

@@ -1,4 +1,4 @@
-"""Bundles as ONNX files: their graphs are traced by torch in one go, and each file is cut out of what that gave.
+"""ONNX files of bundles, each cut out of a single torch trace of all their graphs.
 
 Tracing costs 10 ms a node and a second besides, and was 19 of 20 s for three sensors with each bundle traced alone.
 """
@@ -37,14 +37,14 @@ _FIELDS = {"float32": 1, "int64": 7, "bool": 9}  # onnx.TensorProto's numbers
 
 
 class Trace:
-    """The graphs of bundles of one model, traced when the first file is asked for."""
+    """Joint trace of a model's bundles, made at the first ``cut``."""
 
     def __init__(self, drafts: Sequence[Draft], opset: int) -> None:
         self._drafts, self._opset = tuple(drafts), opset
 
     @functools.cached_property
     def _proto(self) -> ModelProto:
-        """All of the graphs; an output is ``<bundle>/<output>``."""
+        """ONNX model of all the graphs; outputs are named ``<bundle>/<output>``."""
         ports: dict[str, Port] = {}
         axes: dict[str, Axis] = {}
         tables: dict[str, np.ndarray] = {}
@@ -64,7 +64,7 @@ class Trace:
         return proto
 
     def cut(self, draft: Draft) -> ModelProto:
-        """The bundle's own nodes and weights."""
+        """ONNX model with only the nodes and weights of a bundle."""
         import onnx
 
         whole, manifest = self._proto.graph, draft.manifest
@@ -95,8 +95,8 @@ class Trace:
 
 
 def _count_rows(graph: GraphProto, inputs: Collection[str], own: str) -> None:
-    """Let the batch size, which all bundles have in common, be read from the input ``own`` where the whole reads it
-    from one of its ``inputs`` that this bundle lacks. Raises ExportError for anything else read of such an input.
+    """Read the batch size from the input ``own`` in place of joint ``inputs`` absent from this bundle. Raises
+    ExportError for any other use of an absent input.
     """
     known = {value.name for value in graph.input}
     for node in graph.node:
@@ -141,7 +141,7 @@ def to_onnx(draft: Draft, form: Form, trace: Trace | None = None) -> bytes:
 
 
 def _place_tables(proto: ModelProto, tables: Mapping[str, np.ndarray], where: Tables) -> None:
-    """Put the tables into the file, unless each call gives them; as inputs, unless they are fixed."""
+    """Store the tables in the model, unless ``where`` is "required"; "fixed" ones are no inputs."""
     import onnx
 
     if where != "required":
@@ -153,7 +153,7 @@ def _place_tables(proto: ModelProto, tables: Mapping[str, np.ndarray], where: Ta
 
 
 def _labelled(proto: ModelProto, manifest: Manifest) -> None:
-    """Put what a runtime without the manifest needs to know into the model's own metadata."""
+    """Store name, version and labels in the ONNX metadata, for runtimes without the manifest."""
     import onnx
 
     told = {"edgefl.bundle": manifest.name, "edgefl.version": __version__}
@@ -176,7 +176,7 @@ def exported(
     names: tuple[list[str], list[str]],
     opset: int,
 ) -> ModelProto:
-    """The model proto. The tables are inputs of the trace, so that no optimisation folds them away."""
+    """Trace a graph to an ONNX model. Tables are inputs of the trace, so that no optimisation folds them."""
     with torch.no_grad(), _quiet(), recurrent_as_one() as recurrent:
         program = torch.export.export(graph, (tuple(example),), dynamic_shapes=(tuple(shapes),), strict=False)
         onnx_program = torch.onnx.export(
@@ -190,7 +190,7 @@ def exported(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks that tell a user nothing; errors pass."""
+    """Silence the exporter's remarks; errors pass."""
     # "torchvision is not installed. Skipping torchvision::nms", four lines an export: no model here uses it.
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
@@ -207,7 +207,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _strip(proto: ModelProto) -> None:
-    """Remove what only the exporter's authors need, among it stack traces with paths of this machine.
+    """Remove the exporter's debug metadata, such as stack traces with local paths.
 
     ``value_info`` goes too: `onnxruntime.quantization.quantize_dynamic` fails on it, and sessions infer them.
     """

@@ -1,6 +1,6 @@
 """Encoder fields from a checkpoint's own config.json.
 
-Read as JSON, without `transformers`. Only of a folder on this machine: of a name on a hub nothing is known before it is
+Read as JSON, without `transformers`, from local folders only: a checkpoint named on a hub is unknown before it is
 loaded.
 """
 
@@ -25,7 +25,7 @@ _NEEDED = ("width", "depth", "heads")
 
 
 class Told(NamedTuple):
-    """Fields of ``EncoderSpec`` that a checkpoint says, and its longest text (0: any); ``problem``: it is not taken."""
+    """``EncoderSpec`` fields of a checkpoint. ``longest``: text's tokens, 0: any; ``problem``: reason to refuse it."""
 
     fields: dict[str, Any]
     longest: int = 0
@@ -72,7 +72,7 @@ def _described(encoder: EncoderConfig, folder: Path, config: dict[str, Any], mod
 
 
 def checkpoint_problems(config: RunConfig) -> list[Problem]:
-    """Every checkpoint of a run file that is not taken, or that the fields beside it contradict.
+    """Problems of a run file's checkpoints: unsupported ones, and contradicting encoder fields.
 
     Raises ModelError for a folder that is not there.
     """
@@ -91,7 +91,7 @@ def checkpoint_problems(config: RunConfig) -> list[Problem]:
 
 
 def _differences(encoder: EncoderConfig, says: Told) -> Iterator[tuple[str, object, object]]:
-    """(field, the run file's value, the checkpoint's) where both say something else."""
+    """(field, run file's value, checkpoint's value) of contradictions."""
     for name in _COMPARED:
         mine, theirs = getattr(encoder, name), says.fields.get(name)
         if mine is not None and theirs is not None and mine != theirs and not _as_wide(name, mine, theirs):
@@ -114,7 +114,7 @@ def _as_wide(name: str, mine: object, theirs: object) -> bool:
 
 
 def _refused(model_type: str, kind: str) -> str:
-    """Why a family is not taken for a kind; "": it is, or is tried."""
+    """Reason to refuse a model family for an encoder kind; "" for none."""
     listed = ", ".join(families.taken(kind)) or "no family"
     if model_type in families.REFUSED:
         return f"is a {model_type!r}, and {families.REFUSED[model_type]}; taken for {kind}: {listed}"
@@ -123,7 +123,7 @@ def _refused(model_type: str, kind: str) -> str:
 
 
 def _pixels(folder: Path, model_type: str) -> list[list[float]]:
-    """Mean and deviation of 0..1 pixels that the checkpoint was made for."""
+    """Mean and deviation of 0..1 pixels expected by the checkpoint."""
     settings = _json(folder / "preprocessor_config.json")
     usual = families.family_of(model_type, "vision").pixels
     if settings.get("do_normalize") is False:
@@ -135,7 +135,7 @@ def _pixels(folder: Path, model_type: str) -> list[list[float]]:
 
 
 def _pool(folder: Path) -> str:
-    """The pooling that a checkpoint of sentence-transformers says; "": none."""
+    """Pooling of a sentence-transformers checkpoint; "" for none."""
     pooling = _json(folder / "1_Pooling" / "config.json")
     if pooling.get("pooling_mode_mean_tokens"):
         return "mean"
@@ -143,7 +143,7 @@ def _pool(folder: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The values of a JSON file; none where there is no such file, or another."""
+    """A JSON object from a file; {} for a missing or invalid file."""
     try:
         values = json.loads(read_at_most(path, _MAX_FILE_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -35,13 +35,13 @@ class Counts(NamedTuple):
 
 
 def candidates(prototypes: Slot, classes: int) -> tuple[int, ...]:
-    """The k that devices compare, ascending, all classes among them; () where the recipe fixes it."""
+    """Values of k to compare on devices, ascending, all classes among them; () for a fixed k."""
     ks = compared_k(chosen("prototypes", prototypes)[0])
     return (*(k for k in ks if k < classes), classes) if ks else ()
 
 
 def counts_of(metrics: Mapping[str, float]) -> Counts | None:
-    """The counts among an update's metrics, which ``doubt`` has passed; None: there are none."""
+    """The counts in an update's metrics, already checked by ``doubt``; None without any."""
     if JUDGED not in metrics:
         return None
     right = {int(name.removeprefix(RIGHT)): int(n) for name, n in metrics.items() if name.startswith(RIGHT)}
@@ -54,7 +54,7 @@ def without_counts(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def doubt(metrics: Mapping[str, float], ks: Sequence[int], most: int) -> str:
-    """Why an update's counts for ``ks`` cannot be, where it judged ``most`` answers at most; "": they can, or none."""
+    """Contradiction in an update's counts for ``ks``, of at most ``most`` judged answers; "" for none."""
     counts = {name: value for name, value in metrics.items() if _is_count(name)}
     if not counts:
         return ""
@@ -72,7 +72,7 @@ def doubt(metrics: Mapping[str, float], ks: Sequence[int], most: int) -> str:
 
 
 def most_judged(hyper: Hyper, samples: Mapping[str, int], modalities: Iterable[str]) -> int:
-    """Most answers for a k that a device with ``samples`` (modality -> how many have it, "" -> all) can count among."""
+    """Largest plausible ``judged`` of a device with ``samples`` (modality -> number with it, "" -> all)."""
     held = held_out(hyper, samples.get("", 0))
     return sum(min(held, samples.get(m, 0)) for m in modalities)
 
@@ -93,7 +93,7 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
 
 
 def recorded(counts: Counts, devices: Sequence[str]) -> dict[str, object]:
-    """A choice as plain values: k, right answers by each candidate, among how many, and whose counts these are."""
+    """A choice as plain values: k, right answers by candidate, number judged, devices."""
     right = {str(k): n for k, n in sorted(counts.right.items())}
     return {"k": counts.best, "right": right, "judged": counts.judged, "devices": list(devices)}
 

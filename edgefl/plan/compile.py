@@ -1,4 +1,4 @@
-"""A run file and the data's signature to a fully resolved run: model, stages, hyper-parameters, policies, warnings.
+"""From a run file and the data's shapes to a resolved run: model, stages, hyper-parameters, policies, warnings.
 
 The heads' normalisation follows from the recipe. Batch norm evaluates with running means and variances. Averaged like
 the weights, over the same models, they describe the averaged model well enough (FedAvg). Where the server moves the
@@ -159,7 +159,7 @@ def model_spec(
 
 
 def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
-    """Repairs that observe the local training read the optimiser's state, which not every optimiser keeps."""
+    """Problems of optimisers without the state read by the recipe's repair."""
     repair = chosen("repair", recipe.slots["repair"])[0]
     if repair.method.unreadable is None:
         return []
@@ -172,7 +172,7 @@ def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
 
 
 def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) -> list[Problem]:
-    """What does not go with rounds in which devices go on from their own parts."""
+    """Settings that contradict periods, in which devices go on from their own parts."""
     if period_of(recipe.slots["repair"]).rounds == 1:
         return []
     why = f"repair: {next(iter(recipe.slots['repair']))} exchanges single layers between whole rounds"
@@ -193,7 +193,7 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
 
 
 def _pace_problems(config: RunConfig, recipe: RecipeConfig) -> list[Problem]:
-    """Settings that contradict a pace, which may restore an earlier round's model."""
+    """Settings in contradiction to the slot pace, which may restore an earlier round's model."""
     pace, weight = choose("pace", recipe.slots), choose("weight", recipe.slots)
     if pace.method.judge is None:
         return []
@@ -211,7 +211,7 @@ def _pace_problems(config: RunConfig, recipe: RecipeConfig) -> list[Problem]:
 
 
 def _upload_problems(recipe: RecipeConfig) -> list[Problem]:
-    """Slots beside which an upload's choice has no meaning."""
+    """Slots that contradict the slot upload."""
     upload, repair, weight = (choose(role, recipe.slots) for role in ("upload", "repair", "weight"))
     if upload.method.send is None:
         return []
@@ -225,7 +225,7 @@ def _upload_problems(recipe: RecipeConfig) -> list[Problem]:
 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
-    """Fields of the model that the recipe decides."""
+    """``ModelSpec`` fields set by the recipe."""
     fusion, missing = choose("fusion", recipe.slots), choose("missing", recipe.slots)
     fields: dict[str, Any] = {
         "encoder_sharing": next(iter(recipe.slots["sharing"])),
@@ -241,7 +241,7 @@ def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[st
 
 
 def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:
-    """Terms that compare the joint representation with a modality's need both equally wide."""
+    """Problem of a fusion width unlike the projections', for terms that compare both."""
     terms = [term.name for term in chosen("objective", recipe.slots["objective"]) if term.method.joint]
     if not terms or fused_width(spec) == spec.head.out or not spec.classes:
         return []
@@ -263,7 +263,7 @@ def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _place(stage: Stage, stages: Sequence[Stage]) -> int:
-    """Which value of a list with one a stage is the stage's: the last is a schedule's only stage's, and the closing."""
+    """Index from 1 into per-stage settings; a single stage and the closing round use the last."""
     alone = sum(not is_closing(one) for one in stages) == 1
     return stage.depth if alone or is_closing(stage) else stage.index
 
@@ -299,7 +299,7 @@ def _rates(rates: RatesConfig, place: int) -> dict[str, float]:
 
 
 def moving_slot(server: Recipe) -> str:
-    """The slot (role: choice) by which new weights are not the mean of the devices' models; "": none."""
+    """The slot ("role: choice") that moves weights off the devices' mean; "": none."""
     for role in ("weight", "optimise", "repair", "combine"):
         one = choose(role, server)
         if one.method.moves:
@@ -316,7 +316,7 @@ def default_norm(server: Recipe) -> Norm:
 
 
 def moving(plan: RunPlan) -> str:
-    """The setting by which new weights are not the mean of the models whose statistics they are given; "": none."""
+    """The slot or round policy that moves weights off the mean of this round's models; "": none."""
     if slot := moving_slot(plan.server):
         return slot
     if plan.policy.keeps:
@@ -325,7 +325,7 @@ def moving(plan: RunPlan) -> str:
 
 
 def _with_statistics(plan: RunPlan) -> RunPlan:
-    """The plan with ``slots.statistics`` as it has to be."""
+    """The plan with ``slots.statistics`` set: batch statistics to take again after aggregation."""
     head = plan.model.head
     averaged = head.kind != "none" and head.norm == "batch" and not shares_projection(plan.model)
     wanted = averaged and bool(moving(plan))
@@ -333,7 +333,7 @@ def _with_statistics(plan: RunPlan) -> RunPlan:
 
 
 def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
-    """Why the coordinator cannot take batch statistics on a test set of ``samples``: modality -> how many have it."""
+    """Problem of a test set too small for batch statistics; ``samples``: modality -> number with it."""
     lacking = [m for m in plan.model.encoders if samples.get(m, 0) < LEAST] if plan.slots.statistics else []
     if not lacking:
         return None
@@ -344,7 +344,7 @@ def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
 
 
 def warnings_of(plan: RunPlan) -> tuple[str, ...]:
-    """Warnings of valid settings that are unlikely to be meant, a sentence each, with the way out."""
+    """Warnings of valid but probably unintended settings, a sentence each, with the way out."""
     found = []
     if names := random_and_frozen(plan.model, plan.stages):
         fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
@@ -366,7 +366,7 @@ def warnings_of(plan: RunPlan) -> tuple[str, ...]:
 
 
 def random_and_frozen(model: ModelSpec, stages: Sequence[Stage]) -> list[str]:
-    """The modalities whose encoder has no checkpoint to start from and is trained in no stage that has rounds."""
+    """Modalities with an encoder neither pretrained nor ever trained."""
     every = {part for stage in stages if stage.rounds for part in stage.trained}
     trained = {modality_of(part) for part in every if is_encoder(part) and not is_lora(part)}
     if None in trained:  # the attention that all encoders share

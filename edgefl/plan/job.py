@@ -1,4 +1,4 @@
-"""The values a plan is made of: stages, hyper-parameters, the slots of a recipe, one device's job."""
+"""Values of a plan: stages, hyper-parameters, slots of a recipe, one device's job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Slot = dict[str, dict[str, float | str]]
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage: which parts exist, which are trained. What is exchanged each round is what is trained.
+    """One stage: present and trained parts; the trained ones are exchanged each round.
 
     ``depth`` is how many encoder stages exist; ``index`` counts from 1. ``fallback_depth``: how many exist for devices
     that cannot train all of ``trained``; 0: as many.
@@ -37,7 +37,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class LowMemoryOptimizer(msgspec.Struct, frozen=True):
-    """The optimiser, and its learning rates, where the state of the usual one does not fit."""
+    """Fallback optimiser with its learning rates, if the usual one's state does not fit."""
 
     optimizer: Optimizer = "adafactor"
     lr: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Hyper(msgspec.Struct, frozen=True):
 
 
 class RateFall(msgspec.Struct, frozen=True):
-    """How learning rates move over a run's rounds: a rise over the first ``warmup`` of them, then the fall.
+    """Schedule of learning rates over a run's rounds: warm-up over the first ``warmup``, then the fall.
 
     "step": times ``factor`` after every ``rounds`` of them.
     """
@@ -82,7 +82,7 @@ class RateFall(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.packing``), first fit.
+    """Packing of parts in transfers: by direction, (pattern, packing of ``edgefl.protocol.packing``), first fit.
 
     ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
     """
@@ -124,7 +124,7 @@ WHOLE_ROUND = PeriodRound()
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Everything one device needs to know to train one round, besides the tensors."""
+    """Instructions for one device's training of one round, besides the tensors."""
 
     model: ModelSpec = ModelSpec()
     stage: Stage = Stage()
@@ -137,7 +137,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Decline(msgspec.Struct, frozen=True):
-    """A declined placement: how many stages, and how; and why. ``micro_batch``: its rows, never 0."""
+    """A declined placement: trained depth, memory options, reason. ``micro_batch``: its rows, never 0."""
 
     depth: int = 0
     micro_batch: int = 0
@@ -152,9 +152,9 @@ Arrival = Literal["joining", "entering", "staying"]
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    """How a run's devices read their data, where that changes what they say of it: windows, statistics.
+    """Reading of data asked of devices before their hello: windows, statistics.
 
-    ``id`` "": it does not. ``least``: fewest samples of a modality of which a device sends its ``Moments``.
+    ``id`` "": nothing is asked. ``least``: fewest samples of a modality for sending its ``Moments``.
     ``signature``: what its hello carries of its data for clusters, "": nothing; ``seed``, ``classes``: as it is made.
     """
 
@@ -167,7 +167,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A device as the planner knows it: from its hello, and from what it measured in earlier rounds."""
+    """A device's data for the planner: from its hello, and from measurements of earlier rounds."""
 
     device: str = ""
     capabilities: Capabilities = Capabilities()
@@ -181,7 +181,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """One device's training in one stage, how, and at what predicted cost; or the refusal."""
+    """A device's planned training in one stage with its predicted cost, or the refusal."""
 
     device: str = ""
     stage: Stage = Stage()
@@ -196,7 +196,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):
-    """When a round starts, closes and is tried again. Seconds; ``quorum`` is a share of the devices offered."""
+    """Policy for starting, closing and retrying rounds. Seconds; ``quorum``: share of the devices offered."""
 
     devices: int = 1  # wait for this many before the first round
     join_s: float = 60.0  # at most this long
@@ -222,12 +222,12 @@ class RoundPolicy(msgspec.Struct, frozen=True):
 
     @property
     def keeps(self) -> bool:
-        """Whether updates count that were made from an earlier round's model."""
+        """True if updates made from an earlier round's model count."""
         return self.mode == "async" or self.late == "keep"
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """A run, fully resolved: what the coordinator executes. ``hypers[i]`` belongs to ``stages[i]``."""
+    """Fully resolved run for the coordinator. ``hypers[i]`` belongs to ``stages[i]``."""
 
     run: str = ""
     name: str = ""

@@ -1,4 +1,4 @@
-"""Methods of a recipe that have no meaning for the labels of a run."""
+"""Problems of a recipe's methods with a run's labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SPACES = 32
 
 
 def label_problems(recipe: RecipeConfig, label_names: tuple[str, ...]) -> list[Problem]:
-    """What does not go with samples of several labels, or with label sets of their own."""
+    """Problems of methods with multi-label samples, or with devices' own label sets."""
     return _several(recipe, label_names) + _own_sets(recipe, label_names)
 
 

@@ -14,7 +14,7 @@ from edgefl.registry import choose, chosen
 
 
 def with_adaptation(given: LoraConfig | None, spec: ModelSpec) -> tuple[ModelSpec, list[Problem]]:
-    """The model with its low-rank terms, and a problem for each pattern that fits no part."""
+    """The model with its low-rank terms, and a problem for each pattern without a match."""
     if given is None:
         return spec, []
     able = adaptable_parts(spec)

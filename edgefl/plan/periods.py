@@ -29,25 +29,25 @@ def period_of(repair: Slot) -> Period:
 
 
 def period_length(plan: RunPlan, stage: Stage) -> int:
-    """Rounds of a stage's periods; 1, which the closing round has too: every round exchanges everything."""
+    """Rounds in a period of the stage; 1 (also for the closing round): each round exchanges everything."""
     return 1 if is_closing(stage) else period_of(plan.slots.repair).rounds
 
 
 def ends(number: int, rounds: int, length: int) -> bool:
-    """Whether round ``number`` of a stage with ``rounds`` is the last of a period."""
+    """True if round ``number`` of a stage with ``rounds`` is the last of a period."""
     return number % length == 0 or number >= rounds
 
 
 def whole_exchanges(rounds: int, length: int) -> int:
-    """Rounds of a stage with ``rounds`` that upload everything trained, as many as bring the model."""
+    """Number of whole uploads in a stage of ``rounds``; equals that of whole downloads."""
     return -(-rounds // length)
 
 
 def exchangeable(shapes: Mapping[str, Mapping[str, Sequence[int]]], trained_bytes: int) -> dict[str, int]:
-    """Layers ("part|tensor" -> bytes at most) that may be exchanged alone, of a stage that trains ``trained_bytes``.
+    """Layers ("part|tensor" -> largest bytes) for single exchange, in a stage with ``trained_bytes``.
 
-    Those are weights of two dimensions or more, of ``shapes`` {part: {tensor: shape}}; no tables of positions or class
-    tokens, and nothing above ``LARGEST_SHARE``.
+    Weights of two dimensions or more, of ``shapes`` {part: {tensor: shape}}; without position tables, class tokens, and
+    layers above ``LARGEST_SHARE``.
     """
     found = {
         f"{part}|{name}": VALUE_BYTES * prod(shape) + HEADER_BYTES
@@ -65,6 +65,6 @@ def split(layer: str) -> tuple[str, str]:
 
 
 def in_parts(layers: Iterable[str], parts: Iterable[str]) -> list[str]:
-    """Those of the layers ("part|tensor") that are in one of the parts."""
+    """The layers ("part|tensor") in any of the parts."""
     among = set(parts)
     return [layer for layer in layers if split(layer)[0] in among]

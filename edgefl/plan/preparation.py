@@ -1,4 +1,4 @@
-"""How raw files become what encoders take: the fields of a run file, as an encoder's specification has them."""
+"""Preparation of raw data for encoders: a run file's fields as encoder specifications."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DRIFT = 1e-3
 
 
 def encoder_spec(config: EncoderConfig, shape: tuple[int, ...] = ()) -> EncoderSpec:
-    """The encoder of a run file for samples of ``shape``; (): the shape asked for, an axis of 0 as the data has it."""
+    """Specification of a run file's encoder for samples of ``shape``; (): as requested, an axis of 0 by the data."""
     given = config.model_dump(exclude={"kind", "size", *_SHAPE})
     changes = {**told(config).fields, **{key: value for key, value in given.items() if value is not None}}
     changes["columns"] = tuple(_column(name, said) for name, said in config.columns.items())
@@ -45,7 +45,7 @@ def encoder_spec(config: EncoderConfig, shape: tuple[int, ...] = ()) -> EncoderS
 
 
 def encoders_of(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, EncoderSpec]:
-    """The encoders of a run file whose modality and size are there, for samples of these shapes."""
+    """Specifications of the run file's encoders with a known modality and size, for these shapes."""
     return {
         m: encoder_spec(encoder, shapes[m])
         for m, encoder in config.model.encoders.items()
@@ -54,9 +54,9 @@ def encoders_of(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def _asked(config: EncoderConfig, own: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of one sample as the run file asks for it; ``own``: that of the encoder's named size, () where it has none.
+    """Sample shape requested by the run file; ``own``: default of the encoder's named size, () for none.
 
-    An axis of 0 is as the data has it; () asks for nothing.
+    An axis of 0 is set by the data; () requests nothing.
     """
     size = config.image_size
     if config.kind == "vision" and size is not None:
@@ -75,7 +75,7 @@ def _asked(config: EncoderConfig, own: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _column(name: str, told: str | list[str]) -> TableColumn:
-    """The column of a run file: what it is, or a category's values."""
+    """Parse a column: "kind" or "kind in unit" as text, a category's values as a list."""
     if isinstance(told, list):
         return TableColumn(name, "category", tuple(told))
     kind, _, rest = told.partition(" ")
@@ -83,7 +83,7 @@ def _column(name: str, told: str | list[str]) -> TableColumn:
 
 
 def column_field(column: TableColumn) -> str | list[str]:
-    """A column as a run file has it."""
+    """A column in the run file's notation."""
     if column.kind == "category":
         return list(column.values)
     joint = " in " if column.kind == "number" else " "
@@ -91,7 +91,7 @@ def column_field(column: TableColumn) -> str | list[str]:
 
 
 def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
-    """How the data's values are read, by modality: kind, vocabulary, tokenizer, and the shape where one is asked for.
+    """Encoder specification for reading each modality: kind, vocabulary, tokenizer, requested shape.
 
     For reading before the model is known, whose remaining shapes come from the data. ``folder``: the data are files,
     which are brought to the shape of an encoder's named size too; arrays are as they are. An axis of 0 is as found.
@@ -108,7 +108,7 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
 
 
 def preparation_of(plan: RunPlan) -> Preparation:
-    """How devices read their data, sent before they report it; without an id where that changes nothing."""
+    """Reading of data sent to devices before their hello; without an id if defaults apply."""
     encoders, asked = plan.model.encoders, choose("cluster", plan.server).method.signature
     signature = asked.name if asked and asked.joining else ""
     if not signature and not any(encoder.step or encoder.standardize == "fleet" for encoder in encoders.values()):
@@ -122,7 +122,7 @@ def preparation_of(plan: RunPlan) -> Preparation:
 
 
 def out_of_place(config: EncoderConfig) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong) of fields that another kind of encoder has, or that are without effect."""
+    """(field, fault) of encoder fields of another kind, or without effect."""
     for field, (kind, what) in _ONLY.items():
         if getattr(config, field) not in (None, {}) and config.kind != kind:
             yield field, f"is for {what}, and the kind is {config.kind}"
@@ -139,7 +139,7 @@ def out_of_place(config: EncoderConfig) -> Iterator[tuple[str, str]]:
 
 
 def out_of_step(encoders: Mapping[str, EncoderSpec]) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong) where windows of one number cover different seconds in two sensors of known rates."""
+    """(field, fault) of sensor windows with different durations in seconds."""
     periods = {m: one.step / one.rate for m, one in encoders.items() if one.step and one.rate}
     for m, period in periods.items():
         first, wanted = next(iter(periods.items()))

@@ -40,7 +40,7 @@ def planned_rounds(plan: RunPlan) -> int:
 
 
 def spending(plan: RunPlan) -> Spending | None:
-    """The account of the plan's rounds, which end when another would cost more than its budget; None: it has none."""
+    """Privacy account of the plan's rounds, up to its budget; None without differential privacy."""
     planned = planned_rounds(plan)
     if not is_private(plan.server) or not planned:
         return None

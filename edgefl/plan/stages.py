@@ -1,10 +1,10 @@
-"""Stages of a schedule: encoder stages, shallower variants for smaller devices, the closing round, and what travels.
+"""Stages of a schedule: encoder stages, shallower variants, the closing round, exchanged parts.
 
 No schedule trains ``match/<m>``: the closing round fits them to the finished model, on every eligible device (PmcmFL,
 arXiv 2312.13508, appendix D). It is a stage of its own with one round (docs/decisions/0031).
 
-Of a device's training all travels, the mappings only (AproMFL), or nothing (local training). Kept parts go on from the
-device's own copy of its round before; if it is sent another one, that is the teacher.
+A device uploads all trained parts, the mappings only (AproMFL), or nothing (local training). Kept parts go on from
+its own copy of the round before; a received copy is then the teacher.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from edgefl.registry import Choice, Recipe, Slot, choose, chosen
 
 
 def planned(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """A schedule's stages for a model: low-rank terms trained in place of what they adapt, and the closing round."""
+    """A schedule's stages for a model, with low-rank terms in place of adapted parts, and the closing round."""
     return with_closing(spec, [_adapted(spec, stage) for stage in stages])
 
 
 def _adapted(spec: ModelSpec, stage: Stage) -> Stage:
-    """The stage in which ``lora/<part>`` is trained for its part, and of an encoder that has one nothing else is."""
+    """The stage with ``lora/<part>`` trained for its part; encoders with such terms are frozen otherwise."""
     if spec.lora is msgspec.UNSET:
         return stage
     wanted = set(stage.trained)
@@ -53,7 +53,7 @@ def _adapted(spec: ModelSpec, stage: Stage) -> Stage:
 
 
 def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages, and after them the closing round where the model has networks that match."""
+    """The stages, with a closing round if the model has matcher networks."""
     if spec.matching == "none" or any(is_closing(stage) for stage in stages):
         return tuple(stages)
     names, index = tuple(part_names(spec)), max(stage.index for stage in stages) + 1
@@ -61,7 +61,7 @@ def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 
 def is_closing(stage: Stage) -> bool:
-    """Whether the stage is the closing round, in which only networks that match are trained."""
+    """True for the closing round, which trains matcher networks only."""
     return bool(stage.trained) and all(is_matcher(part) for part in stage.trained)
 
 
@@ -81,7 +81,7 @@ def stage_before(stages: Sequence[Stage], stage: Stage) -> Stage | None:
 
 
 def trained_stages(stage: Stage) -> list[int]:
-    """Numbers of the encoder stages that are trained, ascending; 0: the embeddings."""
+    """Numbers of the trained encoder stages, ascending; 0: the embeddings."""
     return sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})
 
 
@@ -102,7 +102,7 @@ def later_heavy(stages: Sequence[Stage]) -> list[int]:
 
 
 def shallower(stage: Stage) -> list[Stage]:
-    """The stage with ever fewer encoder stages trained: what a smaller device can do instead.
+    """Variants of the stage for smaller devices, with ever fewer trained encoder stages.
 
     Where the stage has a fallback depth, the encoder stages beyond it are given up first, and do not exist then; after
     that the deepest are kept. The first entry is the stage itself; the last trains one encoder stage with heads, norms,
@@ -148,7 +148,7 @@ def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
 
 
 def of_spaces(stage: Stage, spaces: Sequence[str]) -> Stage:
-    """The stage without the classifiers of label sets that a device has no label of."""
+    """The stage without classifiers of label sets other than the device's ``spaces``."""
 
     def keep(part: str) -> bool:
         return space_of_part(part) in {"", *spaces}
@@ -167,7 +167,7 @@ OWN_HOLDOUT = 0.2
 
 
 def by_holdouts(slots: Recipe) -> list[str]:
-    """The slots (role: choice) that go by what devices measure on their hold-outs: returns, or the best k."""
+    """The slots ("role: choice") that use figures from devices' hold-outs: returns, or the best k."""
     choices = {role: choose(role, slots) for role in ("pace", "select", "upload", "optimise")}
     found = [f"{role}: {choice.name}" for role, choice in choices.items() if choice.method.returns]
     prototypes = choose("prototypes", slots)
@@ -175,7 +175,7 @@ def by_holdouts(slots: Recipe) -> list[str]:
 
 
 def compared_k(prototypes: Choice) -> tuple[int, ...]:
-    """The k that devices compare on their hold-outs, whatever the number of classes; () where the recipe fixes it."""
+    """The recipe's candidates for k, compared on hold-outs, before the limit by classes; () for a fixed k."""
     ks = prototypes.method.candidates
     return prototypes.bind(ks)() if ks else ()
 
@@ -186,7 +186,7 @@ def default_holdout(slots: Recipe) -> float:
 
 
 def unmeasured(slots: Recipe, holdout: float | None) -> list[Problem]:
-    """Problem of a hold-out of 0 beside methods that go by what devices measure on it."""
+    """Problem of a hold-out of 0 with methods that use its figures."""
     needing = " and ".join(by_holdouts(slots))
     if holdout != 0.0 or not needing:
         return []
@@ -195,7 +195,7 @@ def unmeasured(slots: Recipe, holdout: float | None) -> list[Problem]:
 
 
 def exchange_of(weight: Slot) -> Exchange:
-    """Parts that travel under a recipe's slot ``weight``."""
+    """The exchange (all, mappings, nothing) of a recipe's slot ``weight``."""
     exchange: Exchange = choose("weight", {"weight": weight}).method.exchange
     return exchange
 
@@ -216,12 +216,12 @@ def sent(stage: Stage, exchange: Exchange) -> tuple[str, ...]:
 
 
 def may_omit(stage: Stage, slots: Slots) -> bool:
-    """True where an update may lack parts that the device trained; never in the closing round."""
+    """True if the slot upload may omit trained parts of an update; never in the closing round."""
     return not is_closing(stage) and bool(chosen("upload", slots.upload)[0].method.omits)
 
 
 def kept(job: Job) -> tuple[str, ...]:
-    """The trained parts that go on from the device's own copy."""
+    """The trained parts resumed from the device's own copy, not from the model received."""
     exchange = job.slots.exchange
     if exchange == "mappings":
         heads = (part for part in job.stage.trained if part.startswith("head/"))
@@ -230,7 +230,7 @@ def kept(job: Job) -> tuple[str, ...]:
 
 
 def packing_of(rules: Sequence[tuple[str, str]], part: str) -> str:
-    """The packing of the first rule whose pattern fits the part; "f32" without one."""
+    """Packing of a part by the first rule with a matching pattern; "f32" without one."""
     return next((packing for pattern, packing in rules if fnmatch.fnmatchcase(part, pattern)), "f32")
 
 

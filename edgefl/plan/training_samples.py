@@ -1,7 +1,7 @@
-"""Which samples a recipe can train on, and the frozen prefix of each encoder that they pass before anything trained.
+"""Samples usable by a recipe, and the frozen prefix of each encoder ahead of trained parts.
 
-The prefix's outcome is the same every round, so it can be computed once and stored. Not of multiway encoders, where it
-depends on what else a row has.
+The prefix's output is the same every round, so it can be computed once and stored. Not for multiway encoders, whose
+output depends on a row's other modalities.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LABEL_THEM = (
 def usable_samples(
     slots: Slots, samples: Mapping[str, int], modalities: Sequence[str], labelled: int | None = None
 ) -> int:
-    """Most samples that can be trained on, by what the terms of the objective need: labels, or two modalities.
+    """Largest number of samples usable by the objective's terms, which need labels or two modalities.
 
     ``labelled``: how many have a label; None: all.
     """
@@ -49,19 +49,19 @@ def usable_samples(
 
 
 def unlabelled(slots: Slots, samples: int, labelled: int) -> Refusal | None:
-    """A refusal where ``samples`` are there, the objective learns from labels alone, and none is ``labelled``."""
+    """Refusal of a device with samples but no labels, if the objective learns from labels alone."""
     if not samples or labelled or needs_pairs(slots) or not needs_labels(slots):
         return None
     return Refusal(UNLABELLED, detail=f"{samples} samples, none has a label")
 
 
 def held_out(hyper: Hyper, usable: int) -> int:
-    """How many of the ``usable`` samples are only tested on: one batch at least stays for training."""
+    """Number of hold-out samples among ``usable`` ones; one batch at least stays for training."""
     return max(0, min(int(hyper.holdout * usable), usable - hyper.batch_size))
 
 
 def after_completion(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec]) -> dict[str, int]:
-    """``samples`` (modality -> how many have it, "" -> all) as they are once the recipe has completed them."""
+    """Sample counts (modality -> number with it, "" -> all) after the recipe's completion of missing modalities."""
     missing = chosen("missing", slots.missing)[0]
     if missing.method.completed_counts is None:
         return dict(samples)
@@ -70,12 +70,12 @@ def after_completion(slots: Slots, samples: Mapping[str, int], encoders: Mapping
 
 
 def complete_only(slots: Slots) -> bool:
-    """Whether only samples with every modality are trained on."""
+    """True if only samples with every modality are trained on."""
     return chosen("missing", slots.missing)[0].method.complete_only or not needs_labels(slots)
 
 
 def clusters_apart(slots: Slots, stage: Stage) -> bool:
-    """Whether a device trains a private copy of its mappings to cluster with: one without labels, as in AproMFL.
+    """True if a device without labels trains a private copy of its mappings for clustering (AproMFL).
 
     ``stage`` is the device's own: without labels it trains no classifier.
     """
@@ -85,12 +85,12 @@ def clusters_apart(slots: Slots, stage: Stage) -> bool:
 
 
 def needs_labels(slots: Slots) -> bool:
-    """Whether a task of the objective is learned from labels."""
+    """True if a task of the objective needs labels."""
     return any(term.method.labels for term in chosen("objective", slots.objective))
 
 
 def needs_pairs(slots: Slots) -> bool:
-    """Whether a task of the objective is learned from pairs of modalities."""
+    """True if a task of the objective needs pairs of modalities."""
     return any(term.method.pairs for term in chosen("objective", slots.objective))
 
 
@@ -101,7 +101,7 @@ TOGETHER = 32
 
 
 class Prefix(NamedTuple):
-    """The parts of one encoder that stand before anything trained, in order: ``<m>/embed``, then ``depth`` stages.
+    """Frozen parts of an encoder ahead of trained ones, in order: ``<m>/embed``, then ``depth`` stages.
 
     Each is followed by its ``lora/<part>``, if there is one.
 
@@ -148,23 +148,23 @@ def prefixes(job: Job) -> dict[str, Prefix]:
 
 
 def can_cache(job: Job) -> bool:
-    """Whether the job has a frozen prefix."""
+    """True if the job has a frozen prefix."""
     return bool(prefixes(with_cache(job, "f16")))
 
 
 def with_cache(job: Job, cache: Cache) -> Job:
-    """The job with its prefixes stored as ``cache`` says: "f16", "f32", or "" for not."""
+    """The job with its prefixes stored in ``cache``: "f16", "f32", or "" for not stored."""
     return msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, cache=cache))
 
 
 def built_parts(job: Job) -> tuple[str, ...]:
-    """The parts that training holds in memory: those present without the stored prefixes."""
+    """Parts in memory during training: those present, without stored prefixes."""
     gone = {part for prefix in prefixes(job).values() for part in prefix.parts}
     return tuple(part for part in job.stage.present if part not in gone)
 
 
 def together_in(job: Job) -> int:
-    """How many samples go through a frozen part at a time: no more than go through the trained ones."""
+    """Samples in one forward pass of a frozen part: no more than in a training step."""
     return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
 
 

@@ -23,7 +23,7 @@ replace = msgspec.structs.replace
 
 
 class _Whole(NamedTuple):
-    """The job that trains all parts, and what prices it."""
+    """The job of training all parts, with its pricer."""
 
     job: Job
     traffic: StageTraffic
@@ -36,7 +36,7 @@ class _Whole(NamedTuple):
 
 
 def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, EndToEnd]:
-    """Device -> its price, of the weights themselves; empty where the run trains everything at once itself."""
+    """Device -> price of end-to-end training without low-rank terms; {} if the run itself is end to end."""
     schedule, spec = method("schedule", default("schedule")), replace(plan.model, lora=msgspec.UNSET)
     stage = Choice(schedule, {}).bind(schedule.stages)(spec, [stage.rounds for stage in plan.stages])[0]
     held = [one for one in plan.stages if one.rounds]

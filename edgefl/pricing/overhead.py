@@ -41,9 +41,9 @@ _ROWS = 2
 
 
 class Share(NamedTuple):
-    """A device's samples: ``total``, ``trained`` on, ``holdout`` to test on; ``patterns``: pattern -> part of 1.
+    """A device's sample counts: ``total``, ``trained``, ``holdout``; ``patterns``: pattern -> share of one.
 
-    Prototypes and small networks are made of the ``own`` samples. ``tried``: patterns of those apart.
+    Prototypes and matcher networks use the ``own`` samples. ``tried``: patterns of the hold-out samples.
     """
 
     total: int
@@ -54,18 +54,18 @@ class Share(NamedTuple):
 
     @property
     def own(self) -> int:
-        """How many samples the device's own figures are made of."""
+        """Number of samples outside the hold-out."""
         return self.total - self.holdout
 
     def having(self, *modalities: str) -> float:
-        """Share of the samples that have all of these modalities."""
+        """Share of the samples with all of these modalities."""
         return sum(part for pattern, part in self.patterns.items() if set(modalities) <= set(pattern))
 
 
 def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
-    """Share of the samples that have exactly these modalities, ``shares[m]`` of them m.
+    """Pattern (exact modalities) -> share of the samples; ``shares[m]``: share with modality m.
 
-    Of two modalities this follows, since every sample has one; of more, the rarer are taken to lie within the others.
+    Exact for two modalities, since every sample has one; of more, the rarer are assumed to lie within the others.
     """
     if len(shares) == 2:
         (a, of_a), (b, of_b) = shares.items()
@@ -78,15 +78,15 @@ def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
 
 
 class Overhead:
-    """Prices what is outside the steps by running it on the meta device, and remembers what it ran."""
+    """FLOPs of a round outside its steps, traced on the meta device and cached."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, str, Pattern], float] = {}
 
     def __call__(self, job: Job, share: Share) -> float:
-        """FLOPs of a round from the second on, when there is something received and something kept.
+        """FLOPs outside the steps, in a second or later round, with received and kept parts.
 
-        The closing round has small networks, and no local evaluation or prototypes.
+        The closing round has matcher networks, and no local evaluation or prototypes.
         """
         flops = self._statistics(job, share)
         if is_closing(job.stage):
@@ -105,7 +105,7 @@ class Overhead:
         return flops + count * (self._mean(job, share.patterns, _cluster) + self._mean(job, share.patterns, _tables))
 
     def _statistics(self, job: Job, share: Share) -> float:
-        """FLOPs of the statistics of the model as received, of a personal one and of teachers: a pass for each."""
+        """FLOPs of taking batch statistics of the received model, the personal one and teachers: a pass each."""
         if not job.slots.statistics:
             return 0.0
         personal = _personal(job) and share.holdout > 0
@@ -120,7 +120,7 @@ class Overhead:
         return passes * flops
 
     def _mean(self, job: Job, patterns: Mapping[Pattern, float], function: Function) -> float:
-        """FLOPs of ``function`` by sample, where ``patterns`` says which part of the samples has which modalities."""
+        """Mean FLOPs of ``function`` by sample over ``patterns`` (pattern -> share)."""
         return sum(part * self._by_sample(job, pattern, function) for pattern, part in patterns.items())
 
     def _by_sample(self, job: Job, pattern: Pattern, function: Function) -> float:
@@ -134,12 +134,12 @@ class Overhead:
 
 
 def _personal(job: Job) -> bool:
-    """Whether the device has a personal model too, which is evaluated like the others."""
+    """True if the device also has a personal model to evaluate."""
     return bool(chosen("repair", job.slots.repair)[0].method.part)
 
 
 def zero_prototypes(job: Job) -> dict[str, dict[str, np.ndarray]]:
-    """The part of global prototypes as it is received from the second round on, with zeros as values."""
+    """The part of global prototypes with zeros as values, as from the second round on."""
     slot = chosen("prototypes", job.slots.prototypes)[0]
     if slot.method.rows is None:
         return {}
@@ -174,7 +174,7 @@ def _statistics_of(m: str) -> Function:
 
 
 def _samples(job: Job, pattern: Pattern) -> Dataset:
-    """``_ROWS`` samples that have the modalities of a pattern, with labels where the device has some: all zeros."""
+    """``_ROWS`` samples of zeros with a pattern's modalities, and labels if the job needs them."""
     encoders = {m: job.model.encoders[m] for m in pattern}
     classes = answered(job.model, job.stage.trained)
     dtypes = {m: np.int64 if encoder.kind == "text" else np.float32 for m, encoder in encoders.items()}
@@ -196,7 +196,7 @@ def _samples(job: Job, pattern: Pattern) -> Dataset:
 
 
 def _matchers(job: Job, share: Share) -> float:
-    """FLOPs of training the small networks."""
+    """FLOPs of training the matcher networks."""
     flops = 0.0
     own = [m for m in job.model.encoders if share.having(m) and f"match/{m}" in job.stage.present]
     for m in own:
@@ -213,7 +213,7 @@ def _matchers(job: Job, share: Share) -> float:
 
 
 def _training(job: Job, module: nn.Module, rows: int, losses: Sequence[Loss]) -> float:
-    """FLOPs of a small network's training on ``rows`` samples by each loss, and of its last look at them all."""
+    """FLOPs of training a matcher network on ``rows`` samples by each loss, with its final evaluation."""
     settings, width = MatcherSettings(), job.model.head.out
     if rows < _ROWS:
         return 0.0

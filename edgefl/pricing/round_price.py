@@ -1,4 +1,4 @@
-"""The price of a round before it is run: the very training step on the meta device, with shapes and no data.
+"""Price of a round in advance: the actual training step on the meta device, without data.
 
 FLOPs are counted from the operations as they would run (2 per multiply-accumulate). Memory is the peak of live bytes:
 weights, gradients, optimiser state, activations and batch. Nothing is allocated, so any model can be priced anywhere.
@@ -54,7 +54,7 @@ CONVOLUTION_BYTES = 10 * 2**20
 
 
 class Pricer:
-    """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
+    """Prices of jobs from cached traces: a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
         self._largest: dict[tuple[object, ...], Priced] = {}
@@ -64,9 +64,9 @@ class Pricer:
         self._convolved: dict[tuple[str, bytes], bool] = {}
 
     def __call__(self, job: Job, samples: Mapping[str, int]) -> Priced:
-        """``job`` on a device with ``samples`` per modality ("" = all).
+        """Price of ``job`` on a device with ``samples`` per modality ("" = all).
 
-        The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
+        The peak is of a batch with every modality complete, as any may be; FLOPs are of the mean batch.
         """
         raw, samples = samples, after_completion(job.slots, samples, job.model.encoders)
         modalities, size = list(job.model.encoders), job.hyper.batch_size
@@ -109,7 +109,7 @@ class Pricer:
         )
 
     def _libraries(self, job: Job, own: Sequence[str]) -> int:
-        """Bytes that libraries hold beside the tensors of the modalities ``own``."""
+        """CPU memory of libraries in bytes besides tensors, for the modalities ``own``."""
         for m in own:
             key = (m, msgspec.msgpack.encode(shapes_of(job.model)))
             if key not in self._convolved:
@@ -141,12 +141,12 @@ class Pricer:
 
 @cache
 def process_pricer() -> Pricer:
-    """The prices of this process: runs of one model, such as a study's, are traced once."""
+    """The pricer shared in this process: runs of one model, such as a study's, are traced once."""
     return Pricer()
 
 
 def _kind_of_peak(job: Job) -> tuple[object, ...]:
-    """Key of a step's memory, besides the batch's shape."""
+    """Cache key of a step's peak memory, besides the batch's shape."""
     hyper = job.hyper
     kind = kind_of_step(job, with_tables=True)
     return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job)
@@ -155,7 +155,7 @@ def _kind_of_peak(job: Job) -> tuple[object, ...]:
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
     """(peak live bytes, FLOPs by row) of taking samples through a frozen part, as many at a time as ``PrefixCache``.
 
-    ``depth``: stages they have been through afterwards.
+    ``depth``: encoder stages done after the part.
     """
     encoder, rows = job.model.encoders[modality], together_in(job)
     with LiveBytes() as live, FusedAttention(), torch.no_grad():
@@ -209,7 +209,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
 
 
 def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
-    """The closing round on ``samples[m]`` of modality m: the model without a graph, then one small network at a time.
+    """Price of the closing round on ``samples[m]`` of modality m: inference, then one matcher network at a time.
 
     All projections are held meanwhile. The FLOPs are ``Overhead``'s.
     """
@@ -246,12 +246,12 @@ def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _temporary(parameter: torch.nn.Parameter) -> None:
-    """A tensor as large as the parameter, which its update takes for a moment."""
+    """Allocate and free a tensor as large as the parameter, as its update does."""
     torch.empty_like(parameter)
 
 
 def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
-    """The auxiliary tensors of the second round and later, on the meta device."""
+    """Auxiliary tensors of the objective from the second round on, on the meta device."""
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
     taught = any("teacher" in term.auxiliaries for term in terms)

@@ -1,6 +1,6 @@
-"""Prices a run before it starts: every schedule on one typical share, and each device's placement in each stage.
+"""Prices of a run in advance: every schedule on a typical share, and each device's placements.
 
-Where asked for, the schedules also by the convention of a paper (``totals``), to compare with its figures.
+On request also the schedules by a paper's convention (``totals``), to compare with its figures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlannedDevice(NamedTuple):
 
 
 class PriceOptions(NamedTuple):
-    """``rounds``, ``schedule``, its options and ``batch_size`` of the run; schedules are priced with ``batch_sizes``.
+    """The run's ``rounds``, ``schedule``, its options (``slot``), ``batch_size``; ``batch_sizes``: for all schedules.
 
     ``convention``: the paper by whose accounting they are shown as well; "": none.
     """
@@ -70,7 +70,7 @@ class _Run(NamedTuple):
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
 
     def layers(self, stage: Stage) -> dict[str, int]:
-        """The layers of a stage that may be exchanged alone -> bytes; none where the recipe has no periods."""
+        """Layers of a stage for single exchange -> bytes; {} without periods."""
         if period_length(self.plan, stage) == 1:
             return {}
         trained = {part: self.shapes[part] for part in stage.trained}
@@ -78,7 +78,7 @@ class _Run(NamedTuple):
 
 
 def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOptions) -> RunPrice:
-    """Price of every schedule with each batch size, and what each device would train in each stage of the run."""
+    """Price of every schedule with each batch size, and each device's placement in each stage."""
     check_lora(plan.model)
     model = build(plan.model, device="meta")
     layouts = {part: part_layout(model, part) for part in model.parts_present}
@@ -122,9 +122,9 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
 def schedules_of(
     model: ModelSpec, rounds: Sequence[int], options: Mapping[str, float | str] | None = None
 ) -> dict[str, tuple[Stage, ...]]:
-    """Every schedule's stages, with these ``options`` where it has them; without those that have nothing to train.
+    """Schedule -> stages, with its own of these ``options``; without schedules with nothing to train.
 
-    A schedule by budget has none of its own: a device trains the whole model, or as in another schedule.
+    Schedules by budget are left out: their devices train the whole model, or as in another schedule.
     """
     found: dict[str, tuple[Stage, ...]] = {}
     for name, schedule in methods("schedule").items():
@@ -171,7 +171,7 @@ def _stage_prices(
 
 
 def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
-    """Placement of one device in each stage that has rounds."""
+    """Placements of one device in each stage with rounds."""
     plan, newcomer = run.plan, device.candidate
     for stage, hyper in zip(plan.stages, plan.hypers, strict=True):
         if not stage.rounds:
@@ -202,7 +202,7 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
 def _exceeding(
     job: Job, samples: dict[str, int], priced: Priced, traffic: StageTraffic, devices: Sequence[PlannedDevice]
 ) -> Iterator[str]:
-    """Names of the devices whose budgets the whole stage exceeds, in whole batches: by the one price of all shares."""
+    """Names of devices with budgets below the whole stage in whole batches, by the typical share's price."""
     for device in devices:
         own = device.candidate
         arrival: Arrival = "joining" if traffic.before is None else "entering"
@@ -250,7 +250,7 @@ def totals(model: ModelSpec, stages: Sequence[Stage], epochs: int) -> Totals:
 
 
 def part_bytes(model: ModelSpec) -> dict[str, int]:
-    """Part -> bytes, with what `transformers`' whole models hold besides: a pooler, numbers of positions."""
+    """Part -> bytes, including extras of `transformers`' whole models: pooler, position numbers."""
     built = build(model, device="meta")
     sizes = {part: part_size_bytes(built, part) for part in built.parts_present}
     for m, encoder in model.encoders.items():
@@ -262,7 +262,7 @@ def part_bytes(model: ModelSpec) -> dict[str, int]:
 
 
 def part_flops(model: ModelSpec) -> dict[str, float]:
-    """Part -> operations of one sample's forward pass, of the parts that encode, project, fuse and classify."""
+    """Part -> operations of one sample's forward pass, for encoders, heads, fusion and task."""
     built = build(model, device="meta").eval()
     found: dict[str, float] = {}
 

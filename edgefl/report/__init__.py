@@ -1,1 +1,1 @@
-"""Ledger rows to terminal, JSON, CSV and HTML."""
+"""Reports of a run from its ledger: terminal, JSON, CSV, Parquet and HTML."""

@@ -1,4 +1,4 @@
-"""Rounds in which a device of the run did not train: how many, of how many, and why."""
+"""Attendance of devices: rounds trained and missed, with reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgefl.run_records import RunReport
 
 
 class Missed(NamedTuple):
-    """A device that trained ``trained`` of ``of`` rounds, and the reasons of the others."""
+    """A device with missed rounds: it trained ``trained`` of ``of``; ``why``: reasons for the rest."""
 
     device: str
     trained: int
@@ -25,7 +25,7 @@ class Missed(NamedTuple):
 
 
 class Attendance(NamedTuple):
-    """Device rounds (devices × rounds) that were trained, of those there were to train; and who missed some."""
+    """Device rounds (devices × rounds) trained, of those possible, and the devices with missed ones."""
 
     trained: int
     of: int
@@ -33,7 +33,7 @@ class Attendance(NamedTuple):
 
 
 def attendance(report: RunReport) -> Attendance:
-    """Attendance in the finished rounds. What client selection leaves out, or work on another round, is not missed."""
+    """Attendance in the finished rounds; those not offered by client selection, or during other work, do not count."""
     held = {(row.stage, row.round) for row in report.rounds if row.status == "done"}
     did: dict[str, set[tuple[int, int]]] = {row.device: set() for row in report.devices}
     whys: dict[str, dict[str, None]] = {row.device: {} for row in report.devices}

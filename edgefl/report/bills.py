@@ -1,4 +1,4 @@
-"""Tables of what each device spent: predicted beside measured, by device, by stage, and all devices together."""
+"""Tables of devices' costs, predicted beside measured: by device, by stage, and in total."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Line = tuple[str, str, str]  # a figure of the ledger, heading of its group, it
 
 
 class _Spent(NamedTuple):
-    """A row of a bill: a device's assignments, of the run or of one stage, in which ``held`` rounds took place."""
+    """A row of a bill: a device's assignments in the run or a stage, of ``held`` rounds."""
 
     device: DeviceRow
     stage: int
@@ -108,7 +108,7 @@ def device_bill(report: RunReport) -> Grid:
 
 
 def _budget_note(report: RunReport) -> list[str]:
-    """Which budgets of step memory follow from one of process memory, and by how much less they are."""
+    """Footnote on step memory budgets derived from process memory, with the idle trainer's size; [] for none."""
     bases = {
         row.device: units.quantity(row.capabilities.trainer_base_bytes, "B")
         for row in report.devices
@@ -119,7 +119,7 @@ def _budget_note(report: RunReport) -> list[str]:
 
 
 def _time_note(report: RunReport) -> list[str]:
-    """Footnote on predicted seconds: what they cover, on which machine, how they are corrected; [] without any."""
+    """Footnote on predicted seconds: coverage, machine, correction; [] without any."""
     timed = {row.device for row in report.assignments if "compute_s" in row.predicted}
     if not timed:
         return []
@@ -138,7 +138,7 @@ def _time_note(report: RunReport) -> list[str]:
 
 
 def stage_bill(report: RunReport) -> Grid:
-    """One row per device and stage, without what a terminal has no room for."""
+    """One row per device and stage, with the columns that fit a terminal."""
     columns: list[Column[_Spent]] = [
         Column("device", lambda row: row.device.device, key=True, text=True),
         Column("stage", lambda row: row.stage, key=True),
@@ -156,7 +156,7 @@ def stage_bill(report: RunReport) -> Grid:
 
 
 class DeviceBill(NamedTuple):
-    """Everything one device spent: what it is and how far it came, in a line; and a row a figure, a column a stage."""
+    """A device's costs: profile, rounds and budgets in a line (``facts``); a row per figure, a column per stage."""
 
     device: str
     facts: str
@@ -164,7 +164,7 @@ class DeviceBill(NamedTuple):
 
 
 def billed(report: RunReport) -> list[str]:
-    """Devices that get a bill: all, or of many those that used the largest share of their step memory."""
+    """Devices with a bill of their own: all, or of many those with the largest share of step memory used."""
 
     def used(name: str) -> float:
         spent, limit = measured("step_peak_bytes", spending[name]).value, step_limit(device_row(report, name))
@@ -175,7 +175,7 @@ def billed(report: RunReport) -> list[str]:
 
 
 def bills(report: RunReport) -> Iterator[DeviceBill]:
-    """The bill of each of ``billed``; figures that are not known are left out."""
+    """The bill of each ``billed`` device, without unknown figures."""
     held = Counter(row.stage for row in report.rounds)
     side_by_side, alone = _lines(report)
     lines = [_trained("stage"), _BATCH, *(one for line in side_by_side for one in _comparison(line))]
@@ -241,7 +241,7 @@ def stage_totals(report: RunReport) -> Grid:
 
 
 def _lines(report: RunReport) -> tuple[Sequence[_Line], Sequence[_Line]]:
-    """Figures shown predicted beside measured, and those shown measured alone."""
+    """(figures with a prediction beside the measurement, figures with the measurement alone)."""
     known = {name for row in report.assignments for name in row.predicted}
     measured = {name for row in report.assignments for name in row.measured}
     estimated = [line for name in _ESTIMATED for line in _MEASURED if line[0] == name and name in known]
@@ -271,7 +271,7 @@ def _measurement(line: _Line) -> Column[_Spent]:
 
 
 def _comparison(line: _Line) -> list[Column[_Spent]]:
-    """Predicted, measured, ratio. Seconds and joules of another kind of machine's profile get no ratio."""
+    """Columns predicted, measured, ratio; no ratio for seconds and joules by another machine's profile."""
     name, group, _ = line
 
     def ratio(row: _Spent) -> Cell:

@@ -40,7 +40,7 @@ _PROCESS = "process_peak_bytes"
 
 
 def memory(report: RunReport) -> Chart | None:
-    """The largest step memory of each device, measured and predicted, and its budget, on one log scale."""
+    """Chart of each device's largest step memory, measured and predicted, beside its budget; log scale."""
     known: dict[str, dict[str, float]] = {}
     of_process: dict[str, str] = {}
     for name, rows in resources.by_device(report).items():
@@ -65,9 +65,9 @@ def memory(report: RunReport) -> Chart | None:
 def against_budgets(
     known: Mapping[str, Mapping[str, float]], caption: str, of_process: Mapping[str, str] = MappingProxyType({})
 ) -> Chart:
-    """Device -> MiB of step memory by the kinds of ``_WHAT``; of many devices those nearest to their budget.
+    """Chart of step memory against budgets; of many devices those nearest to their budget.
 
-    ``of_process``: the words of devices whose budget is one of the whole process.
+    ``known``: device -> MiB by the kinds of ``_WHAT``; ``of_process``: labels of devices with a process budget.
     """
 
     def need(name: str) -> float:
@@ -145,7 +145,7 @@ _FINE = (1, 2, 5)
 
 
 def log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]:
-    """Round numbers within the values' range and next to it, for a logarithmic axis."""
+    """Ticks of a logarithmic axis: round numbers in the values' range and next to it."""
     lowest, highest = min(values), max(values)
     every = [first * 10.0**power for power in range(-3, 9) for first in per_decade]
     near = [one for one in every if lowest / 2 <= one <= highest * 2]
@@ -153,7 +153,7 @@ def log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]
 
 
 def against_end_to_end(report: RunReport) -> Chart | None:
-    """Memory, FLOPs and bytes of this run, as shares of what the planner predicts for the same rounds end to end."""
+    """Chart of the run's memory, FLOPs and bytes relative to the predicted end-to-end run."""
     rows: Values = []
     for one in story.savings(report):
         text = (
@@ -205,7 +205,7 @@ def against_end_to_end(report: RunReport) -> Chart | None:
 
 
 def _unaffordable(report: RunReport) -> str:
-    """Which devices could not train the whole model by their budgets, each with its first limit and both numbers."""
+    """Caption on devices with budgets too small for the whole model, with limits and numbers; "" for none."""
     refused = [
         f"{name} ({refusal_text(asdict(one.refusal))})" for name, one in report.end_to_end.items() if one.refusal
     ]

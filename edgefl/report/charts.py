@@ -99,7 +99,7 @@ class Chart(NamedTuple):
 
 
 def _drawable(piece: Any) -> Any:
-    """A piece of a spec with texts that can be drawn: a control character ends vl-convert with the whole process."""
+    """A piece of a spec without control characters, which crash vl-convert and this process."""
     if isinstance(piece, str):
         return safe_text(piece)
     if isinstance(piece, list):
@@ -118,7 +118,7 @@ FILLS: Spec = {"autosize": {"type": "fit-x", "contains": "padding"}}
 
 
 def label_room(names: Iterable[str]) -> float:
-    """Pixels that the longest of these takes on an axis, with its ticks and the chart's padding."""
+    """Pixels of the longest of these axis labels, with ticks and padding."""
     return min(150.0, 7.0 * max(map(len, names), default=0)) + 26
 
 
@@ -138,7 +138,7 @@ def layer(mark: str, encoding: Spec, **more: Any) -> Spec:
 
 
 def scale(domain: Sequence[object], values: Sequence[object], **more: Any) -> Spec:
-    """A scale from each of ``domain`` to one of ``values``."""
+    """A discrete scale: each of ``domain`` to one of ``values``."""
     return {"domain": list(domain), "range": list(values)[: len(domain)], **more}
 
 
@@ -151,7 +151,7 @@ def _drawn(text: str) -> str:
 
 
 def _themed(text: str) -> str:
-    """Every colour of the palette as the page's variable of its name."""
+    """SVG or spec with palette colours replaced by the page's CSS variables."""
     for name, (light, _) in PALETTE.items():
         text = text.replace(light, f"var(--{name})")
     return text
@@ -178,12 +178,12 @@ def figure(chart: Chart, *, interactive: bool = True) -> str:
 
 
 def coded(text: str) -> str:
-    """The text as markup: escaped, what stands between backticks as code."""
+    """The text as escaped HTML, with backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _inert(specs: Mapping[str, Spec]) -> str:
-    """Both specs as JSON that no markup can end; rows of data that both have are there once."""
+    """Both specs as JSON safe inside a <script>; shared rows of data are stored once."""
     wide, narrow = specs["wide"], specs["narrow"]
     shared = wide.get("data", {}).get("values") if wide.get("data") == narrow.get("data") else None
     if shared is not None:
@@ -194,7 +194,7 @@ def _inert(specs: Mapping[str, Spec]) -> str:
 
 @lru_cache(maxsize=1)
 def script() -> str:
-    """Vega-Lite (BSD-3) and what swaps the interactive views in: a page's last <script>."""
+    """JavaScript of interactive charts with Vega-Lite (BSD-3): a page's last <script>."""
     from importlib.resources import files
 
     import vl_convert
@@ -204,7 +204,7 @@ def script() -> str:
 
 
 def allowed(script: str) -> str:
-    """The script that a page's Content-Security-Policy admits, by its hash; none where there is none."""
+    """Value of ``script-src`` in a Content-Security-Policy: the script's hash, or none without a script."""
     if not script:
         return "'none'"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Updates that the slot combine left out, scaled down or trimmed, by device."""
+"""Updates left out, scaled down or trimmed by the slot combine, by device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTE = (
 
 
 def left_out(report: RunReport) -> Grid:
-    """Rounds in which a device's update counted for less, or for nothing. No rows: the recipe combines by a mean."""
+    """One row per device: rounds with its update left out, scaled or trimmed. No rows for a plain mean."""
     done = [row for row in report.rounds if row.status == "done"]
     factors: dict[str, list[float]] = {}
     trimmed: dict[str, list[float]] = {}
@@ -55,11 +55,11 @@ def _factors(row: RoundRow) -> Iterator[tuple[str, float]]:
 
 
 def _trimmed(row: RoundRow) -> Iterator[tuple[str, float]]:
-    """Shares of a round's parts, each as much as another."""
+    """(update's name, trimmed share) of each part in a round."""
     for part in row.record.get("parts", {}).values():
         yield from dict(part.get("trimmed", {})).items()
 
 
 def _device(name: str) -> str:
-    """The device of an update's name, which of a late one carries its staleness."""
+    """Device in an update's name, without the staleness of late ones."""
     return name.partition("~")[0]

@@ -37,7 +37,7 @@ _UNSTEADY_POINTS, _UNSTEADY_SHARE = 3.0, 0.05
 
 
 class Comparison(NamedTuple):
-    """All there is to say of several runs; ``remarks``: what cannot be compared, and why."""
+    """Comparison of several runs; ``remarks``: reasons against comparing some figures."""
 
     runs: tuple[RunReport, ...]
     lines: tuple[Line, ...]
@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
 
 
 def compare(runs: Sequence[RunReport]) -> Comparison:
-    """Two runs or more beside each other, all against the first."""
+    """Compare two or more runs with the first."""
     scored = tuple(scores(runs))
     return Comparison(
         tuple(runs),
@@ -57,12 +57,12 @@ def compare(runs: Sequence[RunReport]) -> Comparison:
 
 
 def label(index: int) -> str:
-    """A, B, C …: what a run is called in the tables."""
+    """A run's letter in the tables: A, B, C …."""
     return letters(index).upper()
 
 
 def _remarks(runs: Sequence[RunReport], scored: Sequence[Line]) -> Iterator[str]:
-    """Reasons why the first run and the others cannot be compared fairly, with the runs that each concerns."""
+    """Reasons against a fair comparison of the first run with others, with the runs concerned."""
     found: dict[str, list[str]] = {}
     for index, run in enumerate(runs):
         for text in (*_hindrances(runs[0], run), *_unsteady(scored, index)):
@@ -94,7 +94,7 @@ def _who_missed(work: Attendance) -> str:
 
 
 def _unsteady(scored: Sequence[Line], index: int) -> Iterator[str]:
-    """A remark where the score of all modalities varies so much over the last rounds that its last says little."""
+    """Remark on a score with all modalities that varies much over the last rounds; none for a steady one."""
     line = next((one for one in scored if one.figures[index].value is not None), None)
     if line is None:
         return
@@ -128,7 +128,7 @@ def _machines(run: RunReport) -> set[str]:
 def headline(found: Comparison) -> str:
     """ "B to A: accuracy 98.8 % (−0.4 points), 5.34× the step memory, ≥ 8.22× the FLOPs, ≥ 0.645× the payload sent.".
 
-    Then the work that the totals are of, where that differs: rounds, and devices that missed some.
+    Then differences in the work: rounds, and devices with missed ones.
     """
     told: list[str] = []
     first, unequal = found.runs[0], missed_unequally(found.runs)
@@ -149,7 +149,7 @@ def headline(found: Comparison) -> str:
 
 
 def _named(found: Comparison, index: int) -> str:
-    """A run's letter, with its schedule where the runs differ in that: "B (progressive)"."""
+    """A run's letter, with its schedule if the runs' differ: "B (progressive)"."""
     schedules = [schedule(run) for run in found.runs]
     return label(index) + f" ({schedules[index]})" * (len(set(schedules)) > 1 and bool(schedules[index]))
 
@@ -219,7 +219,7 @@ def _attended(run: RunReport) -> Cell:
 
 
 def _lately(found: Comparison, scored: Sequence[Line]) -> list[Grid]:
-    """The median of the last rounds beside the lowest and the highest; none where each run was evaluated once."""
+    """Table of median, lowest and highest score of the last rounds; [] if each run was evaluated once."""
     if not any(line.group == "recent" for line in found.lines):
         return []
 
@@ -263,7 +263,7 @@ def _side_by_side(title: str, found: Comparison, lines: Sequence[Line], empty: s
 
 
 def _of_run(index: int) -> list[Column[Line]]:
-    """A run's figure and, but for the first run, what it is against the first."""
+    """Columns of a run: its figure and, except for the first run, the comparison with the first."""
     value: Column[Line] = Column(label(index), lambda line: _value(line, index))
     change: Column[Line] = Column(f"{label(index)} to A", lambda line: against(line, index))
     return [value, change] if index else [value]

@@ -1,4 +1,4 @@
-"""Figures of several runs: scores after the last evaluated round and over the last ones, and what training took."""
+"""Figures of several runs side by side: scores after the last evaluated rounds, and costs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
-        """Each run's figure over the first one's; shares, which have points, and lower bounds have none."""
+        """Each run's figure divided by the first run's; None for shares and lower bounds."""
         first = self.figures[0]
         return tuple(None if self.unit == "share" else _ratio(figure, first) for figure in self.figures)
 
     @property
     def points(self) -> tuple[float | None, ...]:
-        """Percentage points that each run's share is above the first one's; of other figures none."""
+        """Each run's share minus the first run's, in percentage points; None for other figures."""
         first = self.figures[0].value
         known = first is not None and self.unit == "share"
         return tuple(
@@ -55,7 +55,7 @@ def _ratio(figure: Figure, first: Figure) -> float | None:
 
 
 def against(line: Line, index: int) -> str:
-    """Points more or less of a share, else times the first run's figure.
+    """Text of a run's figure against the first run's: points of a share, else the multiple.
 
     ≥ of a lower bound, ≤ where the first run's is one; nothing where both are.
     """
@@ -68,7 +68,7 @@ def against(line: Line, index: int) -> str:
 
 
 def multiple(line: Line, index: int) -> float | None:
-    """Times the first run's figure, also of a bound; None of shares, and where both are bounds."""
+    """Multiple of the first run's figure, also for one bound; None for shares or two bounds."""
     figure, first = line.figures[index], line.figures[0]
     if line.unit == "share" or figure.value is None or not first.value or (figure.reason and first.reason):
         return None
@@ -82,7 +82,7 @@ OF_RECENT: dict[str, Callable[[list[float]], float]] = {"median": median, "lowes
 
 
 def scores(runs: Sequence[RunReport]) -> Iterator[Line]:
-    """The score of each input that any of the models was last tried with, by the metric that its run leads with.
+    """Score lines by input modalities and mask after the last evaluated round, by each run's primary metric.
 
     Then the median, the lowest and the highest of its last rounds, unless each run was evaluated once only.
     """
@@ -98,7 +98,7 @@ def scores(runs: Sequence[RunReport]) -> Iterator[Line]:
 
 
 def references(runs: Sequence[RunReport]) -> Iterator[Line]:
-    """The score of each simple model on each run's samples, where there are any."""
+    """Score lines of the baseline models on each run's samples, if any."""
     every = dict.fromkeys((run.reference.metric, name) for run in runs for name in run.reference.scores)
     for metric, name in every:
         figures = [
@@ -139,7 +139,7 @@ def _recent(run: RunReport) -> _Scores:
 
 
 def _why(scores: _Scores, condition: _Condition) -> str:
-    """Why a run has no score under this condition."""
+    """Reason for a run's missing score under this condition."""
     metric, given, mask = condition
     if not scores:
         return "not evaluated"
@@ -153,7 +153,7 @@ def _why(scores: _Scores, condition: _Condition) -> str:
 
 
 def costs(runs: Sequence[RunReport]) -> Iterator[Line]:
-    """Peaks and sums; where runs missed different rounds, a sum is a lower bound, and its reason says of what."""
+    """Cost lines. If runs missed different rounds, sums are lower bounds; the reason names the rounds."""
     works, unequal = [attendance(run) for run in runs], missed_unequally(runs)
     for name in COMPARED:
         figures = tuple(resources.fleet(name, run) for run in runs)
@@ -169,12 +169,12 @@ def costs(runs: Sequence[RunReport]) -> Iterator[Line]:
 
 
 def missed_unequally(runs: Sequence[RunReport]) -> bool:
-    """Whether the runs' devices missed rounds, and not alike: then sums are not of the same work."""
+    """True if the runs' devices missed different rounds, so that sums are of different work."""
     return len({tuple((one.device, one.trained) for one in attendance(run).missed) for run in runs}) > 1
 
 
 def _bounded(figure: Figure, work: Attendance) -> Figure:
-    """The sum, as a lower bound where devices missed rounds."""
+    """The sum with missed rounds as a reason, which makes it a lower bound."""
     if figure.value is None or not work.missed:
         return figure
     why = f"without {work.of - work.trained} of {work.of} device rounds: {'; '.join(one.text for one in work.missed)}"
@@ -182,7 +182,7 @@ def _bounded(figure: Figure, work: Attendance) -> Figure:
 
 
 def rounds_done(run: RunReport) -> int:
-    """Rounds that were finished."""
+    """Number of finished rounds."""
     return sum(row.status == "done" for row in run.rounds)
 
 

@@ -1,6 +1,6 @@
-"""Runs side by side for programs, JSON and CSV in base units, and for people.
+"""Output of a comparison of runs: JSON and CSV in base units, and an HTML page.
 
-The page for people: one sentence, a picture of scores and costs against the first run, the tables.
+The page: one sentence, a picture of scores and costs against the first run, the tables.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def to_html(found: Comparison) -> str:
 
 
 def picture(found: Comparison) -> Chart | None:
-    """Scores of the runs in percent; below, what training took as a multiple of the first run's."""
+    """Chart of the runs' scores in percent and, below, of costs as multiples of the first run's."""
     shown = min(len(found.runs), len(SERIES))
     scores = [one for one in found.lines if one.group == "scores" and one.unit == "share"][:_SCORES]
     costs = [one for one in found.lines if one.group == "costs" and one.unit != "rounds" and _known(one)]
@@ -120,7 +120,7 @@ def _known(line: Line) -> bool:
 
 
 def _rows(lines: Sequence[Line], shown: int, cut: int = 0) -> Values:
-    """A row per figure and run; of two runs the second's says what it is against the first. ``cut``: of each name."""
+    """Chart rows by figure and run; of two runs the second is labelled against the first. ``cut``: prefix of names."""
     rows: Values = []
     for line in lines:
         score = line.group == "scores"
@@ -155,7 +155,7 @@ def _costs(rows: Values, width: int) -> Spec:
 
 
 def _panel(rows: Values, title: str, width: int, over: Spec, axis: Spec) -> Spec:
-    """Runs as points, a line of them a figure."""
+    """Panel with one row per figure and a point per run."""
     words = 120 if width == NARROW else 220
     runs = sorted(dict.fromkeys(row["run"] for row in rows))
     sizes = [150 - 100 * index / max(1, len(runs) - 1) for index in range(len(runs))]  # around one another where equal

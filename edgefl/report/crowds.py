@@ -1,4 +1,4 @@
-"""Fleets too large to draw every device: the quantiles of all, and the devices that need a look, by name."""
+"""Charts of large fleets: quantiles of all devices, and the extreme ones by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ QUANTILES = {"highest of all": 1.0, "90 % quantile": 0.9, "median": 0.5, "10 % q
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of them lie, by the nearest rank."""
+    """Quantile of the values at ``share``, by the nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
 
 
 def rows_of(devices: Sequence[str], key: Callable[[str], float | tuple[float, ...]]) -> tuple[list[str], list[str]]:
-    """(rows of quantiles, devices that have a row): of many devices those with the largest ``key``, else all."""
+    """(quantile rows, devices with a row): of many devices those with the largest ``key``, else all."""
     if len(devices) <= MANY:
         return [], list(devices)
     return list(QUANTILES), sorted(devices, key=key, reverse=True)[:WORST]

@@ -54,12 +54,12 @@ class Data(NamedTuple):
 
     @property
     def every(self) -> dict[str, Dataset]:
-        """The shares, and the test set as one of them."""
+        """The shares and the test set by name."""
         return {**self.shares, "test set": self.test}
 
 
 class Section(NamedTuple):
-    """A modality on the page. ``pictures``: address, caption and sample's id; ``wide``: of spectrograms."""
+    """Section of the page on a modality. ``pictures``: (address, caption, sample's id); ``wide``: spectrograms."""
 
     title: str
     facts: str
@@ -95,7 +95,7 @@ def _facts(data: Data) -> Iterator[str]:
 
 
 def headline(data: Data) -> str:
-    """The sentence on top: target, modalities, and how even the labels are."""
+    """Sentence on top: target, modalities, and balance of the labels."""
     given = " and ".join([", ".join(list(data.encoders)[:-1])] * (len(data.encoders) > 1) + [list(data.encoders)[-1]])
     if all(share.labels is None for share in data.every.values()):
         return f"No sample of {given} has a label."
@@ -251,7 +251,7 @@ def _table(data: Data, m: str, some: Sequence[Example], shape: Sequence[int]) ->
 
 
 def _values(column: TableColumn, values: Array) -> str:
-    """The values of a column in short: those of a category by their shares, else the least, the middle and the most."""
+    """Summary of a column's values: shares of a category's, else minimum, median and maximum."""
     if not len(values):
         return "none"
     if column.kind == "category":
@@ -269,7 +269,7 @@ def _cell(column: TableColumn, value: float) -> str:
 
 
 def _few_rows(data: Data, m: str, known: Sequence[TableColumn], some: Sequence[Example]) -> Grid:
-    """Some rows as they are read."""
+    """Table of some example rows of a tabular modality."""
 
     def column(c: int) -> Column[Example]:
         def cell(one: Example) -> str:

@@ -55,7 +55,7 @@ def label_word(data: Dataset, row: int) -> str:
 
 
 def examples(shares: Mapping[str, Dataset], modality: str, most: int) -> list[Example]:
-    """Samples of a modality: of every label in turn, from several shares."""
+    """Example samples of a modality, from every label in turn and several shares."""
     found: dict[str, dict[str, list[Example]]] = {}
     for name, data in shares.items():
         for row in np.flatnonzero(data.has(modality)).tolist():
@@ -82,7 +82,7 @@ def png(pixels: Array) -> str:
 
 
 def spectrogram(levels: Array) -> Array:
-    """[frames, bands] as a picture [bands, frames, 3]: time to the right, low bands below, from little to much."""
+    """Spectrogram [frames, bands] as a colour picture [bands, frames, 3]: time to the right, low bands below."""
     low, high = float(levels.min()), float(levels.max())
     share = (levels.T[::-1] - low) / ((high - low) or 1.0) * (len(HEAT) - 1)
     colours = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in HEAT]) / 255
@@ -93,7 +93,7 @@ def spectrogram(levels: Array) -> Array:
 
 
 def lines(modality: str, samples: Mapping[str, Array], channels: Sequence[str], rate: float, caption: str) -> Chart:
-    """Recordings [time, channels] as lines: a panel for each of ``samples``, by the words above it."""
+    """Line chart of recordings [time, channels]: a panel per sample; ``samples``: panel title -> values."""
     shown = list(channels)[: len(SERIES)]
     values: Values = []
     for words, array in samples.items():
@@ -130,7 +130,7 @@ def lines(modality: str, samples: Mapping[str, Array], channels: Sequence[str], 
 
 
 def label_counts(shares: Mapping[str, Dataset]) -> Mapping[str, Counter[str]]:
-    """Share -> samples of each label; of a numeric target, of spans of it with as many samples each."""
+    """Share -> number of samples by label; of a numeric target by its quantile ranges."""
     first = next(iter(shares.values()))
     if first.targets is None:
         counts = {name: Counter(label_word(data, row) for row in range(len(data))) for name, data in shares.items()}
@@ -153,7 +153,7 @@ def label_counts(shares: Mapping[str, Dataset]) -> Mapping[str, Counter[str]]:
 
 
 def labels(shares: Mapping[str, Dataset]) -> Chart | None:
-    """Heat map of samples by label and share; None: nothing is labelled."""
+    """Heat map of sample counts by label and share; None without labels."""
     if all(data.labels is None for data in shares.values()):
         return None
     counts = label_counts(shares)

@@ -67,12 +67,12 @@ class _Absence(NamedTuple):
 
 
 def refusals(report: RunReport) -> Grid:
-    """Each refusal once: device, stage, rounds, who decided, reason, both numbers, and what followed."""
+    """Table of refusals, each once: device, stage, rounds, decided by, reason, both numbers, outcome."""
     found = _collected(report)
     order = {device.device: index for index, device in enumerate(report.devices)}
 
     def why(row: _Decision) -> Cell:
-        """The reason with the device's own words: in the text where there are no numbers, else in a footnote."""
+        """Cell with the reason and the device's own words, as text without numbers, else as footnote."""
         if row.refusal.needed is None and row.refusal.detail:
             return Cell(f"{reason(row.refusal)}: {row.refusal.detail}")
         return Cell(reason(row.refusal), why=row.refusal.detail)
@@ -124,7 +124,7 @@ def sentences(report: RunReport) -> list[str]:
 
 
 def _revoked(report: RunReport) -> Iterator[str]:
-    """A sentence on each device that was shut out of the fleet: when, and in how many rounds it is missing."""
+    """A sentence on each revoked device: the time, and the number of rounds missed."""
     at = {event.device: event.at for event in report.events if _is_revocation(event)}
     missed = {device: set(whys.get(REVOKED, ())) for device, whys in absences(report).items()}
     for row in report.assignments:
@@ -143,7 +143,7 @@ def _is_revocation(event: EventRow) -> bool:
 
 
 def _limit(rows: Sequence[_Decision], worst: _Decision) -> str:
-    """The reason with both numbers; of one device that needed more in one stage than in another, from least to most."""
+    """The reason with both numbers; of one device with several stages the range of needs."""
     text = refusal_text(msgspec.structs.asdict(worst.refusal))
     needs = [row.refusal.needed for row in rows if row.refusal.needed is not None]
     least, most = (units.quantity(value, worst.refusal.unit) for value in (min(needs or [0]), max(needs or [0])))
@@ -153,12 +153,12 @@ def _limit(rows: Sequence[_Decision], worst: _Decision) -> str:
 
 
 def _who(names: Sequence[str]) -> str:
-    """The device, or how many with the first by name."""
+    """The device's name, or the number of devices with the first names."""
     return names[0] if len(names) == 1 else f"{len(names)} devices ({listed(names)})"
 
 
 def _not_there(report: RunReport) -> Iterator[str]:
-    """A sentence on each device that was away or had not joined when rounds began, or one on many."""
+    """Sentences on devices offline at the begin of rounds; one sentence for many."""
     in_stage = Counter(row.stage for row in report.rounds)
     missed = absences(report)
     silent = dict.fromkeys(why for whys in missed.values() for why in whys if why.startswith(SILENT))
@@ -173,7 +173,7 @@ def _not_there(report: RunReport) -> Iterator[str]:
 
 
 def requests(report: RunReport) -> Grid:
-    """An operator's requests while the run went on: when, what, for which device, who."""
+    """Table of the operator's requests during the run: time, request, device, origin."""
     asked = [event for event in report.events if event.kind in _REQUESTS]
     began = min((event.at for event in report.events), default=report.started_at)
     columns: list[Column[EventRow]] = [
@@ -188,7 +188,7 @@ def requests(report: RunReport) -> Grid:
 
 
 def _none_refused(report: RunReport) -> str:
-    """The text in place of an empty table: every device took part only if each finished every round."""
+    """Text in place of an empty table of refusals, by attendance."""
     rounds = {(row.stage, row.round) for row in report.rounds}
     if not rounds:
         return "No round has started yet."
@@ -200,8 +200,8 @@ def _none_refused(report: RunReport) -> str:
 
 
 def _collected(report: RunReport) -> dict[_Decision, set[int]]:
-    """Every refusal with its rounds. A device that declined, was planned again and then trained leaves its refusal in
-    the events only; so does an attempt that was repeated."""
+    """Refusal -> its rounds, also of replanned devices and repeated attempts, whose refusals
+    are in the events only."""
     found: dict[_Decision, set[int]] = {}
     for row in report.assignments:
         if row.status != "replanning" and (row.refusal is not None or row.status in ("lost", "late")):
@@ -226,7 +226,7 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
 
 
 def _then(report: RunReport, row: _Decision) -> Cell:
-    """The outcome of a refusal: a new plan, training after all, or nothing more in this stage, by whose decision."""
+    """Cell with the outcome of a refusal: new plan, training after all, or nothing more in this stage."""
     device, stage = row.device, row.stage
     events = [event for event in report.events if event.device == device]
     again = [event.data for event in events if event.kind == "replanned" and event.stage == stage]
@@ -247,9 +247,9 @@ def _then(report: RunReport, row: _Decision) -> Cell:
 
 
 def not_offered(report: RunReport) -> Grid:
-    """One row per device and reason: how many rounds it was not offered, and which of each stage.
+    """Table by device and reason: number of rounds not offered, and which, by stage.
 
-    Devices that were not chosen are one row where they are many: they differ by the draw alone.
+    Many devices not chosen share a row: they differ by the draw alone.
     """
     in_stage = Counter(row.stage for row in report.rounds)
     not_asked = "Rounds of the run that this device was not asked to train in."
@@ -276,7 +276,7 @@ def not_offered(report: RunReport) -> Grid:
 
 
 def _not_chosen(rows: Sequence[_Absence], of: int) -> Iterator[tuple[Cell, ...]]:
-    """One row for each reason of these."""
+    """One row per reason for these absences."""
     for why in dict.fromkeys(row.why for row in rows):
         alike = [row for row in rows if row.why == why]
         counts = sorted({len(row.rounds) for row in alike})
@@ -306,7 +306,7 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
 
 
 def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
-    """For each round's last attempt: why each device was away, or busy, when it began; "": it could be asked."""
+    """Round -> device -> reason for absence at the begin of its last attempt; "": available."""
     away: dict[str, str] = {}
     left_out: dict[str, str] = {}
     found: dict[_Round, dict[str, str]] = {}
@@ -332,7 +332,7 @@ def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
 
 
 def _stages(keys: Iterable[_Round], in_stage: Mapping[int, int]) -> str:
-    """ "1 (round 2), 2–6": rounds are named of stages in which it was offered others; ``in_stage``: rounds of each."""
+    """ "1 (round 2), 2–6": stages, with rounds where only some are in ``keys``; ``in_stage``: rounds of each."""
     rounds = {stage: [number for _, number in of] for stage, of in groupby(sorted(keys), key=lambda key: key[0])}
     texts = []
     for whole, stages in groupby(rounds, key=lambda stage: len(rounds[stage]) == in_stage[stage]):

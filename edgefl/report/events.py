@@ -1,4 +1,4 @@
-"""The events of a run: each as a line of words, and as a change of the state that the live display shows."""
+"""Events of a run as lines of text and as changes of the live display's state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AT_WORK = ("waiting", "receiving", "training", "sending")
 
 
 def fitting(data: Record) -> str:
-    """Measures by which training fits the budget, of an event's data: micro-batch, checkpointing, optimiser."""
+    """Fallbacks in an event's data that fit training to the budget: micro-batch, checkpointing, optimiser."""
     words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
     words += ["blocks computed anew"] if data.get("checkpoint") else []
     words += [str(data["lean"])] if data.get("lean") else []
@@ -53,7 +53,7 @@ def _how_many(value: Sized | int | None) -> int:
 
 
 def _names(value: object) -> tuple[object, ...]:
-    """The names in a list; none where an event carries their number alone."""
+    """The names in an event's list; () if the event has only their number."""
     return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
@@ -91,7 +91,7 @@ class LiveDevice:
         return WORDS.get(self.doing, self.doing)
 
     def took(self, figure: str, value: float | None, so_far: float | None = None) -> float | None:
-        """Note what a round took of a figure; with what it took ``so_far``, all of it. None where none is known."""
+        """Record a round's value of a figure; returns the total with ``so_far``, None if unknown."""
         if value is None:
             return so_far
         self.highest[figure] = max(self.highest.get(figure, 0.0), value)
@@ -127,7 +127,7 @@ class LiveState:
     failure: str = ""
 
     def apply(self, event: EventRow) -> str | None:
-        """Change by one event, and its line of words; None for some, such as progress.
+        """Apply one event; returns its line of text, None for some kinds, such as progress.
 
         Unknown kinds only move the clock, so that a newer coordinator can be watched.
         """
@@ -153,7 +153,7 @@ class LiveState:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the run's begin to the latest event; all waiting is in it, also for a coordinator."""
+        """Seconds from the run's begin to the latest event, waiting for a coordinator included."""
         return self.now - (self.began_at or self.now) if self.took_s is None else self.took_s
 
 
@@ -254,7 +254,7 @@ def _progress(state: LiveState, event: EventRow) -> None:
 
 
 def _heard(state: LiveState, event: EventRow) -> None:
-    """A sign of life. Of a device at work, its requests for parts and its chunks say that it transfers."""
+    """Apply a sign of life; requests and chunks of a device at work mark it receiving or sending."""
     if (device := state.devices.get(event.device)) is None:
         return
     device.heard_at, device.heard_by = event.at, str(event.data.get("by", ""))
@@ -437,7 +437,7 @@ def _ended(state: LiveState, event: EventRow) -> str:
 
 
 class EventKind(NamedTuple):
-    """How events of one kind are shown: change of the state and line, whether the line is kept, its style.
+    """Display of one kind of event: change of the state and line, persistence, style.
 
     ``kept``: the line stays on a terminal above the display; the rest is visible in it.
     """

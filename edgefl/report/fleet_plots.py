@@ -1,4 +1,4 @@
-"""Charts of the fleet: what each device did over time, and what each stage took of each device."""
+"""Charts of the fleet: devices' activities over time, and their costs by stage."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LOOK = {
 
 
 def over_time(report: RunReport) -> Chart | None:
-    """Each device over the time of the run; of many devices also how many of them do what."""
+    """Chart of each device's activities over time; of many devices also their numbers by activity."""
     spans = timeline.spans(report)
     if not spans:
         return None
@@ -152,13 +152,13 @@ def over_time(report: RunReport) -> Chart | None:
 
 
 def _swatch(thickness: int) -> str:
-    """A bar's thickness, of at most 16 pixels, as the symbol of a legend."""
+    """SVG path of a legend symbol: a bar of this thickness, at most 16 pixels."""
     half = max(0.12, thickness / 16)
     return f"M-1,{-half:.2f}H1V{half:.2f}H-1Z"
 
 
 def _stage_names(begins: Mapping[int, float], length: float, width: int) -> Values:
-    """Where each stage begins; its number where that covers no other."""
+    """Chart rows of the stages' begins, labelled where labels do not overlap."""
     rows: Values = []
     free = -1.0
     for stage, at in begins.items():
@@ -169,7 +169,7 @@ def _stage_names(begins: Mapping[int, float], length: float, width: int) -> Valu
 
 
 def _pauses(pauses: Values, x: Spec) -> list[Spec]:
-    """The operator's pauses across all devices."""
+    """Chart layers of the operator's pauses, across all devices."""
     tip = tips(name="the run was", by="by")
     return [
         layer("rect", {"x": x, "x2": {"field": "end"}, "tooltip": tip}, values=pauses, color=OLIVE, opacity=0.25),
@@ -185,7 +185,7 @@ def _pauses(pauses: Values, x: Spec) -> list[Spec]:
 
 
 def by_stage(report: RunReport) -> Chart | None:
-    """Devices by stages: memory, compute, bytes and time of a mean round, each relative to its own largest."""
+    """Heat map by device and stage: memory, compute, bytes and time of a mean round, relative to the largest."""
     cells: dict[tuple[str, str, int], float] = {}
     for (device, stage), every in resources.by_device_and_stage(report).items():
         rows = [row for row in every if row.status == "done"]
@@ -258,7 +258,7 @@ def by_stage(report: RunReport) -> Chart | None:
 
 
 def _cell(title: str, device: str, stage: int, value: float | None, largest: float) -> dict[str, object]:
-    """One cell; ``level`` 0 to 4 of a known value."""
+    """One cell of the heat map; ``level``: 0 to 4 for a known value."""
     text = units.number(value)
     level = None if value is None else min(4, int(5 * value / largest))
     return {"what": title, "device": device, "stage": stage, "level": level, "text": text, "short": text}

@@ -1,4 +1,4 @@
-"""Folding of tables: rows that say the same of several stages or devices become one row."""
+"""Folding of tables: rows equal but for stage or device are joined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMED = 3
 
 
 def fold(grid: Grid, *names: str) -> Grid:
-    """The grid with rows joined that differ in one of these columns alone, column by column; in their order."""
+    """The grid with rows joined if they differ in only one of these columns; their order stays."""
     for index in (i for name in names for i, column in enumerate(grid.columns) if column.name == name):
         grid = _fold(grid, index)
     return grid
@@ -40,5 +40,5 @@ def _numbers(texts: list[str]) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """The names, of many the first and how many more."""
+    """The names as a list; of many the first, and the number of the rest."""
     return ", ".join(texts) if len(texts) <= _NAMED else f"{texts[0]} and {len(texts) - 1} more"

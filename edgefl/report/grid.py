@@ -1,4 +1,4 @@
-"""Tables as values: columns that say how a row's cell is got. HTML and the terminal draw the same grids.
+"""Tables as values, with columns as functions of a row. HTML and the terminal draw the same grids.
 
 With rich, a grid too wide for the terminal is cut between column groups, its key columns repeated.
 """
@@ -39,7 +39,7 @@ EMPTY = frozenset({"", units.NOTHING})
 
 @dataclass(frozen=True)
 class Cell:
-    """A printed text. ``why``: footnote of a missing or partial number; ``tip``: shown when pointed at."""
+    """A table cell. ``why``: footnote of a missing or partial number; ``tip``: tooltip."""
 
     text: str = ""
     why: str = ""
@@ -53,7 +53,7 @@ Content = Cell | str | int | None
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A heading, and how the cell of a row is got.
+    """A column: heading, and function from row to cell.
 
     ``group`` stands over neighbouring columns that belong together; ``key`` columns name the row; ``text`` columns hold
     left-aligned words instead of right-aligned numbers, ``whole`` ones ids and paths, never broken over lines.
@@ -70,7 +70,7 @@ class Column(Generic[Row]):
 
     @property
     def label(self) -> str:
-        """Its group and name in one line: "step memory: measured"."""
+        """Group and name in one line: "step memory: measured"."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
     def cell(self, row: Row) -> Cell:
@@ -112,11 +112,11 @@ class Grid:
         return runs
 
     def parts(self) -> list[list[int]]:
-        """Column indices of as few tables as fit a page."""
+        """Column indices of each table, as few tables as fit a page."""
         return split(self, _PAGE)
 
     def filled(self) -> Grid:
-        """Without the columns in which no row has anything; a note names them, with the reasons."""
+        """The grid without empty columns; a note names them, with the reasons."""
         every = range(len(self.columns))
         kept = [index for index in every if not self.rows or any(row[index].text not in EMPTY for row in self.rows)]
         left = [
@@ -142,7 +142,7 @@ def table(
 
 
 def with_rows(*grids: Grid) -> list[Grid]:
-    """The grids that have rows."""
+    """The non-empty grids."""
     return [grid for grid in grids if grid.rows]
 
 
@@ -317,5 +317,5 @@ def _hanging(mark: str, text: str) -> Padding:
 
 
 def _safe(text: str, style: str = "") -> Text:
-    """A text of files, runs or devices without what a terminal would obey."""
+    """Text from files, runs or devices without terminal control sequences."""
     return Text(safe_lines(text), style=style)

@@ -1,4 +1,4 @@
-"""A run as it goes on: a live display on a terminal, plain lines anywhere else (logs, pipes, CI)."""
+"""View of a run in progress: a live display on a terminal, plain lines elsewhere (logs, pipes, CI)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LiveView:
         self.close()
 
     def feed(self, event: EventRow) -> None:
-        """Show one event; of unknown kinds nothing but the time."""
+        """Show one event; unknown kinds only move the clock."""
         text = self.state.apply(event)
         if not self.plain and self._live is None and not self.state.ended:
             self._live = Live(
@@ -125,7 +125,7 @@ def _mib(value: float | None) -> str:
 
 
 def _scores(state: LiveState) -> list[Text]:
-    """Loss and accuracy so far, each with a small curve; then each modality alone with its masks side by side."""
+    """Lines of loss and test metrics with sparklines, then each modality alone by mask."""
     first = Text()
     if state.losses:
         first.append(f"loss {units.number(state.losses[-1])} ", style="bold")
@@ -146,7 +146,7 @@ def _scores(state: LiveState) -> list[Text]:
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """The last ``width`` values as bars between their smallest and largest."""
+    """Text of bars for the last ``width`` values, between their minimum and maximum."""
     recent = values[-width:]
     low, high = min(recent), max(recent)
     span = high - low

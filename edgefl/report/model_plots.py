@@ -1,4 +1,4 @@
-"""Charts of the model: accuracy by what it was given, and the training loss."""
+"""Charts of the model: accuracy by input modalities, and training loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMED = 6
 
 
 def accuracy(report: RunReport) -> Chart | None:
-    """The test metric over the rounds, a panel for each subset of the modalities, a line for each mask."""
+    """Chart of the test metric over rounds: a panel per subset of modalities, a line per mask."""
     metric = quality.primary_metric(report)
     share = units.is_share(metric)
     place = {(row.stage, row.round): n for n, row in enumerate(report.rounds, start=1)}
@@ -130,7 +130,7 @@ def _point(
 
 
 def _labels(values: Values, domain: Sequence[float], height: int = _HEIGHT, form: str = ".1f") -> Values:
-    """The words at the end of every line, moved apart where they would cover one another."""
+    """Labels at the ends of lines, moved apart where they would overlap."""
     found: Values = []
     apart = (domain[1] - domain[0]) * _LABEL / height
     for panel in dict.fromkeys(row["panel"] for row in values):
@@ -146,13 +146,13 @@ def _labels(values: Values, domain: Sequence[float], height: int = _HEIGHT, form
 
 
 def _ticks(rounds: int) -> list[int]:
-    """A few whole numbers from 1 to ``rounds``."""
+    """Axis ticks: a few whole numbers from 1 to ``rounds``."""
     step = max(1, -(-rounds // 6))
     return sorted({1, *range(step, rounds + 1, step)})
 
 
 def loss(report: RunReport) -> Chart | None:
-    """The training loss over the rounds, of the fleet and, in a small one, of each device."""
+    """Chart of the training loss over rounds: the fleet's and, in small fleets, each device's."""
     place = {(row.stage, row.round): n for n, row in enumerate(report.rounds, start=1)}
     values: Values = [
         {"of": "fleet", "device": "fleet", "round": place[row.stage, row.round], "loss": row.metrics["loss"]}

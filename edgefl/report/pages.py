@@ -1,4 +1,4 @@
-"""HTML pages of one file: templates with their styles, static charts and a content security policy; no other host."""
+"""Self-contained HTML pages: templates with styles, static charts and a content security policy."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def page(template: str, drawn: Sequence[Chart], *, interactive: bool = False, **
 
 
 def _shown(value: object) -> object:
-    """A text of a run or a device without control characters; other values, and markup of ours, as they are."""
+    """Text values without control characters; other values, and our own markup, unchanged."""
     return safe_lines(value) if type(value) is str else value

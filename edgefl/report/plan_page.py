@@ -34,7 +34,7 @@ def to_html(price: RunPrice, assumptions: Sequence[str] = ()) -> str:
 
 
 def memory(price: RunPrice) -> Chart | None:
-    """The step memory of each device's largest stage and its budget; of devices refused for memory, what they lack."""
+    """Chart of each device's largest step memory beside its budget, also of devices refused for memory."""
     known: dict[str, dict[str, float]] = {}
     of_process: dict[str, Refusal] = {}
     for plan in price.devices:
@@ -64,7 +64,7 @@ def memory(price: RunPrice) -> Chart | None:
 
 
 def _step_memory(plan: DevicePlan, base: int) -> Iterator[tuple[float, float | None]]:
-    """(step memory needed, allowed or None) by each memory budget where the step is; a process holds ``base`` more."""
+    """(needed, allowed or None) bytes of step memory by each memory budget; process budgets less ``base``."""
     refusal = plan.placement.refusal
     if refusal is None:
         yield plan.placement.cost.step_peak_bytes, None

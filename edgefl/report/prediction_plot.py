@@ -1,4 +1,4 @@
-"""The chart of how far predictions were off, by figure and stage."""
+"""Chart of prediction errors by figure and stage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPARED = {
 
 
 def prediction(report: RunReport) -> Chart | None:
-    """Measured over predicted of each device and stage, in a panel for each figure."""
+    """Chart of measured divided by predicted for each device and stage, a panel per figure."""
     values: Values = []
     for (device, stage), every in resources.by_device_and_stage(report).items():
         rows = [row for row in every if row.status == "done"]
@@ -84,7 +84,7 @@ def prediction(report: RunReport) -> Chart | None:
 
 
 def _quantiles(values: Values) -> Values:
-    """In place of all devices, quantiles of each figure and stage."""
+    """Quantiles over devices of each figure and stage, for large fleets."""
     found: Values = []
     for what, stage in dict.fromkeys((row["what"], row["stage"]) for row in values):
         here = [row["ratio"] for row in values if (row["what"], row["stage"]) == (what, stage)]

@@ -1,4 +1,4 @@
-"""Which devices there are: state, age and kind of the last sign of life, release, platform, and their certificates."""
+"""Presence of devices: state, last sign of life, release, platform, certificate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Enrolled(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A device as a coordinator that runs knows it. ``left_out``: by whom, or ""; ``seen_at`` 0: not seen yet."""
+    """A device's state in a running coordinator. ``left_out``: by whom, or ""; ``seen_at`` 0: not seen yet."""
 
     online: bool
     left_out: str
@@ -57,9 +57,9 @@ def presences(
     by: SortBy = "device",
     live: Mapping[str, Live] = MappingProxyType({}),
 ) -> list[Presence]:
-    """Every device of the run and of the fleet. ``by``: what they are sorted by, the latest and the soonest first.
+    """Every device of the run and of the fleet, sorted by ``by``: latest sign of life or soonest expiry first.
 
-    ``live``: as the run's coordinator knows them now; without it, the ledger tells.
+    ``live``: devices by the running coordinator; without it, by the ledger.
     """
     known = {device.device: device for device in report.devices}
     names = sorted({*known, *enrolled})
@@ -107,7 +107,7 @@ def _quarantined(report: RunReport, name: str) -> bool:
 
 
 def presence_grid(found: list[Presence], now: float) -> Grid:
-    """One row a device, to be read at 80 columns."""
+    """One row per device, within 80 columns."""
 
     def seen(row: Presence) -> Cell:
         return Cell(units.ago(now - row.seen_at), tip=units.moment(row.seen_at)) if row.seen_at else Cell("never")

@@ -20,9 +20,9 @@ from edgefl.report.verdict import limit_name, percent, refusal_words, tightest_l
 
 
 def price_grids(price: RunPrice, *, details: bool = True) -> list[Grid]:
-    """The devices' placements and the schedules' totals; with ``details`` what they consist of, stage by stage.
+    """Tables of placements and schedules' totals; with ``details`` their composition, stage by stage.
 
-    Stages, and then devices, of which a table says the same share a row.
+    Stages, then devices, with equal cells share a row.
     """
     tables = [_placements, totals]
     tables += [_accounts] if price.accounts else []
@@ -74,7 +74,7 @@ def _stages(price: RunPrice) -> Grid:
 
 
 def _memory_columns(rows: Sequence[Row], get: Callable[[Row], Mapping[str, int]]) -> list[Column[Row]]:
-    """A column for each purpose that any row uses memory for."""
+    """A column per memory purpose used by any row."""
 
     def column(name: str) -> Column[Row]:
         return Column(name, lambda row: units.number(get(row)[name] / units.MIB) if get(row).get(name) else "", "MiB")
@@ -83,7 +83,7 @@ def _memory_columns(rows: Sequence[Row], get: Callable[[Row], Mapping[str, int]]
 
 
 def _memory_of_stages(price: RunPrice) -> Grid:
-    """The composition of each stage's largest moment."""
+    """Table of each stage's peak memory by purpose."""
     columns: list[Column[StagePrice]] = [
         *_stage_key(price),
         *_memory_columns(price.schedules, lambda row: row.memory),
@@ -108,7 +108,7 @@ def _fitting(price: RunPrice) -> list[DevicePlan]:
 
 
 def _memory_of_devices(price: RunPrice) -> Grid:
-    """The same of the placements that fit, and of the whole process."""
+    """Table of peak memory by purpose for each fitting placement, and of the whole process."""
 
     def process(row: DevicePlan) -> int:
         cost = row.placement.cost
@@ -183,9 +183,9 @@ def _placements(price: RunPrice) -> Grid:
 
 
 def stage_total(placement: Placement, period: int = 1, *, joins: bool) -> Cost:
-    """FLOPs and bytes of all rounds of a stage at a device that misses none; ``joins``: it is the device's first stage.
+    """FLOPs and bytes of all rounds of a stage at a device; ``joins``: its first stage.
 
-    As the rounds' own predictions add up: the first brings whole parts and stores a frozen prefix, the last sends whole
+    The sum of the rounds' predictions: the first brings whole parts and stores a frozen prefix, the last sends whole
     parts, and the run's first has no prototypes to bring. ``period``: rounds from one whole exchange to the next.
     """
     cost, rounds = placement.cost, placement.stage.rounds
@@ -226,7 +226,7 @@ def _retreat(placement: Placement) -> str:
 
 
 def _verdict(row: DevicePlan) -> Cell:
-    """How much of the tightest limit is needed, or what refuses."""
+    """Cell with the share of the tightest limit needed, or the refusal."""
     refusal = row.placement.refusal
     if refusal is not None:
         return Cell(refusal_words(refusal).removeprefix("is "), tone="bad")
@@ -239,7 +239,7 @@ def _verdict(row: DevicePlan) -> Cell:
 
 
 def _costs(price: RunPrice) -> Grid:
-    """Bytes, disk, time and energy of a round, of the placements that fit."""
+    """Table of bytes, disk, time and energy of a round for the fitting placements."""
 
     def known(name: str, unit: str, get: Callable[[DevicePlan], float]) -> Column[DevicePlan]:
         return Column(name, lambda row: units.number(value) if (value := get(row)) else "", unit)

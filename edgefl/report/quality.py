@@ -52,7 +52,7 @@ class _Given(NamedTuple):
 
 
 def masks() -> dict[str, str]:
-    """Name -> sentence of each stand-in that inference can make; the first is the one the others are compared with."""
+    """Mask -> sentence for each stand-in usable at inference; the first is the baseline."""
     offered = {name: one for name, one in methods("missing").items() if one.offered or one.build}
     return {name: f"The absent modality is replaced by {one.inferred or one.summary}." for name, one in offered.items()}
 
@@ -72,14 +72,14 @@ def latest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
 
 
 def score(row: EvaluationRow | None) -> str:
-    """An evaluation in a table, where the column's header has the unit: percent of a share; empty for None."""
+    """Text of a score without its unit, which is in the header: percent of a share; "" for None."""
     if row is None:
         return ""
     return f"{100 * row.value:.1f}" if units.is_share(row.metric) else units.number(row.value)
 
 
 def evaluation(report: RunReport) -> Grid:
-    """The global model after its last evaluated round: all modalities given, and each subset under each mask."""
+    """Table of the global model's scores after the last evaluated round: each subset of modalities by mask."""
     metric = primary_metric(report)
     rows = [row for row in latest(report.evaluations) if row.metric == metric]
     unit, points = ("%", "points") if units.is_share(metric) else ("", "")
@@ -146,7 +146,7 @@ def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:
 
 
 def classification(report: RunReport) -> Grid:
-    """Accuracy, top 5 and the macro averages under every condition; of a numeric target R² and the mean errors."""
+    """Table of accuracy, top 5 and macro averages by condition; for a numeric target R² and mean errors."""
     told = {row.metric for row in latest(report.evaluations)}
     numeric = not told.isdisjoint(_REGRESSION)
     by_set = {name: name.removeprefix(_BY_SET) for name in sorted(told) if name.startswith(_BY_SET)}
@@ -178,7 +178,7 @@ def classification(report: RunReport) -> Grid:
 
 
 def retrieval(report: RunReport) -> Grid:
-    """Recall both ways of every pair of modalities."""
+    """Table of retrieval recall, both ways, for every pair of modalities."""
     rows = latest(report.evaluations)
     found = {row.metric: row for row in rows}
     sums = {frozenset(row.available): units.number(row.value) for row in rows if row.metric == "rsum"}
@@ -205,7 +205,7 @@ def retrieval(report: RunReport) -> Grid:
 
 
 def personal(report: RunReport) -> Grid:
-    """Each device in its last round: the model it was sent, its own repaired one, and the one it trained."""
+    """Table of hold-out scores by device in its last round: model received, repaired, trained."""
 
     rows = [row for _, row in sorted(_own_models(report).items())]
 
@@ -233,7 +233,7 @@ def personal(report: RunReport) -> Grid:
 
 
 def _personal(row: AssignmentRow, model: str, metric: str) -> str:
-    """In percent, but for a numeric target; recall at 1 is the mean over both ways."""
+    """Text of a device's hold-out score for one of its models: percent, or the number of a numeric target."""
     own = {name: value for name, value in row.metrics.items() if name.startswith(f"{model}_")}
     recalls = [value for name, value in own.items() if name.endswith("_recall_at_1")]
     value = sum(recalls) / len(recalls) if metric == "recall" and recalls else own.get(f"{model}_{metric}")
@@ -243,13 +243,13 @@ def _personal(row: AssignmentRow, model: str, metric: str) -> str:
 
 
 def own_accuracy(report: RunReport) -> float | None:
-    """Mean over the devices with labels of their own model's accuracy, as trained last, on their hold-out samples."""
+    """Mean hold-out accuracy of devices' own models, as trained last; None without labels."""
     name = "trained_accuracy"
     found = [row.metrics[name] for row in _own_models(report).values() if name in row.metrics]
     return sum(found) / len(found) if found else None
 
 
 def _own_models(report: RunReport) -> dict[str, AssignmentRow]:
-    """Each device's last finished round in which it evaluated its own model."""
+    """Device -> last finished round with an evaluation of its own model."""
     done = [row for row in report.assignments if row.status == "done"]
     return {row.device: row for row in done if any(name.startswith("trained_") for name in row.metrics)}

@@ -1,4 +1,4 @@
-"""Why a device or its update was not taken: the refusal in an event's data, and its reason in words."""
+"""Refusals of devices and updates: from an event's data, and as text."""
 
 from __future__ import annotations
 

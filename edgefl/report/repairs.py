@@ -1,4 +1,4 @@
-"""Tables of repaired layers: how many were replaced and why others were not, and which layer went from whom to whom."""
+"""Tables of repaired layers: replaced and kept ones with reasons, and layers lent between devices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LENT_NOTE = (
 
 
 def repaired(row: RoundRow) -> dict[str, Record]:
-    """device -> the replacement of its layer (part, tensor, donors), or why it was kept."""
+    """Device -> replacement of its layer (part, tensor, donors), or reason for keeping it."""
     found = row.record.get("repaired", {})
     records = found.items() if isinstance(found, dict) else ()
     return {name: record for name, record in records if isinstance(record, dict)}
 
 
 def repairs(report: RunReport) -> Grid:
-    """How many updates had their layer replaced and how many not, by reason. No rows: the recipe repairs nothing."""
+    """Table of numbers of updates with a replaced layer, and of others by reason. No rows without repair."""
     met: dict[str, list[tuple[str, int]]] = {}  # reason ("": replaced) -> (device, round counted through the run)
     for number, row in enumerate((row for row in report.rounds if row.status == "done"), start=1):
         for device, record in repaired(row).items():
@@ -45,7 +45,7 @@ def repairs(report: RunReport) -> Grid:
 
 
 def lent(report: RunReport) -> Grid:
-    """Every layer lent in rounds without a whole exchange. No rows: the recipe has no such rounds."""
+    """Table of layers lent in rounds without a whole exchange. No rows without such rounds."""
     rows = [
         (row.stage, row.round, device, record)
         for row in report.rounds

@@ -1,4 +1,4 @@
-"""Figures over many rounds as sums and maxima, and how much of its budgets a device used in a round."""
+"""Totals of figures over rounds, as sums and maxima, and devices' use of their budgets."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
 
 
 def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
-    """The measured (or counted) figure over the attempts that cost something, with or without an update."""
+    """Total of a measured (or counted) figure over attempts with a cost, with or without an update."""
     figures = [row.measured.get(name) or unknown(row) for row in assignments if row.measured]
     return total(name, [figure for figure in figures if figure.reason != NOT_TRAINED])
 
 
 def unknown(row: AssignmentRow) -> Figure:
-    """A figure that an attempt does not have: nothing was trained (yet), or its device has not reported it."""
+    """A missing figure of an attempt, with its reason: not trained (yet), or not reported."""
     if row.status in OPEN:
         return Figure(reason=NOT_TRAINED)
     flops = row.measured.get("flops")
@@ -59,7 +59,7 @@ def unknown(row: AssignmentRow) -> Figure:
 
 
 def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
-    """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
+    """Total of a predicted figure over the attempts of :func:`measured`; over all if none trained."""
 
     def is_compared(row: AssignmentRow) -> bool:
         return row.status == "done" or row.measured.get(name, Figure()).value is not None
@@ -96,7 +96,7 @@ def device_row(report: RunReport, name: str) -> DeviceRow:
 
 
 def fleet(name: str, report: RunReport, stage: int | None = None) -> Figure:
-    """A measured figure over all devices, of one stage or of the whole run."""
+    """Total of a measured figure over all devices, in one stage or the whole run."""
     return measured(name, [row for row in report.assignments if stage is None or row.stage == stage])
 
 
@@ -129,7 +129,7 @@ def step_limit(device: DeviceRow) -> float | None:
 
 
 def process_limit(device: DeviceRow) -> float | None:
-    """The device's limit on the whole trainer process in bytes, where that is its tightest and the step is in it."""
+    """Trainer process limit in bytes, if the tightest memory budget; None otherwise, or for a GPU's own memory."""
     allowed, has = device.budget.memory_bytes, device.capabilities
     if allowed is None or has_card(has) or not has.trainer_base_bytes:
         return None
@@ -147,7 +147,7 @@ LIMITED = {
 
 
 class Use(NamedTuple):
-    """The share of a budget (a key of ``LIMITED``) that a device used in a round: where, spent and allowed."""
+    """Use of a device's budget in a round. ``what``: a key of ``LIMITED``; ``share``: spent / allowed."""
 
     share: float
     device: str
@@ -160,7 +160,7 @@ class Use(NamedTuple):
 
 
 def uses(device: DeviceRow, row: AssignmentRow) -> Iterator[Use]:
-    """Shares of the device's budgets that an assignment used, as measured; without those that are not limited."""
+    """Measured use of each of the device's limited budgets by an assignment."""
     budget, process = device.budget, process_limit(device)
     memory = ("memory", step_limit(device), "B", ("step_peak_bytes",))
     for what, allowed, unit, names in (

@@ -22,7 +22,7 @@ _LATE_NOTE = (
 
 
 def standing(report: RunReport) -> str:
-    """How a run that is not done ended, and how to resume it; "" for one that is done or still running."""
+    """Sentence on an unfinished run: its end, and the way to resume it; "" if done or running."""
     if report.status == "failed":
         reason = next((event.data.get("text") for event in reversed(report.events) if event.kind == "run_failed"), "")
         return f"The run failed: {reason or 'no reason on record'}"
@@ -45,7 +45,7 @@ def warnings(report: RunReport) -> list[str]:
 
 
 def rounds(report: RunReport) -> Grid:
-    """Every round: participants, outcome, cost."""
+    """Table of rounds: participants, outcome, cost."""
     metric = quality.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
     ended = {"running": report.status} if report.status in {"stopped", "interrupted"} else {}  # the open round
@@ -98,7 +98,7 @@ def rounds(report: RunReport) -> Grid:
 
 
 def _slots(row: RoundRow) -> Cell:
-    """ "select all · weight samples · combine mean", without slots that did nothing; the details are the tip."""
+    """ "select all · weight samples · combine mean": a round's effective slots; details in the tooltip."""
     short, details = [], []
     for role, did in row.record.items():
         if role in {"stale", "account"}:  # have a column of their own
@@ -122,7 +122,7 @@ def stale(row: RoundRow) -> list[Record]:
 
 
 def _late(row: RoundRow) -> Cell:
-    """How many of a round's updates were late, and by how much."""
+    """Cell with the number of late updates in a round, and their staleness."""
     late = stale(row)
     if not late:
         return Cell()
@@ -131,7 +131,7 @@ def _late(row: RoundRow) -> Cell:
 
 
 def late_updates(report: RunReport) -> Grid:
-    """Each device's updates in the model: how many, how stale, their mean factor. No rows: none was late."""
+    """Table of devices' aggregated updates: number, staleness, mean factor. No rows without late ones."""
     late: dict[str, list[Record]] = {}
     in_time: Counter[str] = Counter()
     for row in report.rounds:
@@ -163,7 +163,7 @@ def late_updates(report: RunReport) -> Grid:
 
 
 def devices(report: RunReport) -> Grid:
-    """Each device: hardware, budget of a round, data."""
+    """Table of devices: hardware, budget of a round, data."""
     may = "may spend per round"
 
     def gpu(row: DeviceRow) -> Cell:
@@ -192,7 +192,7 @@ def devices(report: RunReport) -> Grid:
 
 
 def last_seen(report: RunReport, device: str) -> float | None:
-    """Time of the latest event that shows the device alive, else its last round's end; seconds since the epoch."""
+    """Time of a device's latest sign of life, else its last round's end; seconds since the epoch."""
     times = [event.at for event in report.events if event.device == device and event.kind not in _NO_SIGN]
     if not times:
         times = [row.ended_at or row.started_at for row in report.rounds if device in row.participants]
@@ -200,7 +200,7 @@ def last_seen(report: RunReport, device: str) -> float | None:
 
 
 def stages(report: RunReport) -> Grid:
-    """The parts that each stage trains, and the size of those a device holds for it."""
+    """Table of stages: trained parts, and size of the parts on a device."""
 
     def size(kind: str) -> Column[Record]:
         def total(row: Record) -> int | None:
@@ -224,7 +224,7 @@ def stages(report: RunReport) -> Grid:
 
 
 def bundles(report: RunReport) -> Grid:
-    """The exported ONNX files and how far they are from the torch model: by outputs, or by accuracy below float32."""
+    """Table of exported ONNX files and their difference from torch: in outputs, or in accuracy below float32."""
 
     def cell(row: BundleRow, exact: float, points: float) -> Cell:
         good = row.max_difference <= row.tolerance and row.lost_points <= row.max_loss

@@ -1,4 +1,4 @@
-"""The schedules' totals in the tables of ``edgefl plan``: which devices each fits, and what all its rounds take."""
+"""Table of schedules in ``edgefl plan``: fitting devices, and cost of all rounds."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _payload(stage: StagePrice, period: int) -> int:
 
 
 def batch_column(price: RunPrice, get: Callable[[Row], int]) -> list[Column[Row]]:
-    """Only where schedules are priced with several batch sizes."""
+    """The column of batch sizes, if there are several; else []."""
     several = len({stage.batch_size for stage in price.schedules}) > 1
     return [Column("batch", lambda row: str(get(row)), key=True)] if several else []
 
 
 def totals(price: RunPrice) -> Grid:
-    """A row a schedule and batch size, with how many times less than the default it needs."""
+    """One row per schedule and batch size, with its saving against the default schedule."""
     on_cpu = not price.devices or not all(device.card for device in price.devices)
     libraries = max((stage.libraries_bytes for stage in price.schedules), default=0) if on_cpu else 0
     keys = dict.fromkeys((stage.schedule, stage.batch_size) for stage in price.schedules)
@@ -107,7 +107,7 @@ def _fits(price: RunPrice, row: _Total) -> Cell:
 
 
 def _cheapest(price: RunPrice, rows: Sequence[_Total]) -> str:
-    """Which schedule takes the fewest FLOPs, what it trains, and how to learn what it does to the accuracy."""
+    """Note on the schedule with the fewest FLOPs, and on measuring its accuracy; "" without prices."""
     priced = [row for row in rows if row.batch_size == price.batch_size and row.flops]
     own = next((row for row in priced if row.schedule == price.schedule), None)
     least = min(priced, key=lambda row: row.flops, default=None)

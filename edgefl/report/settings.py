@@ -1,4 +1,4 @@
-"""Settings of runs: the run files as they were resolved, and where they differ."""
+"""Resolved settings of runs, and their differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
 
 def configured(run: RunReport) -> dict[str, object]:
-    """The run file as resolved, and the recipe's slots, without what says where files lie or what they are called."""
+    """The resolved run file and the recipe's slots, without paths and names."""
     whole = without_secrets(run.config)
     config: dict[str, object] = whole if isinstance(whole, dict) else {}
     settings, recipe = config.get("run", config), config.get("recipe")
@@ -36,7 +36,7 @@ def configured(run: RunReport) -> dict[str, object]:
 
 
 def schedule(run: RunReport) -> str:
-    """The schedule's name; "" where it is not on record."""
+    """The schedule's name; "" if not on record."""
     recipe = configured(run).get("recipe")
     slot = recipe.get("schedule") if isinstance(recipe, dict) else None
     return next(iter(slot), "") if isinstance(slot, dict) else ""
@@ -47,7 +47,7 @@ def _without(values: object, *names: str) -> dict[str, object]:
 
 
 def differing(values: Sequence[object], path: str = "") -> Iterator[Setting]:
-    """Settings that are not the same in all runs; what one lacks as a whole is one line. Named entries go by name."""
+    """Settings that differ between runs. A group missing in one is one setting; named entries are matched by name."""
     values = [_by_name(value) for value in values]
     role = path.removeprefix("recipe.")
     if role in ROLES and role != path and len({tuple(value) for value in values if isinstance(value, dict)}) > 1:
@@ -67,7 +67,7 @@ def _by_name(value: object) -> object:
 
 
 def _chosen(role: str, slot: object) -> str | None:
-    """The methods in a slot, each with its options that are not the usual ones: "layerwise {embed: frozen}"."""
+    """The methods in a slot with non-default options: "layerwise {embed: frozen}"."""
     if not isinstance(slot, dict):
         return None
     known, texts = methods(role), []
@@ -79,7 +79,7 @@ def _chosen(role: str, slot: object) -> str | None:
 
 
 def setting_text(value: object) -> str:
-    """A value as YAML has it on one line, without what is null or empty: {kind: sensor, width: 16}."""
+    """A value as one line of YAML, without nulls and empty values: {kind: sensor, width: 16}."""
     if isinstance(value, dict):
         return (
             "{" + ", ".join(f"{key}: {setting_text(one)}" for key, one in value.items() if one not in (None, "")) + "}"

@@ -1,4 +1,4 @@
-"""Training of fewer encoder stages than the schedule asks: which devices, in which stages, and by which limit."""
+"""Shortfalls: devices that trained fewer encoder stages than scheduled, and the limits that caused it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = Refusal("reason not on record")
 
 
 class Shortfall(NamedTuple):
-    """Encoder stages (0: the embeddings) that a device trained in rounds of a stage, and those its schedule asks."""
+    """Encoder stages (0: embeddings) trained by a device in a stage, and asked of it."""
 
     device: str
     stage: int
@@ -38,7 +38,7 @@ class Shortfall(NamedTuple):
 
 
 def shortfalls(report: RunReport) -> list[Shortfall]:
-    """Each device, stage and depth once. What a device has no data of is not asked of it."""
+    """Shortfalls by device, stage and depth; modalities without data on the device do not count."""
     asked = {stage.get("index"): tuple(stage.get("trained", ())) for stage in report.stages}
     limits = _limits(report)
     found: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
@@ -59,7 +59,7 @@ def _numbers(parts: Iterable[str]) -> tuple[int, ...]:
 
 
 def _limits(report: RunReport) -> dict[tuple[str, int], Refusal]:
-    """(device, stage) -> why its last plan trains less than the whole stage."""
+    """(device, stage) -> limit that shortened its last plan."""
     return {
         (str(placement.get("device", "")), event.stage): refusal_of(placement["shortened"])
         for event in report.events
@@ -78,7 +78,7 @@ def stage_words(numbers: Sequence[int]) -> str:
 
 
 def sentences(report: RunReport) -> list[str]:
-    """A sentence a device on the last stage that it trained in part; of many devices one sentence."""
+    """A sentence per device on its last partly trained stage; one sentence for many devices."""
     found: dict[str, list[Shortfall]] = {}
     for one in shortfalls(report):
         found.setdefault(one.device, []).append(one)

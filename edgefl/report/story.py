@@ -1,4 +1,4 @@
-"""A run in one sentence, computed from what is known of it; and what went wrong, a sentence for each."""
+"""Summary of a run in one sentence, and its faults, a sentence each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOST = 0.03
 
 
 class Saving(NamedTuple):
-    """Costs of all devices: as spent, as predicted, and as the planner predicts them for the same rounds end to end."""
+    """A cost over all devices: spent, predicted, and predicted for the same rounds end to end."""
 
     name: str
     unit: str
@@ -35,14 +35,14 @@ class Saving(NamedTuple):
 
 
 def savings(report: RunReport) -> list[Saving]:
-    """Largest step memory; FLOPs and bytes of a mean round: of the rounds trained by devices with a price."""
+    """Savings in step memory (peak), FLOPs and bytes (mean round), for devices with an end-to-end price."""
     rows = [row for row in report.assignments if row.status == "done" and row.device in report.end_to_end]
     if not rows:
         return []
     reference = [report.end_to_end[row.device] for row in rows]
 
     def mean(*names: str) -> tuple[float | None, float | None]:
-        """Measured and predicted, a round; None where not every figure is known."""
+        """(measured, predicted) mean of a round; None unless every figure is known."""
         both = ([of(name, rows) for name in names] for of in (resources.measured, resources.predicted))
         return tuple(
             None if any(f.value is None or f.reason for f in each) else sum(f.value or 0 for f in each) / len(rows)
@@ -60,7 +60,7 @@ def savings(report: RunReport) -> list[Saving]:
 
 
 def ratio(one: Saving) -> str:
-    """ "a fifth", "1/12", "87 %" or "1.3 times" of what end to end is predicted to take."""
+    """ "a fifth", "1/12", "87 %" or "1.3 times": a cost relative to the end-to-end prediction."""
     share = one.spent / one.end_to_end
     if share >= 1.05:
         return f"{share:.1f} times"
@@ -71,7 +71,7 @@ def ratio(one: Saving) -> str:
 
 
 def tightest(report: RunReport) -> resources.Use | None:
-    """The device that came nearest to a limit, as measured; None: no limit, or nothing measured."""
+    """The measured budget use nearest to its limit; None without limits or measurements."""
     every = (
         use
         for row in report.assignments
@@ -113,7 +113,7 @@ def headline(report: RunReport) -> str:
 
 
 def no_saving(report: RunReport) -> str:
-    """Why nothing is said of a saving against training end to end; "" where something is, or nothing was trained."""
+    """Reason for a missing comparison with end-to-end training; "" if there is one, or nothing trained."""
     if savings(report) or not any(row.status == "done" for row in report.assignments):
         return ""
     every = set(report.part_bytes)
@@ -123,7 +123,7 @@ def no_saving(report: RunReport) -> str:
 
 
 def _score(report: RunReport) -> list[str]:
-    """The test metric with all modalities given, after the last evaluated round; the devices' own if it is another."""
+    """Clauses on the last test metric with all modalities, and on the devices' own accuracy."""
     metric = quality.primary_metric(report)
     rows = [row for row in quality.latest(report.evaluations) if row.metric == metric and row.missing == "none"]
     best = max(rows, key=lambda row: len(row.available), default=None)
@@ -161,7 +161,7 @@ def _test_of(row: EvaluationRow) -> tuple[str, tuple[str, ...], str]:
 
 
 def below_reference(report: RunReport) -> str:
-    """The sentence of a run whose score is below that of a simple model on the same samples; "" where it is not."""
+    """Warning of a run with a score below a simple model's on the same samples; "" for none."""
     rows = [
         row
         for row in quality.latest(report.evaluations)
@@ -172,7 +172,7 @@ def below_reference(report: RunReport) -> str:
 
 
 def below(reference: Reference, score: float) -> str:
-    """The sentence of a score that is below that of a simple model; "" where it is not, or there is none."""
+    """Warning of a score below a simple model's; "" for none, or without a reference."""
     scores = reference.scores
     if not scores:
         return ""
@@ -233,7 +233,7 @@ def lost(report: RunReport) -> str:
 def troubles(report: RunReport) -> list[str]:
     """Faults of a run as sentences: how it ended unfinished, refusals with both numbers, absences, warnings.
 
-    First that it is below a simple model, if it is, and what to try.
+    First a score below a simple model's, if so, with advice.
     """
     below, standing = below_reference(report), rounds.standing(report)
     warned = [f"Warning: {text}." for text in rounds.warnings(report)]

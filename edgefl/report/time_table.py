@@ -1,4 +1,4 @@
-"""Table of seconds: how long each device did what, over the run."""
+"""Table of each device's seconds by activity, over the run."""
 
 from __future__ import annotations
 

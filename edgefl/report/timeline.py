@@ -1,4 +1,4 @@
-"""Activities of every device over the time of a run, from events and the seconds it measured itself."""
+"""Timeline of every device's activities in a run, from events and its own measured seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Length(NamedTuple):
-    """When a run began, seconds since the epoch, and how many seconds of it are on record."""
+    """Begin of a run, seconds since the epoch, and its recorded length in seconds."""
 
     began: float
     seconds: float
@@ -55,7 +55,7 @@ def spans(report: RunReport) -> list[Span]:
 
 
 def _filled(device: str, held: Sequence[Span], seconds: float) -> Iterator[Span]:
-    """Activities that do not overlap; whoever does nothing else waits."""
+    """A device's spans made free of overlaps; gaps become waiting."""
     edges: dict[float, list[tuple[bool, Span]]] = defaultdict(list)
     for span in (*held, Span(device, WAITS, 0.0, seconds)):
         start, end = (min(max(at, 0.0), seconds) for at in (span.start, span.end))
@@ -79,7 +79,7 @@ def _filled(device: str, held: Sequence[Span], seconds: float) -> Iterator[Span]
 
 
 def _away(report: RunReport, run: Length) -> Iterator[Span]:
-    """From the start until a device joins, and from each leaving until it joins again."""
+    """Spans of absence: before a device joins, and from each leaving to its return."""
     left = {device.device: run.began for device in report.devices}
     for event in report.events:
         if event.kind == "device_joined" and event.device in left:
@@ -92,7 +92,7 @@ def _away(report: RunReport, run: Length) -> Iterator[Span]:
 
 
 def _worked(report: RunReport, run: Length) -> Iterator[Span]:
-    """A device's rounds: its own seconds from the offer on, then the upload until the coordinator has the update."""
+    """Spans of devices' rounds: download and training by their own seconds, then upload."""
     offered: dict[tuple[int, int], list[float]] = defaultdict(list)
     ended: dict[tuple[int, int], float] = {}
     answered: dict[tuple[int, int, str], EventRow] = {}
@@ -116,7 +116,7 @@ def _worked(report: RunReport, run: Length) -> Iterator[Span]:
 
 
 def _round(row: AssignmentRow, start: float, arrived: float) -> Iterator[Span]:
-    """``start``: when it was offered; ``arrived``: when the coordinator had its answer, or the round was over."""
+    """Spans of one assignment. ``start``: of the offer; ``arrived``: answer received, or end of the round."""
     wall, compute = (row.measured[name].value if name in row.measured else None for name in ("wall_s", "compute_s"))
     if row.status != "done" or wall is None:
         activity = TRAINS if row.status == "done" else FAILS
@@ -129,7 +129,7 @@ def _round(row: AssignmentRow, start: float, arrived: float) -> Iterator[Span]:
 
 
 def _refused(report: RunReport, run: Length) -> Iterator[Span]:
-    """The stages in which the planner did not ask a device."""
+    """Spans of stages in which a device was refused by the planner."""
     began: dict[int, float] = {}
     for row in report.rounds:
         began.setdefault(row.stage, row.started_at - run.began)
@@ -140,7 +140,7 @@ def _refused(report: RunReport, run: Length) -> Iterator[Span]:
 
 
 def _left_out(report: RunReport, run: Length) -> Iterator[Span]:
-    """From where the operator leaves a device out until it is taken in again."""
+    """Spans of devices left out by the operator."""
     since: dict[str, float] = {}
     for event in report.events:
         if event.kind == "left_out":
@@ -152,7 +152,7 @@ def _left_out(report: RunReport, run: Length) -> Iterator[Span]:
 
 
 class Pause(NamedTuple):
-    """A time in which no round opened, seconds since the run started, and who paused the run."""
+    """A pause, in seconds since the run started, and its operator (``by``)."""
 
     start: float
     end: float
@@ -160,7 +160,7 @@ class Pause(NamedTuple):
 
 
 def pauses(report: RunReport) -> list[Pause]:
-    """The operator's pauses, from where the last round was over until the run went on or ended."""
+    """The operator's pauses, each from the last round's end until the run resumed or ended."""
     run = length(report)
     found: list[Pause] = []
     since: EventRow | None = None
@@ -176,7 +176,7 @@ def pauses(report: RunReport) -> list[Pause]:
 
 
 def busy(found: Sequence[Span], seconds: float, parts: int = 120) -> list[Mapping[str, float | str]]:
-    """How many devices do what, in ``parts`` equal parts of the run: time, activity, devices (their mean number)."""
+    """Mean number of devices by activity in ``parts`` equal parts of the run, as chart rows."""
     width = seconds / parts or 1.0
     rows: list[Mapping[str, float | str]] = []
     for activity in ACTIVITIES:

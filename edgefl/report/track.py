@@ -35,17 +35,17 @@ TOLD = frozenset({"update", "round_closed", "evaluated", "run_finished", "run_fa
 
 
 class Writer(Protocol):
-    """Takes the scalars of one event; ``end`` is called once."""
+    """Interface of a writer of scalars; ``end`` is called once."""
 
     def add(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """``step``: rounds of the run so far; ``at``: seconds since the epoch."""
+        """Write one event's scalars. ``step``: rounds of the run so far; ``at``: seconds since the epoch."""
 
     def end(self, status: str) -> None:
-        """The run is done or failed, or "": it was broken off."""
+        """Close the writer. ``status``: "done", "failed" or "", interrupted."""
 
 
 def scalars(event: EventRow) -> Iterator[tuple[str, float]]:
-    """The finite numbers in an event, by name: device/NAME/…, round/…, test/METRIC/MODALITIES and what stood in."""
+    """(name, value) of the finite numbers in an event: device/NAME/…, round/…, test/METRIC/MODALITIES with the mask."""
     data = event.data
     if event.kind == "update":
         found = [(f"device/{event.device}/{name}", data.get(key)) for key, name in _DEVICE.items()]
@@ -116,7 +116,7 @@ WRITERS: dict[str, tuple[Callable[[str, str], Writer], str]] = {
 
 
 def main() -> None:
-    """Arguments: kind, target, run, rounds of each stage as a JSON list."""
+    """Entry point. Arguments: kind, target, run, rounds of each stage as a JSON list."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which closes our input
     kind, target, run, stages = sys.argv[1:]
     rounds: list[int] = json.loads(stages)

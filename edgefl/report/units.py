@@ -1,4 +1,4 @@
-"""Numbers as people read them: MiB, GFLOP, seconds. Units are chosen once here, so that a column has one unit."""
+"""Numbers as text in printed units: MiB, GFLOP, seconds. Units are chosen here, so that a column has one unit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def whole_seconds(value: float | None) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, in one unit: just now, 12 min ago, 3 h ago, 5 days ago."""
+    """A past time in one unit: just now, 12 min ago, 3 h ago, 5 days ago."""
     for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size or (seconds >= size and unit != "days"):
             return f"{seconds // size:.0f} {unit} ago"
@@ -106,7 +106,7 @@ _NAMES = {
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of one and printed as percent."""
+    """True for a metric that is a share of one, printed as percent."""
     return (
         metric.startswith(("accuracy", "mean_average", "macro_", "recall", "precision", "f1", "top"))
         or "_recall_at_" in metric
@@ -114,7 +114,7 @@ def is_share(metric: str) -> bool:
 
 
 def is_leading(metric: str) -> bool:
-    """Whether a metric is shown live; the others are in the report alone."""
+    """True for a metric shown live; others are in the report alone."""
     return metric in {"accuracy", "r2", "mean_average_precision", "loss", "rsum"} or metric.endswith("recall_at_1")
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a plan in one sentence: who fits, whose budget is tightest, or who does not fit and the way out."""
+"""Verdict on a plan in one sentence: fitting devices, tightest budget, refusals and the way out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_A_ROUND = {"flops": "FLOPs a round", "payload": "payload a round", "energy":
 
 
 def verdict(price: RunPrice) -> str:
-    """Devices that fit and the limit used most; or devices that do not fit, both numbers, and the remedy."""
+    """Sentence on fitting devices and the limit used most, or on refused ones with numbers and remedy."""
     rows: dict[str, list[DevicePlan]] = {}
     for plan in price.devices:
         rows.setdefault(plan.device, []).append(plan)
@@ -49,7 +49,7 @@ def limit_name(limit: Refusal) -> str:
 
 
 def tightest_limit(limits: Iterable[Refusal]) -> tuple[float, Refusal] | None:
-    """The limit of which the largest share is needed, with that share of one; None without limits."""
+    """(share needed, limit) with the largest share; None without limits."""
     shares = ((share_of(limit), limit) for limit in limits)
     return max(shares, key=lambda pair: pair[0], default=None)
 
@@ -77,14 +77,14 @@ def _tightest(plans: Iterable[DevicePlan]) -> str:
 
 
 def _pieces(plans: Iterable[DevicePlan]) -> str:
-    """The devices that fit because their steps are done otherwise than whole: fewer of them fit in whole batches."""
+    """Clause on devices that fit only with micro-batches, checkpointing or the low-memory optimiser; "" for none."""
     hypers = [(plan.device, plan.placement.hyper) for plan in plans]
     names = list(dict.fromkeys(name for name, h in hypers if h.micro_batch or h.checkpoint or h.low_memory))
     return f", {listed(names)} in smaller steps" if names else ""
 
 
 def _less(plans: Iterable[DevicePlan]) -> str:
-    """The devices that fit because they train fewer encoder stages than the schedule asks for."""
+    """Clause on devices that train fewer encoder stages than scheduled; "" for none."""
     names = list(dict.fromkeys(plan.device for plan in plans if plan.left_out))
     if not names:
         return ""
@@ -112,7 +112,7 @@ def refusal_words(refusal: Refusal | None) -> str:
 
 
 def remedy(price: RunPrice, refusal: Refusal) -> str:
-    """The way out of a refusal: of the schedules priced below the limit the one that needs most of it, else words."""
+    """Remedy of a refusal: the most demanding schedule within the limit, else general advice."""
     on_card = refusal.where == GPU
     base = 0 if on_card else price.trainer_base_bytes
 

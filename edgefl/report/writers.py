@@ -1,4 +1,4 @@
-"""A whole report: JSON and CSV for programs, tables on a terminal, and one HTML page that needs nothing else."""
+"""Writers of a whole report: JSON, CSV, tables on a terminal, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def figure_rows(report: RunReport) -> Iterator[tuple[str | float | None, ...]]:
 
 
 def inert(cell: object) -> object:
-    """Texts that a spreadsheet would take for a formula are quoted; numbers stay."""
+    """A CSV cell; texts that a spreadsheet would take for a formula are quoted."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
         return cell
     return "'" + cell
 
 
 def _field(value: str | float | None) -> str:
-    """Empty for None; whole numbers without a decimal point; words as they are."""
+    """Text of a CSV field: "" for None, whole numbers without a decimal point."""
     if value is None or isinstance(value, str):
         return value or ""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
@@ -152,7 +152,7 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def _beside(report: RunReport) -> list[Grid]:
-    """Tables of what became of updates beside their mean."""
+    """Tables on updates: late, left out, repaired, lent layers."""
     return [
         rounds.late_updates(report),
         combination.left_out(report),
@@ -201,7 +201,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
 
 
 def took(report: RunReport) -> str:
-    """How long the run took, or that it still goes on, or was interrupted."""
+    """Text of the run's duration, or its status if it has no end."""
     if report.finished_at is None:
         return {"running": "still going on", "interrupted": "did not end"}.get(report.status, "end not on record")
     return units.seconds(report.finished_at - report.started_at)

@@ -44,7 +44,7 @@ def refusal(error: Refused) -> Response:
 
 
 class Site:
-    """Answers requests for the engine's models."""
+    """Handlers of HTTP requests for the engine's models."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -55,7 +55,7 @@ class Site:
         metrics.gauge("body_bytes", "Bytes of request bodies in memory.", lambda: engine.room.used)
 
     def app(self, place: Place, token: str) -> ASGIApp:
-        """The application."""
+        """The ASGI application behind its ``Gate``; ``token`` "": none is needed."""
         routes = [Route("/predict", self._counted(self.predict), methods=["POST"])]
         for path, handler in {
             "/v2": self.server,
@@ -80,11 +80,11 @@ class Site:
         return answer({"name": "edgefl", "version": version(DISTRIBUTION), "extensions": EXTENSIONS})
 
     async def live(self, _request: Request) -> Response:
-        """It answers."""
+        """Liveness: 200 while the server answers."""
         return answer({"live": True})
 
     async def readiness(self, _request: Request) -> Response:
-        """It answers inference requests: the models were loaded before it listened."""
+        """Readiness: 200, since models are loaded before the server listens."""
         return answer({"ready": True})
 
     async def models(self, _request: Request) -> Response:
@@ -96,15 +96,15 @@ class Site:
         return answer(self._model(request).describe())
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a model answers."""
+        """Readiness of a model: 200, or an error for an unknown one."""
         return answer({"name": self._model(request).name, "ready": True})
 
     async def metrics(self, _request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(self.engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def infer(self, request: Request) -> Response:
-        """An inference request."""
+        """Answer an inference request of the protocol."""
         model = self._model(request).name
         with self.engine.room.lease() as lease:
             body = await self._body(request, lease)
@@ -113,7 +113,7 @@ class Site:
             return Response(reply, 200, headers, JSON if head is None else "application/octet-stream")
 
     async def predict(self, request: Request) -> Response:
-        """A raw sample."""
+        """Answer a raw sample: a form or a JSON object."""
         mask = request.query_params.get("mask")
         encoders = self.engine.catalogue.main.encoders
         with self.engine.room.lease() as lease:
@@ -134,7 +134,7 @@ class Site:
         return model
 
     async def _body(self, request: Request, lease: Lease) -> bytes:
-        """The body. It takes room as it comes, since a client may announce much and send nothing. Raises Refused."""
+        """Read the body, leasing room as it arrives: a client may announce much and send nothing. Raises Refused."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refused(415, "compressed requests are not read", "Send the body as it is.")
         most = self.engine.limits.body_bytes
@@ -159,7 +159,7 @@ class Site:
         return bytes(body)
 
     def _counted(self, handler: Handler) -> Handler:
-        """The handler with its refusals as answers, counted."""
+        """The handler with errors as refusals, and each request counted."""
 
         async def handle(request: Request) -> Response:
             begun = time.perf_counter()
@@ -183,13 +183,13 @@ class Site:
 
 
 class Gate:
-    """Refuses requests by host names that are not ours, and those without the token where there is one."""
+    """ASGI middleware: refuses requests for other host names, or without the token if one is set."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str], token: str) -> None:
         self._app, self._names, self._token = app, names, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass on or refuse one request."""
         request = Request(scope)
         given = request.headers.get("authorization", "")
         refused: Response | None = None

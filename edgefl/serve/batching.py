@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 
 class Predictor(Protocol):
-    """A bundle, as far as batches need one."""
+    """The part of a bundle used for batches."""
 
     def predict(self, inputs: Mapping[str, npt.ArrayLike], *, mask: str | None = None) -> Prediction:
         """Answers for the samples in ``inputs``."""
@@ -35,7 +35,7 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Samples of one request: ``inputs`` [rows, *shape] of each modality they have, as the bundle takes them."""
+    """Samples of one request. ``inputs``: [rows, *shape] by modality, as the bundle takes them."""
 
     bundle: Predictor
     inputs: Mapping[str, Array]
@@ -64,7 +64,7 @@ Done = Callable[[int, int, float], None]
 
 
 class Batcher:
-    """Computes requests in batches, one at a time: onnxruntime itself uses all cores. ``done`` hears of each batch."""
+    """Queue of requests, computed in one batch at a time: onnxruntime uses all cores. ``done``: called per batch."""
 
     def __init__(self, limits: Limits, done: Done = lambda rows, requests, seconds: None) -> None:
         self._limits, self._done = limits, done
@@ -87,7 +87,7 @@ class Batcher:
         return await waiting.answer
 
     async def close(self) -> None:
-        """End; what still waits is cancelled."""
+        """Stop; waiting requests are cancelled."""
         self._runner.cancel()
         await asyncio.gather(self._runner, return_exceptions=True)
         for waiting in self._queue:
@@ -113,7 +113,7 @@ class Batcher:
                     one.answer.set_result(part)
 
     async def _gather(self) -> list[_Waiting]:
-        """The oldest request and those of its kind, no more than a batch holds."""
+        """The next batch: the oldest request and others with its key, up to the batch size."""
         while True:
             while not self._queue:
                 self._news.clear()
@@ -157,7 +157,7 @@ class Batcher:
 
 
 def compute(works: list[Work]) -> list[Prediction]:
-    """The predictions of works of one kind, from one call."""
+    """Predictions for works with one key, from a single call."""
     first = works[0]
     if len(works) == 1:
         return [first.bundle.predict(first.inputs, mask=first.mask)]

@@ -1,4 +1,4 @@
-"""The models a server offers: the folder of all bundles as one whose inputs are optional, and each bundle by itself."""
+"""Models of a server: all bundles as one model with optional inputs, and each bundle by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 @dataclass(frozen=True)
 class Model:
-    """A model as clients see it. ``complete``: a request has to give all of its inputs."""
+    """A model for clients. ``complete``: requests must give all of its inputs."""
 
     name: str
     bundles: Mapping[Path, Bundle]
@@ -32,22 +32,22 @@ class Model:
 
     @property
     def manifests(self) -> dict[Path, Manifest]:
-        """Folder -> manifest of the bundles that answer for it."""
+        """Folder -> manifest of its bundles."""
         return {path: bundle.manifest for path, bundle in self.bundles.items()}
 
     @property
     def encoders(self) -> dict[str, EncoderSpec]:
-        """Every modality it takes."""
+        """Modality -> encoder specification of the model's inputs."""
         return encoders(self.manifests)
 
     @property
     def inputs(self) -> dict[str, Port]:
-        """Its inputs by name."""
+        """Name -> port of the model's inputs."""
         return {port.name: port for one in self.manifests.values() for port in one.inputs}
 
     @property
     def first(self) -> Bundle:
-        """One of its bundles; all are of the same model."""
+        """The first of its bundles, all of the same model."""
         return next(iter(self.bundles.values()))
 
     @property
@@ -57,23 +57,23 @@ class Model:
 
     @property
     def runs_on(self) -> str:
-        """Where it computes, as the session tells."""
+        """Execution provider of the onnxruntime session."""
         return runs_on(self.first.session)
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """Parts that no device trained: what they answer is not reliable."""
+        """Parts never trained by a device, with unreliable answers."""
         return tuple(sorted({part for one in self.manifests.values() for part in one.untrained}))
 
     def pick(self, given: Collection[str]) -> Bundle | None:
-        """The bundle that answers samples with exactly these modalities; None where none does."""
+        """The bundle for samples with exactly these modalities; None without one."""
         if self.complete and set(given) != set(self.inputs):
             return None
         path = choose(self.manifests, frozenset(given))
         return None if path is None else self.bundles[path]
 
     def describe(self) -> dict[str, object]:
-        """Its metadata in the protocol's form. A size of -1 is free."""
+        """The model's metadata in the protocol's form; a size of -1: any."""
         manifest = self.first.manifest
         floats = [("logits", len(self.names)), ("probabilities", len(self.names))]
         outputs = [{"name": name, "datatype": "FP32", "shape": [-1, size]} for name, size in floats]
@@ -146,7 +146,7 @@ def _name_of(path: Path, manifests: Mapping[Path, Manifest]) -> str:
 
 
 def _try(bundle: Bundle) -> None:
-    """One answer for a sample of zeros: the first of a session takes longer, and one that fails should do so now."""
+    """Warm up a bundle with one sample of zeros, so that a failing one fails at the start."""
     axes = bundle.manifest.axes
     shapes = {
         port.name: [1, *(axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:])]

@@ -1,4 +1,4 @@
-"""Answers inference requests, from whatever they came by: bytes in, bytes out. HTTP and MQTT share it."""
+"""Inference engine behind HTTP and MQTT: request bytes in, answer bytes out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Samples of a data set, by their rows, that one call answers."""
+    """Samples of a data set for one call: rows, bundle and inputs."""
 
     rows: np.ndarray
     bundle: Bundle
@@ -54,14 +54,14 @@ class _Part(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """Answers, and what stood in for modalities that the samples lack: ``filled``, by the answers' mask."""
+    """Answers to samples. ``filled``: absent modalities filled in by the answers' mask."""
 
     answers: Answers
     filled: tuple[str, ...]
 
 
 class Engine:
-    """The models with their queue. Made inside a running event loop."""
+    """The catalogue's models with a queue of requests. Made inside a running event loop."""
 
     def __init__(self, catalogue: Catalogue, limits: Limits, metrics: Metrics) -> None:
         self.catalogue, self.limits, self.metrics = catalogue, limits, metrics
@@ -72,13 +72,13 @@ class Engine:
         self._reading = 0
 
     async def close(self) -> None:
-        """End; what still waits is cancelled."""
+        """Stop; waiting requests are cancelled."""
         await self.batcher.close()
         await asyncio.to_thread(self._reader.shutdown)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for the processor, to be read or to be computed."""
+        """Number of requests waiting to be read or computed."""
         return self._reading + len(self.batcher)
 
     def model(self, name: str) -> Model:
@@ -168,7 +168,7 @@ class Engine:
         return Answered(Answers(manifest.name, given, np.arange(work.rows), prediction, mask), filled)
 
     async def _read(self, what: Callable[[], T], size: int) -> T:
-        """The outcome of ``what``, in a thread where it takes long. Raises Refused for what is wrong with a request."""
+        """Result of ``what``, run in a thread for large requests. Raises Refused for a faulty request."""
         try:
             return what() if size <= SMALL_BYTES else await self._in_thread(what)
         except (DataError, ExportError) as error:
@@ -186,7 +186,7 @@ class Engine:
 
 
 def _samples(files: Mapping[str, Value], model: Model) -> Dataset:
-    """The rows of a table that is alone, else the one sample of all parts. Raises Refused, DataError."""
+    """Samples of a request: each row of a lone table, else one sample of all parts. Raises Refused, DataError."""
     encoders, manifest = model.encoders, model.first.manifest
     for m, file in files.items():
         kinds = {"table", "text"} if len(files) == 1 else {"table"}
@@ -211,7 +211,7 @@ def _samples(files: Mapping[str, Value], model: Model) -> Dataset:
 
 
 def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[Bundle, Work]:
-    """The bundle that answers these inputs, which fit it. Raises Refused, DataError, ExportError."""
+    """The bundle for these inputs, and its work on them, checked. Raises Refused, DataError, ExportError."""
     bundle = model.pick(inputs)
     if bundle is None:
         needs = (
@@ -227,7 +227,7 @@ def _work(model: Model, inputs: Mapping[str, Array], mask: str | None) -> tuple[
 
 
 def _parts(model: Model, data: Dataset, mask: str | None, most: int) -> Iterator[_Part]:
-    """Samples with the same modalities, at most so many at a time. Windows of a recording may lack some of them."""
+    """Samples grouped by their modalities, at most ``most`` each. Windows of a recording may lack some modalities."""
     names = [m for m in model.inputs if m in data.modalities]
     has = np.stack([data.present[m] for m in names], axis=1)
     for pattern in np.unique(has, axis=0)[::-1]:
@@ -248,7 +248,7 @@ def _outputs(answers: Answers) -> dict[str, Array]:
 
 
 def _parameters(model: Model, found: Answered) -> dict[str, Scalar]:
-    """Response parameters: what stood in for missing modalities. The protocol admits texts and numbers, so matches are
+    """Response parameters on filled-in modalities. The protocol admits texts and numbers only, so matches are
     JSON in a text.
     """
     answers = found.answers

@@ -1,4 +1,4 @@
-"""A raw sample from a form (multipart/form-data), one part a modality, a file or a text; or from a JSON object."""
+"""Parsing of a raw sample: multipart/form-data with a file or text per modality, or a JSON object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 3
 
 
 def ways(encoders: Encoders) -> str:
-    """How to send a sample of these encoders: a row of cells as JSON, anything else as a form."""
+    """Help text with curl commands to send a sample of these encoders: JSON for tables, else a form."""
     told = []
     parts = [f"{m}='a text'" if e.kind == "text" else f"{m}=@FILE" for m, e in encoders.items() if e.kind != "table"]
     if len(parts) < len(encoders):
@@ -51,7 +51,7 @@ def _example(column: TableColumn) -> str | float:
 
 
 async def read_form(headers: Headers, body: bytes, how: str = _HOW) -> Form:
-    """Modality -> (end of its file's name, "" for a text; its bytes). Raises Refused."""
+    """Modality -> (file name's ending, "" for a text; bytes) of a form. Raises Refused."""
     kind = headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise Refused(415, "POST /predict takes application/json or multipart/form-data", how)
@@ -86,7 +86,7 @@ async def read_form(headers: Headers, body: bytes, how: str = _HOW) -> Form:
 
 
 def file_end(name: str, file: str) -> str:
-    """The end of a modality's file. Raises Refused for a file of no known kind, or a name of no modality."""
+    """Ending of an uploaded file's name. Raises Refused for an unknown kind of file or an invalid modality name."""
     _check(name)
     end = Path(file).suffix.lower()
     if end not in SAMPLES:
@@ -100,7 +100,7 @@ def _check(name: str) -> None:
 
 
 def read_record(body: bytes, encoders: Encoders) -> dict[str, Value]:
-    """Modality -> a table's row by columns, a sensor's rows, or a text, of a JSON object. Raises Refused."""
+    """Parse a JSON object: modality -> a table's row by column, a sensor's rows, or a text. Raises Refused."""
     how = ways(encoders)
     if len(body) > MAX_JSON_BYTES:
         raise Refused(413, f"a record of {len(body)} bytes; at most {MAX_JSON_BYTES} are read")
@@ -124,9 +124,9 @@ def read_record(body: bytes, encoders: Encoders) -> dict[str, Value]:
 
 
 def _row(record: dict[str, object], encoders: Encoders) -> dict[str, object]:
-    """A table's row as it is in a file, by modality: the columns that texts are made of, and the others together.
+    """A flat JSON row split by modality: a column for each text, all other columns for each table.
 
-    As given where no column is one of ``encoders``.
+    Unchanged if no key is a column of ``encoders``.
     """
     columns = {m: [column.name for column in encoder.columns] for m, encoder in encoders.items()}
     if not any(name in record for names in columns.values() for name in names):
@@ -141,7 +141,7 @@ def _row(record: dict[str, object], encoders: Encoders) -> dict[str, object]:
 
 @contextmanager
 def as_files(form: Form) -> Iterator[dict[str, Value]]:
-    """The parts as files of our own naming while the block lasts, and texts as they are."""
+    """The form's parts as temporary files for the block, texts unchanged."""
     with tempfile.TemporaryDirectory(prefix="edgefl-serve-") as folder:
         placed: dict[str, Value] = {}
         for modality, (end, data) in form.items():

@@ -1,4 +1,4 @@
-"""Limits of a server on everything from outside, each with its reason, and the room that requests share."""
+"""Limits of a server on outside input, each with its reason, and memory shared by requests."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ BODY_S, STALL_S = 30.0, 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that an operator chooses. ``body_bytes`` of one request; ``room_bytes`` of all that are there at a time;
-    ``batch_rows`` computed at a time; ``delay_s`` to wait for as many as the last time; ``waiting`` requests at most;
-    ``answer_s`` for one answer.
+    """An operator's limits. ``body_bytes``: of one request; ``room_bytes``: of all requests in memory; ``batch_rows``:
+    samples in a batch; ``delay_s``: longest wait for a full batch; ``waiting``: most requests in the queue;
+    ``answer_s``: for one answer.
     """
 
     body_bytes: int = 32 * 2**20
@@ -54,7 +54,7 @@ class Limits:
 
 
 class Refused(EdgeFLError):  # noqa: N818 - an answer to a client, not a fault of this program
-    """A request that is not answered, with the HTTP status that says why."""
+    """Refusal of a request, with an HTTP status."""
 
     remedy = "See docs/serving.md."
 
@@ -64,7 +64,7 @@ class Refused(EdgeFLError):  # noqa: N818 - an answer to a client, not a fault o
 
     @property
     def told(self) -> str:
-        """Message and remedy, for an answer."""
+        """Message and remedy as one text, for an answer."""
         return f"{self.message}. {self.remedy}"
 
 
@@ -74,18 +74,18 @@ def busy(what: str) -> Refused:
 
 
 class Room:
-    """Bytes of request bodies that may be in memory at a time."""
+    """Shared limit on bytes of request bodies in memory."""
 
     def __init__(self, size: int) -> None:
         self.size, self.used = size, 0
 
     def lease(self) -> Lease:
-        """A share of it for one request."""
+        """A lease of the room for one request."""
         return Lease(self)
 
 
 class Lease:
-    """Share of the room that one request holds until the end of a ``with`` block."""
+    """Share of the room held by one request until the end of a ``with`` block."""
 
     def __init__(self, room: Room) -> None:
         self._room, self.held = room, 0

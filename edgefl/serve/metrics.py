@@ -38,11 +38,11 @@ class Metrics:
         )
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A value that is asked for when it is read."""
+        """Register a gauge; ``value`` is called at each read."""
         Gauge(f"edgefl_serve_{name}", text, registry=self.registry).set_function(value)
 
     def info(self, model: str, runs_on: str) -> None:
-        """A model that is served, and where it computes."""
+        """Register a served model and its execution provider."""
         self._info.labels(model, runs_on).set(1)
 
     def request(self, by: str, model: str, code: int, seconds: float) -> None:
@@ -54,15 +54,15 @@ class Metrics:
         self._seconds.observe(seconds)
 
     def batch(self, rows: int, requests: int, seconds: float) -> None:
-        """A batch was computed."""
+        """Count a computed batch and its time."""
         self._batch_rows.observe(rows)
         self._batched.inc(requests)
         self._batch_seconds.observe(seconds)
 
     def samples(self, given: tuple[str, ...], mask: str, rows: int) -> None:
-        """Samples were answered."""
+        """Count answered samples by modalities and mask."""
         self._samples.labels("+".join(given), mask).inc(rows)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -57,7 +57,7 @@ class _Request(NamedTuple):
 
 
 class Way:
-    """Answers what comes by a broker, until it is cancelled."""
+    """Answers inference requests by MQTT until cancelled."""
 
     def __init__(self, broker: Broker, engine: Engine) -> None:
         self._engine = engine
@@ -102,7 +102,7 @@ class Way:
         _LOG.error("an answer could not be sent: %s", error)
 
     def _take(self, topic: str, payload: bytes, reply: ReplyTo) -> None:
-        """A request: answered beside others, whose number and size are bounded."""
+        """Start answering a request, or refuse it beyond the limits on number and size."""
         waiting = self._engine.limits.waiting
         if len(self._tasks) >= 2 * waiting:
             return  # its answer could not even be sent: a client asks again
@@ -173,7 +173,7 @@ class Way:
 
 
 def patterns(catalogue: Catalogue) -> list[str]:
-    """Topics to listen on."""
+    """Topic filters of the catalogue's models."""
     names = [model for model in catalogue.models if "+" not in model]
     return [*(f"{ROOT}/{model}/infer/#" for model in names), f"{ROOT}/{catalogue.main.name}/predict/#"]
 

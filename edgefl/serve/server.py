@@ -1,4 +1,4 @@
-"""The server's process: listens, answers until a signal stops it, and lets what is in progress end."""
+"""The server's process: answers requests until a signal, then finishes those in progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOODBYE_S = 10
 
 
 class Serving(NamedTuple):
-    """Models and limits of a server. ``beside``: other ways in, which run until they are cancelled."""
+    """Models and limits of a server. ``beside``: other transports such as MQTT, run until cancelled."""
 
     catalogue: Catalogue
     limits: Limits
@@ -66,7 +66,7 @@ async def _serve(
 
 @contextlib.contextmanager
 def _quiet_stop() -> Iterator[None]:
-    """Stop signals end the block in order: uvicorn raises them again when it has stopped, which would kill us."""
+    """Ignore stop signals in the block: uvicorn raises them again after its own stop."""
     kinds = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(kind, lambda *_: None) for kind in kinds]
     try:

@@ -48,7 +48,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class InputTensor(msgspec.Struct, frozen=True):
-    """An input as a client sends it; ``data`` where it is in the JSON."""
+    """An input tensor of a request; ``data``: its JSON values, if not binary."""
 
     name: Name
     shape: Annotated[tuple[Axis, ...], Meta(max_length=MAX_AXES)]
@@ -58,7 +58,7 @@ class InputTensor(msgspec.Struct, frozen=True):
 
 
 class WantedOutput(msgspec.Struct, frozen=True):
-    """An output that a client asks for."""
+    """An output requested by a client."""
 
     name: Name
     parameters: msgspec.Raw = msgspec.Raw(b"")
@@ -74,17 +74,17 @@ class InferRequest(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> Parameters:
-        """Its parameters."""
+        """The request's parameters."""
         return options(self.parameters)
 
 
 def bad(text: str, remedy: str | None = None) -> Refused:
-    """A request that is malformed."""
+    """Refusal of a malformed request."""
     return Refused(400, text, remedy)
 
 
 def options(parameters: msgspec.Raw) -> Parameters:
-    """Parameters as they came, by name. Raises Refused, before each is made an object."""
+    """Parse parameters by name. Raises Refused for too many bytes, before parsing."""
     if len(memoryview(parameters)) > MAX_PARAMETERS_BYTES:
         raise bad(f"more than {MAX_PARAMETERS_BYTES} bytes of parameters")
     try:
@@ -229,7 +229,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def encode_reply(reply: Reply, request: InferRequest, versions: Sequence[str] = ("1",)) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON where binary data follows. Raises Refused.
+    """(body of an answer, length of its JSON before binary data or None). Raises Refused.
 
     Outputs are those asked for, or all; binary where a client asks for it, by output or for all of them.
     """

@@ -1,4 +1,4 @@
-"""Driver of one end of a transfer: carries out what its receiver or sender instructs on an object store.
+"""Driver of one end of a transfer: performs its receiver's or sender's instructions on an object store.
 
 Writing and hashing happen in the caller's thread: a chunk is 96 KiB, and hashes grow as chunks arrive in order.
 """
@@ -28,7 +28,7 @@ from edgefl.transfer.sender import Sender, Sent
 
 @dataclass(frozen=True)
 class Superseded:
-    """Another transfer receives one of the objects in chunks of another size: start this one again, in those."""
+    """End of a transfer whose object another one receives in other chunks: restart it with their size."""
 
 
 End = Completed | Failed | Superseded
@@ -57,21 +57,21 @@ class DiskReceiver:
 
     @property
     def running(self) -> bool:
-        """Whether it asks for chunks and takes them."""
+        """True between ``start`` and ``pause``: chunks are requested and accepted."""
         return self._receiver is not None
 
     @property
     def stalls(self) -> int:
-        """Times in a row that it asked and nothing came."""
+        """Consecutive requests without an answer."""
         return self._receiver.stalls if self._receiver is not None else 0
 
     @property
     def duplicate_bytes(self) -> int:
-        """Bytes of chunks that arrived though they were here already."""
+        """Bytes of chunks received more than once."""
         return self._earlier_duplicate_bytes + (self._receiver.duplicate_bytes if self._receiver is not None else 0)
 
     def start(self, chunk_bytes: int, credit: int, now: float) -> End | None:
-        """Ask for what is missing, from now on in chunks of ``chunk_bytes``, ``credit`` of them in flight.
+        """Request missing chunks, from now on of ``chunk_bytes`` with ``credit`` in flight.
 
         Raises ProtocolError for sizes that make no sense.
         """
@@ -101,12 +101,12 @@ class DiskReceiver:
             self._perform(self._receiver.on_tick(now), now)
 
     def on_unheard(self, now: float) -> None:
-        """In place of ``on_tick`` while the sender cannot have got what was asked: nothing is late."""
+        """Call in place of ``on_tick`` while the last request has not reached the broker: silence does not count."""
         if self._receiver is not None:
             self._receiver.on_unheard(now)
 
     def ask_again(self, now: float) -> None:
-        """Ask at once for all that is missing, as after a reconnection."""
+        """Request all missing chunks at once, as after a reconnection."""
         if self._receiver is not None:
             self._perform(self._receiver.on_stall(now), now)
 
@@ -131,7 +131,7 @@ class DiskReceiver:
 
 
 class DiskSender:
-    """Sends the objects ``sizes`` (id -> bytes) of ``store`` to those who ask.
+    """Sends the objects ``sizes`` (id -> bytes) of ``store`` to requesting devices.
 
     ``publish`` takes the device that a message of chunks is for, None for all of them on the shared topic, and the
     message. ``expected``: devices that will ask; ``on_sent`` hears which device was sent how many bytes. Raises
@@ -157,11 +157,11 @@ class DiskSender:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was sent to each device: devices ask again, in chunks of another size."""
+        """Forget all progress: devices request again, in chunks of another size."""
         self._sender = Sender(self.transfer, self._sizes, self._expected)
 
     def on_need(self, device: str, need: Need, now: float) -> list[Failed]:
-        """A device says what it lacks, or how far it is. What it cannot be sent."""
+        """Handle a device's request or acknowledgement; the failures for objects that cannot be sent."""
         ignored = self._sender.dropped.total()
         failed = self._perform(self._sender.on_need(device, need, now))
         if self._sender.dropped.total() == ignored and not need.done:  # else its size of chunks is not checked
@@ -172,11 +172,11 @@ class DiskSender:
         return failed
 
     def on_tick(self, now: float) -> None:
-        """Call while the transport is connected."""
+        """Call regularly while the transport is connected."""
         self._perform(self._sender.on_tick(now))
 
     def drop(self, device: str, now: float) -> None:
-        """The others no longer wait for this device; it may ask again."""
+        """Drop a device, so that others no longer wait for it; it may ask again."""
         self._perform(self._sender.drop(device, now))
 
     def payload_bytes(self, device: str, of: str = "") -> int:
@@ -189,7 +189,7 @@ class DiskSender:
         return min(self._sender.sent_bytes(device), self.payload_bytes(device))
 
     def waits(self, device: str) -> bool:
-        """Whether slower receivers hold the device back."""
+        """True if slower receivers hold the device back."""
         return self._sender.waits(device)
 
     def _perform(self, instructions: list[Instruction]) -> list[Failed]:
@@ -210,7 +210,7 @@ class DiskSender:
 
 
 def lacking_bytes(bitmap: bytes, size: int, chunk_bytes: int) -> int:
-    """Bytes of the chunks whose bits are set; bits that belong to no chunk count nothing."""
+    """Bytes of the chunks set in ``bitmap``; bits beyond the last chunk are ignored."""
     count = chunk_count(size, chunk_bytes)
     bits = int.from_bytes(bitmap, "little") & ((1 << count) - 1)
     last = bits >> (count - 1) if count else 0

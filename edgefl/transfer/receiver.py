@@ -1,4 +1,4 @@
-"""Receiver of a transfer: which chunks are missing, what to acknowledge, when to ask again. See ``edgefl.transfer``."""
+"""Receiver of a transfer: missing chunks, acknowledgements, repeated requests. See ``edgefl.transfer``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SendChunk:
 
 @dataclass(frozen=True)
 class StoreChunk:
-    """Write the chunk that has just arrived: it is wanted. Comes before the Need that acknowledges it."""
+    """Write the chunk just received. Comes before the Need that acknowledges it."""
 
     object_id: str
     index: int
@@ -64,7 +64,7 @@ class VerifyObject:
 
 @dataclass(frozen=True)
 class Completed:
-    """Everything is at the receiver, verified. ``device`` is the device's id in both directions."""
+    """End of a transfer: the receiver has verified everything. ``device``: its id in both directions."""
 
     device: str
 
@@ -83,7 +83,7 @@ Instruction: TypeAlias = Need | SendChunk | StoreChunk | VerifyObject | Complete
 
 
 class ChunkIndex:
-    """Numbers the chunks of ``sizes`` (object id -> bytes), object after object in that order."""
+    """Numbering of the chunks of ``sizes`` (object id -> bytes), object after object."""
 
     def __init__(self, sizes: Mapping[str, int], chunk_bytes: int) -> None:
         if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
@@ -117,7 +117,7 @@ class ChunkIndex:
         return chunk_span(self._sizes[name], self.chunk_bytes, index)[1]
 
     def whole(self, name: str) -> int:
-        """The set of all chunks of an object."""
+        """All chunks of an object as a bit set."""
         first, count = self._spans[name]
         return ((1 << count) - 1) << first
 
@@ -227,7 +227,7 @@ class Receiver:
         return instructions
 
     def on_verified(self, object_id: str, ok: bool, now: float) -> list[Instruction]:
-        """The object's sha256 was checked. When it is wrong the whole object is asked for again, a few times."""
+        """Handle the result of an object's sha256 check; a wrong object is requested again, a few times."""
         if object_id not in self._unverified or self._lacking & self._index.whole(object_id):
             self.dropped["unexpected_verdict"] += 1
             return []

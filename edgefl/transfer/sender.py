@@ -1,4 +1,4 @@
-"""Sender of a transfer: which receiver is sent which chunk, at whose pace, on which topic. See ``edgefl.transfer``."""
+"""Sender of a transfer: choice of chunks, pace and topic for each receiver. See ``edgefl.transfer``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_INCARNATIONS = 64
 
 
 class Sent(NamedTuple):
-    """Bytes of chunks that a device was sent: for the first time, and once more."""
+    """Bytes of chunks sent to a device: the first time, and repeated."""
 
     first: int = 0
     again: int = 0
@@ -72,16 +72,16 @@ class Sender:
         return self._index.chunk_bytes
 
     def sent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent, each once; the last one of an object counts as whole."""
+        """Bytes of chunks sent to a device, each once; an object's last one counts as whole."""
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
 
     def waits(self, device: str) -> bool:
-        """Whether slower receivers hold it back: chunks left, and room in its window."""
+        """True if slower receivers hold the device back: chunks left, and room in its window."""
         receiver = self._receivers.get(device)
         return receiver is not None and receiver.todo != 0 and receiver.has_room
 
     def take_sent(self) -> dict[str, Sent]:
-        """Bytes of chunks sent since this was asked before, by device."""
+        """Device -> bytes of chunks sent since the last call."""
         taken, self._untold = self._untold, {}
         return taken
 
@@ -125,7 +125,7 @@ class Sender:
         return instructions
 
     def drop(self, device: str, now: float) -> list[Instruction]:
-        """Forget a device that went offline, declined, or whose round is over: the others no longer wait for it."""
+        """Drop a device (offline, declined, round over), so that others no longer wait for it."""
         self._receivers.pop(device, None)
         self._awaited.discard(device)
         self._plan()
@@ -187,12 +187,12 @@ class Sender:
         return self._pump(now)
 
     def _plan(self) -> None:
-        """Choose what is published once: cheaper for the network when more than half of those in step lack it."""
+        """Choose chunks for the shared topic: those that more than half of the receivers in step lack."""
         group = [receiver.todo for receiver in self._receivers.values() if receiver.in_step]
         self._shared = in_at_least(max(2, len(group) // 2 + 1), group)
 
     def _pump(self, now: float, device: str | None = None) -> list[Instruction]:
-        """Everything the windows admit now. ``device``: the only one whose window has changed."""
+        """Send all chunks admitted by the windows. ``device``: the only one with a changed window."""
         gathering = False
         if self._gather_until is not None:
             gathering = bool(self._awaited) and now < self._gather_until
@@ -209,7 +209,7 @@ class Sender:
         return instructions
 
     def _publish_shared(self, now: float) -> list[Instruction]:
-        """Publish the shared chunks that no receiver in step with a full window lacks."""
+        """Publish shared chunks, but for those lacked by a receiver in step with a full window."""
         instructions: list[Instruction] = []
         pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
         while True:
@@ -286,13 +286,13 @@ class ReceiverState:
 
     @property
     def has_room(self) -> bool:
-        """Whether its window admits another chunk."""
+        """True if its window admits another chunk."""
         return self.sent - self.received < self.credit
 
     def acknowledge(self, received: int, now: float) -> None:
-        """It has this many chunks of the epoch.
+        """Note the number of chunks that the receiver has of this epoch.
 
-        Chunks of the shared topic that came before the sender knew the epoch can make it more than was sent.
+        It may exceed the number sent: chunks on the shared topic may arrive before the epoch is known.
         """
         self.received = min(received, self.sent)
         self.heard, self.probes = now, 0
@@ -307,7 +307,7 @@ class ReceiverState:
 
 
 class Epochs:
-    """Epochs of devices: which are new, present or stale, also after restarts of a device.
+    """Epochs of devices: new, present or stale, also after restarts of a device.
 
     Incarnations are random, so nothing says which of two is the later one; a living receiver opens ever new epochs,
     which is what counts. A message that was overtaken by one of a later incarnation costs one stall, no more.
@@ -318,7 +318,7 @@ class Epochs:
         self._last_steps: dict[str, dict[int, int]] = {}  # device -> incarnation -> last step
 
     def age(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
-        """``replaced``: the last epoch of a incarnation, after another incarnation has taken over."""
+        """Age of an epoch; ``replaced``: the last of an incarnation superseded by another."""
         incarnation, step = divmod(epoch, 1 << STEP_BITS)
         last = self._last_steps.get(device, {}).get(incarnation, -1)
         if step != last:
@@ -326,7 +326,7 @@ class Epochs:
         return "present" if self._present.get(device) == epoch else "replaced"
 
     def enter(self, device: str, epoch: int) -> None:
-        """From now on this is the device's present epoch."""
+        """Make this the device's present epoch."""
         incarnation, step = divmod(epoch, 1 << STEP_BITS)
         steps = self._last_steps.setdefault(device, {})
         steps[incarnation] = step
@@ -336,12 +336,12 @@ class Epochs:
 
 
 def lowest(chunks: int) -> int:
-    """The smallest number in a set that is not empty."""
+    """Smallest number in a non-empty bit set."""
     return (chunks & -chunks).bit_length() - 1
 
 
 def in_at_least(least: int, sets: Iterable[int]) -> int:
-    """The chunks that are in at least ``least`` (>= 1) of the sets.
+    """The chunks in at least ``least`` (>= 1) of the sets.
 
     Counts all chunks at once: ``planes[i]`` holds bit i of every chunk's count, as in a row of binary adders.
     """
