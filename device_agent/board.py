@@ -33,7 +33,7 @@ class Board(NamedTuple):
 
     @property
     def is_jetson(self) -> bool:
-        """Whether this machine is a Jetson."""
+        """True if this machine is a Jetson."""
         return self.jetson or self.l4t > 0
 
     @property

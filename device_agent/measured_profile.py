@@ -145,7 +145,7 @@ def _training(device: str) -> tuple[float, float | None, str]:
 
 
 def operation_seconds(device: str, flops_rate: float) -> float:
-    """Seconds that an operation of a training step takes besides its FLOPs, of the median of many small steps.
+    """Overhead in seconds of an operation in a training step besides its FLOPs; median of many small steps.
 
     A step of two encoders of size tiny is nearly all such time. The step is the trainer's own, its operations are
     counted as the planner counts them; what the optimiser does comes on top of them, here as there.

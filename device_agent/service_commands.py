@@ -81,7 +81,7 @@ def install(given: InstallOptions) -> None:
 
 
 def warn_of_torch(profile: DeviceProfile) -> None:
-    """Warn where torch cannot train on the profile's GPU."""
+    """Warn if torch cannot train on the profile's GPU."""
     from device_agent.library_checks import torch
 
     check = torch(profile.torch_device, unified=profile.unified)

@@ -31,7 +31,7 @@ def key_of(device: str, attempt: Attempt) -> str:
 
 
 def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | None:
-    """A device's part in an attempt: the open one, or an earlier one whose update counts."""
+    """A device's assignment in the open attempt, or in an earlier one with a live update."""
     if state.open is not None and state.open.attempt == attempt and device in state.assignments:
         return state.assignments[device]
     straggler = state.stragglers.get(device)
@@ -119,7 +119,7 @@ def expected(
 
 
 def offer(steps: Steps, device: str) -> None:
-    """Offer a device its part in the open attempt, with the time that is left."""
+    """Offer a device its part in the open attempt, with the time left."""
     opened = steps.opened
     part = opened.assignments[device]
     first = steps.at if part.first_offered_at is None else part.first_offered_at
@@ -130,7 +130,7 @@ def offer(steps: Steps, device: str) -> None:
 
 
 def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
-    """The offer of a placement that starts from the state ``manifest``; without the sizes of its chunks."""
+    """The offer of a placement from the state ``manifest``, still without chunk sizes."""
     plan, stage, attempt = state.plan, one.placement.stage, one.attempt
     names = {*stage.present, *(() if is_closing(stage) else separate_figures(plan))} - {LAYERS}
     resumes = (one.period or WHOLE_ROUND).resumes
@@ -171,7 +171,7 @@ def visible_parts(manifest: Manifest, device: str, memory: Memory) -> Manifest:
 
 
 def served_parts(manifest: Manifest) -> Manifest:
-    """The parts of a state that devices may download."""
+    """The parts of a state open to download by devices."""
     return {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)}
 
 
@@ -192,6 +192,6 @@ def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
 
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
-    """A name that fits a topic level: readable, and unique by its hash of run and device."""
+    """Name of a transfer for a topic level: readable, and unique by its hash of run and device."""
     tail = hashlib.sha256(f"{attempt}/{attempt.made_ms}/{device}".encode()).hexdigest()[:12]
     return f"{direction}-s{attempt.stage}r{attempt.round}a{attempt.attempt}-{tail}"

@@ -82,7 +82,7 @@ def pause(steps: Steps, event: m.PauseAsked) -> None:
 
 
 def pause_after_round(steps: Steps, event: m.PauseAsked) -> None:
-    """Pause once the round is over: what devices are training is not lost."""
+    """Request a pause after the open round, so that no training is lost."""
     if steps.state.paused:
         steps.drop("paused already")
         return

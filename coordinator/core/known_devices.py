@@ -58,7 +58,7 @@ def introduce(steps: Steps, hello: Hello) -> None:
 
 
 def refuse_protocol(steps: Steps, hello: Hello) -> None:
-    """Refuse a device whose release is too far from this one: it is sent the reason each time, operators get one."""
+    """Refuse a device with an incompatible release, with the reason each time; warn operators once."""
     text = mismatch("this coordinator", "its agent", hello.agent_version, hello.protocol)
     steps.drop("protocol")
     steps.do(SendDrain(hello.device, text))
@@ -117,7 +117,7 @@ def ask(steps: Steps, names: Iterable[str]) -> None:
 
 
 def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arrival:
-    """State of the model that a device holds at this stage; ``rounds``: of each stage.
+    """State of the model held by a device at this stage; ``rounds``: of each stage.
 
     One that took no part in the stage before counts as joining: that stage and earlier ones changed what it holds.
     """
@@ -220,7 +220,7 @@ def nearest_refusal(state: State) -> str:
 
 
 def reason_text(refusal: Refusal) -> str:
-    """A refusal as a clause: which limit, what is needed, what is allowed."""
+    """A refusal as a clause: limit, amount needed, amount allowed."""
     detail = f": {refusal.detail}" if refusal.detail else ""
     if refusal.needed is None or refusal.allowed is None:
         return f"is refused for {refusal.reason or 'an unknown reason'}{detail}"
@@ -236,7 +236,7 @@ def _excess(refusal: Refusal) -> float:
 
 
 def ordinal(state: State) -> int:
-    """The round that is open or comes next, counted from 1 over all stages."""
+    """Number of the open or next round, from 1 over all stages."""
     return sum(state.rounds[: state.stage - 1]) + state.number
 
 
@@ -255,7 +255,7 @@ def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
 
 
 def readmit(steps: Steps) -> None:
-    """End the quarantines that lasted through the round before: these devices are asked again."""
+    """End quarantines after their last round; these devices are asked again."""
     now = ordinal(steps.state)
     for name, device in steps.state.devices.items():
         if 0 < device.barred < now:
@@ -264,7 +264,7 @@ def readmit(steps: Steps) -> None:
 
 
 def not_asked(state: State) -> dict[str, Assignment]:
-    """Devices that the planner has excluded, or that are in quarantine, and why."""
+    """Assignments of devices refused by the planner or in quarantine, with the reason."""
     found: dict[str, Assignment] = {}
     for name, device in state.devices.items():
         if device.placement is None:

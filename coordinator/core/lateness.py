@@ -17,7 +17,7 @@ FEWEST_BITS = "delta+int4"
 
 
 def late(steps: Steps, device: str, part: Assignment) -> Refusal | None:
-    """Seconds that a late device needed and was allowed; None without a deadline.
+    """Refusal of a late device with seconds needed and allowed; None before or without a deadline.
 
     ``needed`` is None where its link explains no delay: training time is unknown to the coordinator. A link that is too
     slow in two rounds in a row is warned of, once in a run: one may be an accident.

@@ -250,7 +250,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
 
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
-    """Whether the model is evaluated after this round: only after rounds with a whole exchange.
+    """True if the model is evaluated after this round: only after whole exchanges.
 
     In periods those are due that are the first at or after a multiple of ``evaluate_every``.
     """

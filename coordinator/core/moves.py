@@ -23,7 +23,7 @@ replace = msgspec.structs.replace
 
 
 class Position(NamedTuple):
-    """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next.
+    """Position of a run: its last finished round (0, 0: none), and attempts begun for the next.
 
     ``unevaluated``: that round, if it was not evaluated. ``made_ms``: when the run was made, in milliseconds since the
     epoch: a restored run counts as made when it was restored, and has the times before that in ``earlier_ms``.
@@ -275,7 +275,7 @@ class SendWelcome(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Ask the planner what these devices can do in this stage."""
+    """Ask the planner for placements of these devices in this stage."""
 
     ticket: int
     stage: int

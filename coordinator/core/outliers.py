@@ -46,14 +46,14 @@ def clipped(state: State) -> tuple[dict[str, float], ...]:
 
 
 class Others(NamedTuple):
-    """The other devices that trained a part: how many, and the median of their changes (0 without any)."""
+    """Number of other devices with a change of the part, and the median change (0 without any)."""
 
     number: int
     median: float
 
     @property
     def comparable(self) -> bool:
-        """Whether the part has three or more updates and a median above 0."""
+        """True if the part has three or more updates and a median above 0."""
         return self.number + 1 >= OF and self.median > 0
 
 
@@ -104,7 +104,7 @@ def _moved(own: Changes, others: Mapping[str, Others], factors: Mapping[str, flo
 
 
 def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str, float]]:
-    """Factors below 1 that changes are scaled down by, for each part and its buffers.
+    """Clip factors below 1 of changes, for each part and its buffers.
 
     min(1, c / r_k, b m_kp / d_kp),  c = ``clip_change``, b = ``largest_change`` (0: no bound), of comparable parts.
     """

@@ -16,7 +16,7 @@ from edgefl.registry import Member, choose
 
 
 def makes_model(plan: RunPlan, stage: int, number: int) -> bool:
-    """Whether a round ends in a whole exchange, and so in a new global model."""
+    """True if the round ends in a whole exchange, and so in a new global model."""
     one = plan.stages[stage - 1]
     return ends(number, one.rounds, period_length(plan, one))
 

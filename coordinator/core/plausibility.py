@@ -110,7 +110,7 @@ def bounded(update: Update, claim: Claim) -> Update:
 
 
 def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, str]]:
-    """(device, text of the warning) for devices that had most of the weight of a part, by the round's record of it."""
+    """(device, text of the warning) for devices with most of a part's weight in the round."""
     found: dict[str, list[tuple[float, str]]] = {}
     for part, weights in parts_weights.items():
         shares = weights.get("devices", {})
@@ -223,7 +223,7 @@ def learned(factors: Mapping[str, float], placement: Placement, measured: Figure
 
 
 def _value(figures: Figures, name: str) -> float | None:
-    """A figure's value where it is a measurement: above zero, and finite."""
+    """A figure's value if measured: finite, above zero, not doubtful; else None."""
     figure = figures.get(name, Figure())
     value = figure.value if figure.kind != "doubtful" else None
     return value if value is not None and math.isfinite(value) and value > 0 else None

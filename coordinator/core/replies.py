@@ -33,7 +33,7 @@ REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "dis
 
 
 def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool = False) -> None:
-    """Resume an exchange with a device that was heard from, without asking for anything twice.
+    """Resume the exchange with a device after a hello or heartbeat, without repeated requests.
 
     ``beat``: it was a heartbeat, not a hello. The device still knows what it was asked for, and a recent offer may
     have crossed the heartbeat: repeating either would have everything sent twice.
@@ -60,7 +60,7 @@ def resync(steps: Steps, device: str, working_on: Attempt | None, *, beat: bool 
 
 
 def _recently_offered(steps: Steps, part: Assignment) -> bool:
-    """Whether the offer is younger than ``offer_s``: a heartbeat may have been sent before it arrived."""
+    """True if the offer is younger than ``offer_s``, so that a heartbeat may have crossed it."""
     return part.offered_at is not None and 0 <= steps.at - part.offered_at < steps.state.timeouts.offer_s
 
 
@@ -188,7 +188,7 @@ def replanned(steps: Steps, device: str) -> None:
 
 
 def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
-    """Fetch an update, unless its message alone shows that it is unusable."""
+    """Fetch an announced update, unless its message already makes it unusable."""
     state, update = steps.state, event.update
     if assignment.status == "done":
         steps.drop("duplicate")
@@ -209,7 +209,7 @@ def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
 
 
 def _of_upload(own: Figures, counted: Figures) -> Figures:
-    """The figures of an upload that a device announces before its last chunk has left, corrected by what arrived."""
+    """Figures of an upload, announced before its last chunk, corrected by the coordinator's counts."""
     found = {name: counted[name] for name in ("payload_up_bytes",) if name in counted}
     wire, again = own.get("wire_up_bytes", Figure()).value, counted.get("resent_up_bytes", Figure()).value
     if wire is not None and again:

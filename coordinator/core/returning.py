@@ -17,7 +17,7 @@ def wanted(state: State) -> int:
 
 
 def expects_back(steps: Steps) -> bool:
-    """Whether the grace period of a disconnected device is still running."""
+    """True while the grace period of a disconnected device is running."""
     return any(steps.at < until for until in steps.state.returning.values())
 
 
@@ -34,7 +34,7 @@ def forget(steps: Steps, name: str) -> None:
 
 
 def is_first_back(state: State, name: str) -> bool:
-    """Whether this is the first device to reconnect after all were offline, between rounds.
+    """True for the first device to reconnect after all were offline, between rounds.
 
     True once for each round, so that flapping devices cannot delay it for ever.
     """

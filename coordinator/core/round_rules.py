@@ -37,12 +37,12 @@ def staleness(state: State, attempt: Attempt) -> int:
 
 
 def in_closing_round(state: State) -> bool:
-    """Whether this is the closing round, in which every eligible device is asked and waited for."""
+    """True in the closing round, with offers to, and waits for, every eligible device."""
     return state.stage > 0 and is_closing(state.plan.stages[state.stage - 1])
 
 
 def is_buffered(state: State) -> bool:
-    """Whether the round closes by the number of updates: async, or only stragglers are at work in it."""
+    """True if the round closes by the number of updates: async, or with only stragglers at work."""
     if in_closing_round(state):
         return False
     return state.policy.mode == "async" or (state.open is not None and not state.open.assignments)
@@ -119,7 +119,7 @@ def _free(state: State) -> list[str]:
 
 
 def _chosen(state: State, able: list[str]) -> list[str]:
-    """The devices that the next attempt is offered to: all in the closing round, else by the slot "select"."""
+    """Devices for the next attempt's offers: all in the closing round, else by the slot "select"."""
     if in_closing_round(state):
         return able
     draw = np.random.default_rng((state.plan.seed, state.stage, state.number))  # the same run draws the same again
@@ -154,7 +154,7 @@ def offer_free(steps: Steps) -> None:
 
 
 def quorum(state: State) -> int:
-    """Updates that the open attempt needs to close: a share of what was offered, at least one; if buffered, one.
+    """Number of updates needed to close the open attempt: a share of its offers, at least one; if buffered, one.
 
     In a period it is a share of the devices that the period began with: shares of those left would compound.
     A device that was left out meanwhile is not counted: the operator has decided that the round does without it.
@@ -166,12 +166,12 @@ def quorum(state: State) -> int:
 
 
 def done(opened: Round) -> list[str]:
-    """Devices whose updates are on disk, in order of name: the order in which they are added up."""
+    """Devices with updates on disk, by name: the order of their summation."""
     return sorted(name for name, a in opened.assignments.items() if a.status == "done")
 
 
 def aggregated_updates(state: State) -> list[Update]:
-    """The updates of the round that is being closed: its own, and stragglers'."""
+    """Updates to aggregate in the closing round: its own, and stragglers'."""
     own = [state.assignments[name] for name in done(state.open)] if state.open is not None else []
     parts = [*own, *(state.buffered[key] for key in state.aggregating)]
     return [part.update for part in parts if part.update is not None]

@@ -59,7 +59,7 @@ def _of(state: State, modality: str, encoder: EncoderSpec) -> tuple[Scales | Non
 
 
 def _wait(steps: Steps, modality: str) -> bool:
-    """Wait for a device that sends statistics of ``modality`` as long as for devices at all, then fail."""
+    """Wait up to ``join_s`` for a device with statistics of ``modality``, then fail; always False."""
     state = steps.state
     if state.phase is not Phase.JOINING or not state.until:
         steps.set(phase=Phase.JOINING, until=steps.at + state.policy.join_s)

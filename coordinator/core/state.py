@@ -1,4 +1,4 @@
-"""The state of a run as the coordinator's machine has it, and the snapshot of it that outlives the process. Pure.
+"""State of a run in the coordinator's machine, and its snapshot over restarts. Pure.
 
 Times are seconds of the runner's monotonic clock. The state is made of frozen values: what changed is another object, a
 device, its part in an attempt, or the position, which is the rest.
@@ -55,7 +55,7 @@ WITHOUT_UPDATE: frozenset[Status] = frozenset({"lost", "late", "declined", "reje
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """How far a device's training has moved a part: L2 norms of its change, and of what it started from."""
+    """Size of a device's change of a part: L2 norms of the change, and of the part offered."""
 
     norm: float = 0.0
     base: float = 0.0
@@ -68,7 +68,7 @@ Changes = dict[str, Change]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Data that a device claimed when it first introduced itself in this run: no more of it counts."""
+    """Data claimed in a device's first hello of this run, an upper bound for later claims."""
 
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
     class_counts: tuple[int, ...] = ()
@@ -127,7 +127,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the planner has excluded it from the stage."""
+        """The planner's refusal of the device in this stage, if any."""
         return self.placement.refusal if self.placement is not None else None
 
     @property
@@ -273,7 +273,7 @@ class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "count
 
 
 class SnapshotChanges(NamedTuple):
-    """Rows to put, by (kind, name), and rows that go."""
+    """Snapshot rows to write, and to delete, by (kind, name)."""
 
     rows: dict[tuple[Kind, str], object]
     deleted: tuple[tuple[Kind, str], ...] = ()
@@ -309,7 +309,7 @@ def changes(before: State, after: State) -> SnapshotChanges:
 
 
 def decode(state: State, rows: Iterable[tuple[str, str, object]]) -> State | None:
-    """``state``, which has not begun, with what the rows of (kind, name, value) hold; None when there are none.
+    """The initial ``state`` with the snapshot rows (kind, name, value) applied; None without rows.
 
     A run that had failed leaves rows of assignments that do not go on: they are in an open attempt without a name.
     """

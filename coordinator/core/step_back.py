@@ -27,7 +27,7 @@ LEAST = 2
 
 
 def undo_of(state: State) -> Undo | None:
-    """The state before the round that is being closed; None where it cannot be taken back."""
+    """Data to withdraw the round being closed; None if it cannot be withdrawn."""
     opened, plan = state.open, state.plan
     packed = any(how != "f32" for _, how in plan.transfer.down)
     in_periods = period_length(plan, plan.stages[state.stage - 1]) > 1

@@ -1,4 +1,4 @@
-"""Cost of attempts that end without a device's update. Pure.
+"""Cost of attempts ended without a device's update. Pure.
 
 Payload is the coordinator's own count (``coordinator.runtime.traffic``), never a device's; bytes on the wire, FLOPs,
 memory and seconds are the device's, where they are plausible.

@@ -65,7 +65,7 @@ class ChunkSizer:
             self._rates[device] = size / seconds
 
     def of(self, devices: Iterable[str]) -> tuple[int, int]:
-        """(bytes of a chunk, chunks in flight) that suit the slowest of these; what is in flight stays the same."""
+        """(bytes of a chunk, chunks in flight) for the slowest of these devices; the bytes in flight stay the same."""
         if self._fixed:
             return self.limit, self.credit(self.limit)
         slowest = min((self._rates.get(device, 0.0) for device in devices), default=0.0)
@@ -85,7 +85,7 @@ class ChunkSizer:
 
 
 class Chunking:
-    """Finds the chunk size that the broker takes, before the first offer and before chunks grow.
+    """Search for the broker's largest accepted chunk size, before the first offer and before chunks grow.
 
     ``warn`` takes the text of a warning that chunks are smaller than wanted.
     """
@@ -120,7 +120,7 @@ class Chunking:
             self._shrunk(wanted, found, self._probe.reason)
 
     def tick(self) -> None:
-        """Try larger chunks where a link would carry them."""
+        """Start a trial of larger chunks if a link is fast enough."""
         if self._sizer.wanted and self._growing is None:
             self._growing = asyncio.ensure_future(self._grow(self._sizer.wanted))
 

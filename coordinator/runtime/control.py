@@ -33,7 +33,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """Where a run stands. ``paused_by``: who asked for a pause; it has begun once ``phase`` is "paused"."""
+    """Status of a run. ``paused_by``: who asked for a pause; it has begun once ``phase`` is "paused"."""
 
     run: str = ""
     phase: str = ""
@@ -66,7 +66,7 @@ class Control:
         self._signs = signs
 
     def status(self) -> RunStatus:
-        """Where the run stands."""
+        """Status of the run and its devices."""
         return self._status_of(self._state())
 
     def _status_of(self, state: State) -> RunStatus:
@@ -106,13 +106,13 @@ class Control:
         return await self._ask(LeaveOutAsked(self._clock(), by, device))
 
     async def take_in(self, device: str, by: str) -> RunStatus:
-        """Ask a device again that was left out."""
+        """Take a left-out device into the run again."""
         if not self._is_left_out(device):
             raise ControlError(f"{device} is not left out", remedy="There is nothing to do.")
         return await self._ask(TakeInAsked(self._clock(), by, device))
 
     async def device_log(self, device: str, lines: int, after: int = 0) -> LogLines:
-        """The last lines that a device's agent has logged, beyond number ``after``; the device may refuse."""
+        """Last log lines of a device's agent, beyond number ``after``; the device may refuse."""
         self._is_left_out(device)  # it is known
         if not self._state().devices[device].online:
             raise ControlError(f"{device} is offline", remedy="Its log is on the device itself.")

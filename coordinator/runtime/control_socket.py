@@ -145,7 +145,7 @@ async def _perform(control: Control, ask: Ask) -> object:
 
 
 def request(directory: Path, ask: Ask) -> bytes:
-    """The result of a request to the coordinator that holds ``directory``, as JSON. Raises ControlError."""
+    """Send a request to the coordinator of ``directory``; its result as JSON. Raises ControlError."""
     try:
         with _address(directory) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(STATUS_S if ask.verb == "status" else ANSWER_S)

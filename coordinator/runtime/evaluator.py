@@ -1,4 +1,4 @@
-"""The coordinator's worker: everything that needs torch, in a process of its own.
+"""The coordinator's worker process, the only one of its parts with torch.
 
 ``python -m coordinator.runtime.evaluator`` answers over its pipes: ``initial_parts`` (the weights a run starts from),
 ``plan_stage`` (what each device can train inside its budget), ``evaluate`` (the global model on the test set),

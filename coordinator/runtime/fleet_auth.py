@@ -154,7 +154,7 @@ class Guard:
 
 
 class Newcomers:
-    """The coordinator's session with devices that have no certificate yet, apart from the one with its fleet.
+    """The coordinator's session with devices without a certificate, apart from that with its fleet.
 
     Whoever enrols may be anybody: what strangers send must not fill the queue in which enrolled devices' messages wait,
     and a broker for newcomers that is full or down must not stop a run. ``hear`` gets client id and payload of every

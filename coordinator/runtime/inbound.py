@@ -1,4 +1,4 @@
-"""Messages of devices as events, with limits on what devices send; and devices that have been silent for too long."""
+"""Decoding of devices' messages into events, with limits on all fields; detection of silent devices."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Inbound:
         return [HeartbeatSeen(now, name, reports_work=False) for name in due]
 
     def _presence(self, message: Presence, now: float) -> DeviceOffline | None:
-        """A device is online, or its last will says that it is not; an earlier session's last will is ignored."""
+        """Handle a presence message or last will; an earlier session's last will is ignored."""
         device = message.device
         if message.online:
             if device not in self._sessions:  # its hello follows, unless it was sent before this process listened

@@ -1,4 +1,4 @@
-"""Rates of the devices' links in the open attempt: chunks that this coordinator sent and received, by its own clock."""
+"""Link rates of devices in the open attempt, from chunks sent and received by the coordinator's clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Way(NamedTuple):
     last_bytes: int = 0
 
     def noted(self, now: float, total: int) -> _Way:
-        """With the bytes that have moved by now. The first window, sent at once, says nothing of the link."""
+        """The direction after ``total`` bytes by now. The first window, sent at once, says nothing of the link."""
         if not total or total == self.last_bytes:
             return self
         if total < self.last_bytes or not self.last_bytes:  # it begins, or begins again in chunks of another size

@@ -68,7 +68,7 @@ class ModelTasks:
         return await self._ask("initial_parts", Manifest, Request(self.plan, str(self.store.root)))
 
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
-        """Set the states of a run that begins or resumes."""
+        """Set the present state and earlier rounds' states, at the begin or resumption of a run."""
         self.manifest = manifest
         self._states = dict(states)
         self._finals = {stage: state for (stage, _), state in sorted(states.items()) if stage}
@@ -86,7 +86,7 @@ class ModelTasks:
         self._finals = {stage: one for (stage, _), one in sorted(self._states.items()) if stage}
 
     def base(self, attempt: Attempt) -> Manifest:
-        """The state that devices of this attempt start from."""
+        """Model state offered in this attempt."""
         before = [key for key in self._states if key < (attempt.stage, attempt.round)]
         return self._states[max(before)] if before else self.manifest
 
@@ -182,7 +182,7 @@ class ModelTasks:
         return msgspec.structs.replace(one, updates=tuple(updates), clips=tuple(clips))
 
     def _info(self, update: Update, attempt: Attempt, single: Mapping[str, int]) -> UpdateInfo:
-        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in.
+        """An update with its facts for the aggregation of ``attempt``, possibly later than its own.
 
         ``single``: the layers that may be exchanged alone.
         """
@@ -204,7 +204,7 @@ class ModelTasks:
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
     def _layer(self, update: Update, single: Mapping[str, int]) -> str:
-        """The layer to repair that an update names, if it may be exchanged alone; "" for none."""
+        """Layer to repair by an update's report, if open to single exchange; "" for none."""
         stage = self.plan.stages[update.attempt.stage - 1]
         if not update.layer or period_length(self.plan, stage) == 1:
             return ""

@@ -77,7 +77,7 @@ def _read(text: str, directory: Path) -> tuple[str, str]:
 
 
 class Tracker:
-    """A writer's process, and a thread that feeds it, so that the run never waits for it."""
+    """A writer's process, fed by a thread so that the run never waits for it."""
 
     def __init__(self, kind: str, target: str, plan: RunPlan, directory: Path) -> None:
         self._kind, self._told = kind, False

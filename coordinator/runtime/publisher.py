@@ -130,7 +130,7 @@ class Publisher:
         self.uploads.fetch(update, seen, name, own, layers=layers, again=one.again)
 
     def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
-        """A device asks for objects of the state that its attempt starts from, which ``base`` gives.
+        """Serve a device's request for objects of its attempt's state, given by ``base``.
 
         An earlier process may have offered them. Nothing is served of attempts that no device is at work on.
         """
@@ -184,11 +184,11 @@ class Publisher:
         self.uploads.clear()
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait for messages that are being published, no longer than this."""
+        """Wait for messages in publication, at most ``timeout_s``."""
         await self._posts.wait(timeout_s)
 
     async def close(self) -> None:
-        """Drop messages that have not been sent."""
+        """Drop unsent messages."""
         self.end_transfers()
         await self.uploads.close()
         await self.chunking.close()
@@ -249,7 +249,7 @@ class Publisher:
         self.traffic.sent(device, attempt, sent)
 
     def post(self, device: str, message: m.DownMessage) -> None:
-        """Send a device a message, signed where the fleet signs."""
+        """Send a device a message, signed if the fleet has an identity."""
         topic, body = topics.build("down", self._fleet, device), m.encode(message)
         self.publish(topic, body if self._seal is None else self._seal(topic, body))
 

@@ -149,7 +149,7 @@ def forward_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
 
 
 def dated(event: EventRow, more: Mapping[str, object]) -> EventRow:
-    """The event as one that happens now, with ``more`` data."""
+    """The event with the present time and ``more`` data."""
     return msgspec.structs.replace(event, at=time.time(), data={**event.data, **more})
 
 

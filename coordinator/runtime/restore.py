@@ -163,7 +163,7 @@ def _forget(ledger: str, run: str) -> None:
 
 
 def _rows(source: BinaryIO, was: str, now: str, run: str) -> Iterator[msgspec.Struct]:
-    """The copy's rows, with paths moved, of a run that is made now.
+    """The backup's rows for a run made now, with paths moved from ``was`` to ``now``.
 
     Devices may have closed attempts that the copy is yet to make, and drop offers of them; those of a run that was made
     later they take, and refuse the original's from then on.

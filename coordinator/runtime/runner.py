@@ -117,7 +117,7 @@ class Runner:
 
     @staticmethod
     def clock() -> float:
-        """Seconds that only go forward; the machine's time."""
+        """Monotonic seconds, the machine's time."""
         return time.monotonic()
 
     async def run(self, *, resume: bool) -> None:

@@ -88,7 +88,7 @@ class RunOptions(NamedTuple):
     unless_stopped: bool = False
 
     def ledger_of(self, run: str) -> str | Path:
-        """The ledger that has, or will have, this run."""
+        """The ledger, existing or planned, of this run."""
         return self.ledger or ledger_of(self.directory / run)
 
 
@@ -336,7 +336,7 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
 
 
 def _holds(ledger: str | Path, run: str) -> bool:
-    """Whether the run is in the ledger, if there is one."""
+    """True if the run is in an existing ledger."""
     if isinstance(ledger, Path) and not ledger.is_file():
         return False
     with Ledger(ledger) as opened:
@@ -344,7 +344,7 @@ def _holds(ledger: str | Path, run: str) -> bool:
 
 
 def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], None]) -> tuple[Dataset, str]:
-    """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
+    """The test set, source of the data's shapes and labels, and its path as .npz."""
     data = config.data
     if data.test:
         encoders = read_as(config, folder=has_manifest(data.test))
@@ -365,7 +365,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
 
 
 def _held_out(config: RunConfig, source: Source, say: Callable[[str], None]) -> Dataset:
-    """The test set of the run file's own source, the one that `edgefl run` and `edgefl data` take too."""
+    """The hold-out or official test set of the run file's source, the same as in `edgefl run` and `edgefl data`."""
     data = config.data
     encoders = read_as(config, folder=has_manifest(source))
     every, official = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)

@@ -34,7 +34,7 @@ class Traffic:
         self._uploads: dict[str, dict[str, Attempt]] = {}  # device -> transfer -> the attempt of that upload
 
     def go_on(self, attempt: Attempt, before: Mapping[str, Mapping[str, float]]) -> None:
-        """Count on from an earlier process' record of this attempt."""
+        """Continue the counts of this attempt from an earlier process' record."""
         for device, figures in before.items():
             _newest(self._moved.setdefault(device, {}), attempt, [int(figures.get(name, 0)) for name in _SOURCES])
 
@@ -43,7 +43,7 @@ class Traffic:
         self._add(device, attempt, (*sent, 0, 0))
 
     def name_upload(self, device: str, attempt: Attempt, transfer: str) -> None:
-        """From now on this transfer is an upload of that attempt."""
+        """Register a transfer as an upload of this attempt."""
         _newest(self._uploads.setdefault(device, {}), transfer, attempt)
         self._add(device, attempt, (0, 0, 0, 0))
 
@@ -54,7 +54,7 @@ class Traffic:
             self._add(device, attempt, (0, 0, first, again))
 
     def figures(self, device: str, attempt: Attempt) -> Figures:
-        """All that has moved in a device's attempt."""
+        """Figures of all bytes moved in a device's attempt."""
         return _figures(self._moved.get(device, {}).get(attempt, [0] * len(_SOURCES)))
 
     def settle(self, device: str, stage: int, number: int, attempt: int) -> None:

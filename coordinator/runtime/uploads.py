@@ -190,7 +190,7 @@ class Uploads:
             await asyncio.gather(self._checking, return_exceptions=True)
 
     def _admit(self) -> None:
-        """Fetch the updates that wait longest, as far as there is room."""
+        """Start fetching the longest waiting updates while there is room."""
         while len(self._admitted) < min(MOST_UPLOADS, len(self._uploads)):
             device = next(name for name in self._uploads if name not in self._admitted)
             self._admitted.add(device)

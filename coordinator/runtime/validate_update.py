@@ -59,7 +59,7 @@ def layers_limit(layout: Layout) -> int:
 
 
 def size_limit(part: str, previous: Manifest, asked: Layout | None = None) -> int:
-    """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
+    """Largest object in bytes of a new version of this part. Raises ProtocolError for an unknown part."""
     if part == LAYERS and asked:
         return layers_limit(asked)
     if part == PROTOTYPES:
@@ -74,7 +74,7 @@ def size_limit(part: str, previous: Manifest, asked: Layout | None = None) -> in
 def check_sizes(
     manifest: Manifest, previous: Manifest, transfer: Transfer, asked: Layout | None = None
 ) -> Refusal | None:
-    """The first part whose object cannot be what the plan asks for, by its size alone.
+    """Refusal of an update by the sizes of its objects alone, at the first wrong part.
 
     The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. ``asked``: layers
     that may come alone. Raises ProtocolError for an unknown part.

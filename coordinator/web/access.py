@@ -1,4 +1,4 @@
-"""Who may see a live page, and who may act on the run: bound address, host names, one-time links, cookie, headers.
+"""Access control of the live page: bound address, host names, one-time links, cookie, headers.
 
 A browser carries three things past a page's author: requests that another site makes it send (cross-site request
 forgery), host names that another site points here (DNS rebinding), and texts of devices that it would take for code.
@@ -56,7 +56,7 @@ def listening(place: Place) -> socket.socket:
 
 
 class Access:
-    """Decides what a request may do. ``announce`` is given each new one-time link.
+    """Access rules for requests. ``announce`` is given each new one-time link.
 
     The page is open to this machine where it listens on loopback alone; elsewhere, and to act, a browser needs the
     cookie that a link gives. A link works once; the next is announced when it has been used.
@@ -81,7 +81,7 @@ class Access:
         self._announce(f"{self.place.url}/open/{self._link}")
 
     def redeem(self, link: str) -> tuple[str, str] | None:
-        """Name and value of the cookie for whoever opens the link for the first time."""
+        """Cookie (name, value) for the first use of a one-time link; None otherwise."""
         if not self._link or not hmac.compare_digest(link.encode(), self._link.encode()):
             return None
         self.invite()

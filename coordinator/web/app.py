@@ -134,12 +134,12 @@ class Site:
         return Gate(Starlette(routes=routes), self._access)
 
     async def page(self, request: Request) -> Response:
-        """The page as the run stands, which the stream then keeps up to date."""
+        """The page of the run's present state, updated by the stream afterwards."""
         acts = self._access.control and self._access.is_known(request)
         return HTMLResponse(self._pieces.page(self.board.latest, View.of(request.query_params), acts=acts))
 
     async def live(self, request: Request) -> Response:
-        """The pieces that change, as server-sent events."""
+        """Changed pieces of the page, as server-sent events."""
         if self.board.feed.followers >= MOST_STREAMS:
             return PlainTextResponse("Too many browsers follow this run.\n", 503, {"retry-after": "30"})
         self.board.feed.followers += 1  # here, not when it begins to send: many may ask at once

@@ -1,4 +1,4 @@
-"""The snapshot of a run as metrics for Prometheus: names with units, labels that are bounded by the run itself."""
+"""Prometheus metrics of a run from its snapshot: names with units, bounded labels."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Card(NamedTuple):
 
 
 def cards(snapshot: Snapshot) -> list[Card]:
-    """The headline numbers: latest scores, who is at work, what all devices together have spent."""
+    """The headline numbers: latest scores, devices at work, total costs."""
     found = []
     for plot in plots(snapshot):
         label, points = plot.lines[0]

@@ -1,4 +1,4 @@
-"""The snapshot of a run that the live page shows and metrics are read from, made once a second from its events."""
+"""Snapshot of a run for live page and metrics, made once a second from its events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bar(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """Used over allowed, where both are known."""
+        """Used / allowed; None if either is unknown."""
         return None if self.used is None or not self.allowed else self.used / self.allowed
 
 
@@ -84,7 +84,7 @@ class DeviceView(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A metric over rounds: by what the model was given, and what stood in for the rest."""
+    """A metric over rounds, for the modalities ``given`` and the ``mask`` in place of the rest."""
 
     metric: str
     given: str
@@ -93,7 +93,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A refusal in words, with both numbers where there are any, and what to do."""
+    """A refusal as text: reason, both numbers if any, remedy."""
 
     device: str
     stage: int
@@ -195,7 +195,7 @@ class Feed:
             device.heard_by = "ledger"
 
     def take(self) -> Snapshot:
-        """Apply what has come, and make the next snapshot."""
+        """Apply the queued events and make the next snapshot."""
         ahead = time.time() - time.monotonic()
         while self._new:
             self._apply(self._new.popleft())

@@ -1,4 +1,4 @@
-"""The agent's decisions: ``step(state, event, now)`` gives the new state and what to do. No I/O, clock or randomness.
+"""The agent's machine: ``step(state, event, now)`` -> new state and instructions. No I/O, clock or randomness.
 
 An offer goes fetching → ready → training → update → acknowledged. Only the newest attempt of a run counts: older and
 repeated messages are dropped and counted by reason. What has to survive a restart is saved before it is announced.

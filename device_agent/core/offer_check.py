@@ -114,7 +114,7 @@ def _labels(facts: DataFacts, model: ModelSpec) -> Refusal | None:
 
 
 def _out_of_step(state: State, offer: Offer) -> Refusal | None:
-    """Refusal of a round that resumes from other parts than the device retains."""
+    """Refusal of a resumed round based on other parts than those retained here."""
     if not (offer.job.period or WHOLE_ROUND).resumes:
         return None
     held = retained_before(state, offer.attempt)

@@ -248,7 +248,7 @@ class Save(Instruction, frozen=True):
 
 
 class SaveFacts(Instruction, frozen=True):
-    """Save the data's description, so that the next start need not load it to say hello."""
+    """Save the data's description for the next start's hello."""
 
     facts: DataFacts
 
@@ -266,7 +266,7 @@ class StopFetch(Instruction, frozen=True):
 
 
 class StartTrainer(Instruction, frozen=True):
-    """Start the trainer, where it does not run, and let it load the data and describe it by ``preparation``."""
+    """Start the trainer unless it runs; let it load the data and describe it by ``preparation``."""
 
     preparation: Preparation = Preparation()
 

@@ -42,7 +42,7 @@ class Trainers:
         self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
 
     def handlers(self) -> dict[str, Handler]:
-        """The requests that a trainer's process answers, by name."""
+        """Request name -> handler of a trainer's process."""
         return {"warm": self.warm, "train": self.train, "leave": self.leave}
 
     def leave_off(self, signum: int = 0, frame: FrameType | None = None) -> None:

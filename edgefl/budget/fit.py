@@ -123,7 +123,7 @@ def place(
     signature: str = "",
     layers: Mapping[str, int] | None = None,
 ) -> Placement:
-    """The largest part of ``job`` that fits ``candidate``'s budget; a placement with a refusal when nothing fits.
+    """Placement of the largest variant of ``job`` within ``candidate``'s budget, or with a refusal.
 
     ``job.stage``: as all devices train it. ``part_bytes`` to ``layers``: as in ``StageTraffic``; a prefix stored in
     ``before`` is used again.
@@ -157,7 +157,7 @@ def _with(job: Job, **changes: object) -> Job:
 
 
 def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
-    """The first variant of ``job`` that fits; a placement with the last refusal when none does."""
+    """Placement of the first fitting variant of ``job``, or with the last refusal."""
     refusal, whole, short = None, None, False
     deeper = shallower(job.stage)[:-1]
     for variant in _fallbacks(job, traffic.stage):
@@ -222,7 +222,7 @@ def _pieces(job: Job) -> list[tuple[int, bool]]:
 
 
 def trained_depth(stage: Stage) -> int:
-    """How many encoder stages the stage trains; embeddings count as one."""
+    """Number of encoder stages trained in the stage; embeddings count as one."""
     return len(trained_stages(stage))
 
 

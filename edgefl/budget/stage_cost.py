@@ -77,7 +77,7 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
 
 
 def most_up(job: Job, sizes: Mapping[str, int]) -> int:
-    """The most bytes that an update has of parts with these ``sizes``."""
+    """Largest bytes of an update of parts with these ``sizes``, by the slot upload."""
     upload = chosen("upload", job.slots.upload)[0]
     if upload.method.most is None or is_closing(job.stage):
         return sum(sizes.values())
@@ -216,7 +216,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
 
 
 def modules_bytes(model: ModelSpec) -> int:
-    """Memory of `transformers` in a trainer's process, where an encoder is made of its modules; else 0."""
+    """Memory of `transformers` in a trainer's process in bytes; 0 if no encoder uses its modules."""
     own = [encoder for encoder in model.encoders.values() if encoder.config]
     return _MODULES_BYTES + len(own) * _FAMILY_BYTES if own else 0
 

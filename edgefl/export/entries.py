@@ -71,5 +71,5 @@ def matched(answers: Answers, modality: str, at: int, labels: Sequence[str]) -> 
 
 
 def embeddings(answers: Answers) -> dict[str, np.ndarray]:
-    """Embeddings of the modalities that the samples have."""
+    """Modality -> embeddings, of the samples' modalities."""
     return {m: e for m, e in answers.prediction.embeddings.items() if m in answers.modalities}

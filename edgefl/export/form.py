@@ -1,4 +1,4 @@
-"""The form in which a model is exported, as the user chose it."""
+"""User's choice of an export's form: precisions, tables, operator set."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Encoded(NamedTuple):
 
 
 class BundleGraph(nn.Module):
-    """The model for the modalities ``given``, of which a row has one at least; stand-ins for the others by ``make``.
+    """Graph of a bundle for rows with any of the modalities ``given``; ``make``: stand-ins for the others.
 
     ``options``: of ``make``; ``matcher``: how prototypes are found; ``networks``: those of each modality of ``given``
     where it is a trained one.

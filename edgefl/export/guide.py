@@ -36,7 +36,7 @@ LABELS_SHOWN = 50
 
 
 def readme(manifest: Manifest) -> str:
-    """The page, in Markdown."""
+    """README of a bundle, in Markdown."""
     return "\n".join(_lines(manifest)) + "\n"
 
 
@@ -140,7 +140,7 @@ def _exact(manifest: Manifest) -> Iterator[str]:
 
 
 def example(manifest: Manifest) -> str:
-    """A program that runs the model on one sample of zeros."""
+    """Source of a Python program with an inference on one sample of zeros."""
     lines = []
     for port in (*manifest.inputs, *manifest.presence):
         sizes = [1, *(manifest.axes[s].maximum if isinstance(s, str) else s for s in port.shape[1:])]

@@ -62,7 +62,7 @@ def feeds(manifest: Manifest, data: Dataset, tables: Mapping[str, np.ndarray]) -
 
 
 def chosen(data: Dataset, given: Sequence[str]) -> np.ndarray:
-    """Rows that have the modalities ``given`` [n], at most ``MOST`` of them, evenly spread."""
+    """Rows [n] with the modalities ``given``, at most ``MOST``, evenly spread."""
     lacking = np.zeros(len(data), np.bool_)
     return _spread(np.flatnonzero(np.logical_and.reduce([data.present.get(m, lacking) for m in given])), MOST)
 
@@ -134,7 +134,7 @@ def timings(before: Session, after: Session, values: Mapping[str, np.ndarray], t
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> tuple[list[float], int]:
-    """Median milliseconds of each of the calls, made in turn after one that allocates; and how often."""
+    """(median milliseconds of each call, number of runs), made in turn after a warm-up."""
     seconds: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()

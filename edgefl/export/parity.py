@@ -1,4 +1,4 @@
-"""Parity check of an ONNX file: onnxruntime against torch, which runs the code of the evaluation.
+"""Parity check of an ONNX file: onnxruntime against the evaluation's torch code.
 
 Two sizes of each dynamic axis; every subset of the modalities (of many, a part of the subsets); each mask the bundle
 offers; and, where there are tables, other tables than those in the file, which shows that no optimisation folded them
@@ -125,7 +125,7 @@ def differences(
 def _differences(
     graph: BundleGraph, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """As :func:`differences`, of samples that all have exactly the modalities of ``inputs``."""
+    """:func:`differences` for samples with exactly the modalities of ``inputs``."""
     model, values = graph.model, {}
     for m, x in inputs.items():  # torch's model takes texts of the full length only
         encoder = model.spec.encoders[m]
@@ -196,7 +196,7 @@ def shortfall(scores: Scores, rows: Tensor) -> float:
 
 
 def weight_difference(scores: Scores, rows: Tensor, weights: Tensor, temperature: float) -> float:
-    """The largest difference of log(weight) times the temperature: what a score must be off to give that weight.
+    """Largest difference of log(weight) times the temperature: the error of a score behind that weight.
 
     Against the softmax over the rows the file chose. What no rounding of scores gives counts with its full size: a
     weight without a row, a negative one, and a sum that is not 1 (0 without any row).

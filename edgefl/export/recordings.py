@@ -1,4 +1,4 @@
-"""The answer to a recording that was cut into windows: the mean of its windows' probabilities."""
+"""Answers to recordings cut into windows: the mean of the windows' probabilities."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def _lengths(ids: np.ndarray) -> np.ndarray:
 
 
 def load_bundle(path: str | Path, *, device: Device = "cpu", threads: int = 0) -> Bundle:
-    """The bundle in the folder ``path`` (or whose manifest or model file ``path`` is), its hash verified.
+    """Load the bundle at ``path`` (its folder, manifest or model file), its hash verified.
 
     ``device`` "cuda" and "tensorrt" need onnxruntime-gpu and are never silently replaced by another; "auto" takes the
     fastest that works, which ``session.runs_on`` tells. Raises ExportError (no bundle,
@@ -322,7 +322,7 @@ def find_bundles(path: Path) -> dict[Path, Manifest]:
 
 @dataclass(frozen=True)
 class Answers:
-    """One bundle's predictions for samples that have the same ``modalities``, all of which it used.
+    """One bundle's predictions for samples with the same ``modalities``, all used.
 
     ``rows`` of the data set [n], in the order of the prediction's samples. ``mask``: what stood in for the model's
     other modalities; "none": there are no others. ``runs_on``: the provider that computed them, as its session tells.

@@ -123,7 +123,7 @@ def _refused(model_type: str, kind: str) -> str:
 
 
 def _pixels(folder: Path, model_type: str) -> list[list[float]]:
-    """Mean and deviation of 0..1 pixels that the checkpoint was made for."""
+    """Mean and deviation of 0..1 pixels expected by the checkpoint."""
     settings = _json(folder / "preprocessor_config.json")
     usual = families.family_of(model_type, "vision").pixels
     if settings.get("do_normalize") is False:

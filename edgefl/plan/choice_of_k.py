@@ -35,13 +35,13 @@ class Counts(NamedTuple):
 
 
 def candidates(prototypes: Slot, classes: int) -> tuple[int, ...]:
-    """The k that devices compare, ascending, all classes among them; () where the recipe fixes it."""
+    """Values of k to compare on devices, ascending, all classes among them; () for a fixed k."""
     ks = compared_k(chosen("prototypes", prototypes)[0])
     return (*(k for k in ks if k < classes), classes) if ks else ()
 
 
 def counts_of(metrics: Mapping[str, float]) -> Counts | None:
-    """The counts among an update's metrics, which ``doubt`` has passed; None: there are none."""
+    """The counts in an update's metrics, already checked by ``doubt``; None without any."""
     if JUDGED not in metrics:
         return None
     right = {int(name.removeprefix(RIGHT)): int(n) for name, n in metrics.items() if name.startswith(RIGHT)}
@@ -93,7 +93,7 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
 
 
 def recorded(counts: Counts, devices: Sequence[str]) -> dict[str, object]:
-    """A choice as plain values: k, right answers by each candidate, among how many, and whose counts these are."""
+    """A choice as plain values: k, right answers by candidate, number judged, devices."""
     right = {str(k): n for k, n in sorted(counts.right.items())}
     return {"k": counts.best, "right": right, "judged": counts.judged, "devices": list(devices)}
 

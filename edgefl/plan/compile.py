@@ -193,7 +193,7 @@ def _period_problems(config: RunConfig, recipe: RecipeConfig, model: ModelSpec) 
 
 
 def _pace_problems(config: RunConfig, recipe: RecipeConfig) -> list[Problem]:
-    """Settings that contradict a pace, which may restore an earlier round's model."""
+    """Settings in contradiction to the slot pace, which may restore an earlier round's model."""
     pace, weight = choose("pace", recipe.slots), choose("weight", recipe.slots)
     if pace.method.judge is None:
         return []
@@ -344,7 +344,7 @@ def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
 
 
 def warnings_of(plan: RunPlan) -> tuple[str, ...]:
-    """Warnings of valid settings that are unlikely to be meant, a sentence each, with the way out."""
+    """Warnings of valid but probably unintended settings, a sentence each, with the way out."""
     found = []
     if names := random_and_frozen(plan.model, plan.stages):
         fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)

@@ -1,4 +1,4 @@
-"""Learning rates that rise and fall over a run: a factor for each round, counted over all stages.
+"""Learning rate schedules over a run: a factor for each round, counted over all stages.
 
     warm-up of W rounds: (t + 1) / (W + 1) for t < W  (after arXiv 1706.02677), so that the first round learns
     cosine: (1 + cos(pi t / T)) / 2  (SGDR without restarts, arXiv 1608.03983);  step: factor ^ floor(t / rounds)

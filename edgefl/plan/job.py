@@ -37,7 +37,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class LowMemoryOptimizer(msgspec.Struct, frozen=True):
-    """The optimiser, and its learning rates, where the state of the usual one does not fit."""
+    """Fallback optimiser with its learning rates, if the usual one's state does not fit."""
 
     optimizer: Optimizer = "adafactor"
     lr: dict[str, float] = {}
@@ -82,7 +82,7 @@ class RateFall(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.packing``), first fit.
+    """Packing of parts by direction: (pattern of names, packing of ``edgefl.protocol.packing``), first fit.
 
     ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
     """
@@ -167,7 +167,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A device as the planner knows it: from its hello, and from what it measured in earlier rounds."""
+    """A device's data for the planner: from its hello, and from measurements of earlier rounds."""
 
     device: str = ""
     capabilities: Capabilities = Capabilities()
@@ -227,7 +227,7 @@ class RoundPolicy(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """A run, fully resolved: what the coordinator executes. ``hypers[i]`` belongs to ``stages[i]``."""
+    """Fully resolved run for the coordinator. ``hypers[i]`` belongs to ``stages[i]``."""
 
     run: str = ""
     name: str = ""

@@ -34,7 +34,7 @@ def period_length(plan: RunPlan, stage: Stage) -> int:
 
 
 def ends(number: int, rounds: int, length: int) -> bool:
-    """Whether round ``number`` of a stage with ``rounds`` is the last of a period."""
+    """True if round ``number`` of a stage with ``rounds`` is the last of a period."""
     return number % length == 0 or number >= rounds
 
 

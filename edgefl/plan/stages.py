@@ -1,4 +1,4 @@
-"""Stages of a schedule: encoder stages, shallower variants for smaller devices, the closing round, and what travels.
+"""Stages of a schedule: encoder stages, shallower variants, the closing round, exchanged parts.
 
 No schedule trains ``match/<m>``: the closing round fits them to the finished model, on every eligible device (PmcmFL,
 arXiv 2312.13508, appendix D). It is a stage of its own with one round (docs/decisions/0031).
@@ -81,7 +81,7 @@ def stage_before(stages: Sequence[Stage], stage: Stage) -> Stage | None:
 
 
 def trained_stages(stage: Stage) -> list[int]:
-    """Numbers of the encoder stages that are trained, ascending; 0: the embeddings."""
+    """Numbers of the trained encoder stages, ascending; 0: the embeddings."""
     return sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})
 
 
@@ -148,7 +148,7 @@ def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
 
 
 def of_spaces(stage: Stage, spaces: Sequence[str]) -> Stage:
-    """The stage without the classifiers of label sets that a device has no label of."""
+    """The stage without classifiers of label sets other than the device's ``spaces``."""
 
     def keep(part: str) -> bool:
         return space_of_part(part) in {"", *spaces}
@@ -195,7 +195,7 @@ def unmeasured(slots: Recipe, holdout: float | None) -> list[Problem]:
 
 
 def exchange_of(weight: Slot) -> Exchange:
-    """Parts that travel under a recipe's slot ``weight``."""
+    """The exchange (all, mappings, nothing) of a recipe's slot ``weight``."""
     exchange: Exchange = choose("weight", {"weight": weight}).method.exchange
     return exchange
 
@@ -230,7 +230,7 @@ def kept(job: Job) -> tuple[str, ...]:
 
 
 def packing_of(rules: Sequence[tuple[str, str]], part: str) -> str:
-    """The packing of the first rule whose pattern fits the part; "f32" without one."""
+    """Packing of a part by the first rule with a matching pattern; "f32" without one."""
     return next((packing for pattern, packing in rules if fnmatch.fnmatchcase(part, pattern)), "f32")
 
 

@@ -148,7 +148,7 @@ def prefixes(job: Job) -> dict[str, Prefix]:
 
 
 def can_cache(job: Job) -> bool:
-    """Whether the job has a frozen prefix."""
+    """True if the job has a frozen prefix."""
     return bool(prefixes(with_cache(job, "f16")))
 
 
@@ -158,7 +158,7 @@ def with_cache(job: Job, cache: Cache) -> Job:
 
 
 def built_parts(job: Job) -> tuple[str, ...]:
-    """The parts that training holds in memory: those present without the stored prefixes."""
+    """Parts in memory during training: those present, without stored prefixes."""
     gone = {part for prefix in prefixes(job).values() for part in prefix.parts}
     return tuple(part for part in job.stage.present if part not in gone)
 

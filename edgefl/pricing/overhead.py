@@ -174,7 +174,7 @@ def _statistics_of(m: str) -> Function:
 
 
 def _samples(job: Job, pattern: Pattern) -> Dataset:
-    """``_ROWS`` samples that have the modalities of a pattern, with labels where the device has some: all zeros."""
+    """``_ROWS`` samples of zeros with a pattern's modalities, and labels if the job needs them."""
     encoders = {m: job.model.encoders[m] for m in pattern}
     classes = answered(job.model, job.stage.trained)
     dtypes = {m: np.int64 if encoder.kind == "text" else np.float32 for m, encoder in encoders.items()}

@@ -54,7 +54,7 @@ CONVOLUTION_BYTES = 10 * 2**20
 
 
 class Pricer:
-    """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
+    """Prices of jobs from cached traces: a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
         self._largest: dict[tuple[object, ...], Priced] = {}
@@ -246,7 +246,7 @@ def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _temporary(parameter: torch.nn.Parameter) -> None:
-    """A tensor as large as the parameter, which its update takes for a moment."""
+    """Allocate and free a tensor as large as the parameter, as its update does."""
     torch.empty_like(parameter)
 
 

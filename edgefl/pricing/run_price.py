@@ -70,7 +70,7 @@ class _Run(NamedTuple):
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
 
     def layers(self, stage: Stage) -> dict[str, int]:
-        """The layers of a stage that may be exchanged alone -> bytes; none where the recipe has no periods."""
+        """Layers of a stage for single exchange -> bytes; {} without periods."""
         if period_length(self.plan, stage) == 1:
             return {}
         trained = {part: self.shapes[part] for part in stage.trained}
@@ -171,7 +171,7 @@ def _stage_prices(
 
 
 def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
-    """Placement of one device in each stage that has rounds."""
+    """Placements of one device in each stage with rounds."""
     plan, newcomer = run.plan, device.candidate
     for stage, hyper in zip(plan.stages, plan.hypers, strict=True):
         if not stage.rounds:
@@ -250,7 +250,7 @@ def totals(model: ModelSpec, stages: Sequence[Stage], epochs: int) -> Totals:
 
 
 def part_bytes(model: ModelSpec) -> dict[str, int]:
-    """Part -> bytes, with what `transformers`' whole models hold besides: a pooler, numbers of positions."""
+    """Part -> bytes, including extras of `transformers`' whole models: pooler, position numbers."""
     built = build(model, device="meta")
     sizes = {part: part_size_bytes(built, part) for part in built.parts_present}
     for m, encoder in model.encoders.items():
@@ -262,7 +262,7 @@ def part_bytes(model: ModelSpec) -> dict[str, int]:
 
 
 def part_flops(model: ModelSpec) -> dict[str, float]:
-    """Part -> operations of one sample's forward pass, of the parts that encode, project, fuse and classify."""
+    """Part -> operations of one sample's forward pass, for encoders, heads, fusion and task."""
     built = build(model, device="meta").eval()
     found: dict[str, float] = {}
 

@@ -119,7 +119,7 @@ def _budget_note(report: RunReport) -> list[str]:
 
 
 def _time_note(report: RunReport) -> list[str]:
-    """Footnote on predicted seconds: what they cover, on which machine, how they are corrected; [] without any."""
+    """Footnote on predicted seconds: coverage, machine, correction; [] without any."""
     timed = {row.device for row in report.assignments if "compute_s" in row.predicted}
     if not timed:
         return []

@@ -62,7 +62,7 @@ def label(index: int) -> str:
 
 
 def _remarks(runs: Sequence[RunReport], scored: Sequence[Line]) -> Iterator[str]:
-    """Reasons why the first run and the others cannot be compared fairly, with the runs that each concerns."""
+    """Reasons against a fair comparison of the first run with others, with the runs concerned."""
     found: dict[str, list[str]] = {}
     for index, run in enumerate(runs):
         for text in (*_hindrances(runs[0], run), *_unsteady(scored, index)):

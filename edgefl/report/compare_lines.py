@@ -182,7 +182,7 @@ def _bounded(figure: Figure, work: Attendance) -> Figure:
 
 
 def rounds_done(run: RunReport) -> int:
-    """Rounds that were finished."""
+    """Number of finished rounds."""
     return sum(row.status == "done" for row in run.rounds)
 
 

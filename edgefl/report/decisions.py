@@ -72,7 +72,7 @@ def refusals(report: RunReport) -> Grid:
     order = {device.device: index for index, device in enumerate(report.devices)}
 
     def why(row: _Decision) -> Cell:
-        """The reason with the device's own words: in the text where there are no numbers, else in a footnote."""
+        """Cell with the reason and the device's own words, as text without numbers, else as footnote."""
         if row.refusal.needed is None and row.refusal.detail:
             return Cell(f"{reason(row.refusal)}: {row.refusal.detail}")
         return Cell(reason(row.refusal), why=row.refusal.detail)
@@ -226,7 +226,7 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
 
 
 def _then(report: RunReport, row: _Decision) -> Cell:
-    """The outcome of a refusal: a new plan, training after all, or nothing more in this stage, by whose decision."""
+    """Cell with the outcome of a refusal: new plan, training after all, or nothing more in this stage."""
     device, stage = row.device, row.stage
     events = [event for event in report.events if event.device == device]
     again = [event.data for event in events if event.kind == "replanned" and event.stage == stage]

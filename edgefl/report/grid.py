@@ -142,7 +142,7 @@ def table(
 
 
 def with_rows(*grids: Grid) -> list[Grid]:
-    """The grids that have rows."""
+    """The non-empty grids."""
     return [grid for grid in grids if grid.rows]
 
 

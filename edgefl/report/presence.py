@@ -29,7 +29,7 @@ class Enrolled(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A device as a coordinator that runs knows it. ``left_out``: by whom, or ""; ``seen_at`` 0: not seen yet."""
+    """A device's state in a running coordinator. ``left_out``: by whom, or ""; ``seen_at`` 0: not seen yet."""
 
     online: bool
     left_out: str

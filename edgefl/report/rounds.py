@@ -98,7 +98,7 @@ def rounds(report: RunReport) -> Grid:
 
 
 def _slots(row: RoundRow) -> Cell:
-    """ "select all · weight samples · combine mean", without slots that did nothing; the details are the tip."""
+    """ "select all · weight samples · combine mean": a round's effective slots; details in the tooltip."""
     short, details = [], []
     for role, did in row.record.items():
         if role in {"stale", "account"}:  # have a column of their own
@@ -192,7 +192,7 @@ def devices(report: RunReport) -> Grid:
 
 
 def last_seen(report: RunReport, device: str) -> float | None:
-    """Time of the latest event that shows the device alive, else its last round's end; seconds since the epoch."""
+    """Time of a device's latest sign of life, else its last round's end; seconds since the epoch."""
     times = [event.at for event in report.events if event.device == device and event.kind not in _NO_SIGN]
     if not times:
         times = [row.ended_at or row.started_at for row in report.rounds if device in row.participants]

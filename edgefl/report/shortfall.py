@@ -22,7 +22,7 @@ UNKNOWN = Refusal("reason not on record")
 
 
 class Shortfall(NamedTuple):
-    """Encoder stages (0: the embeddings) that a device trained in rounds of a stage, and those its schedule asks."""
+    """Encoder stages (0: embeddings) trained by a device in a stage, and asked of it."""
 
     device: str
     stage: int

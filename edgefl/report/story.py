@@ -60,7 +60,7 @@ def savings(report: RunReport) -> list[Saving]:
 
 
 def ratio(one: Saving) -> str:
-    """ "a fifth", "1/12", "87 %" or "1.3 times" of what end to end is predicted to take."""
+    """ "a fifth", "1/12", "87 %" or "1.3 times": a cost relative to the end-to-end prediction."""
     share = one.spent / one.end_to_end
     if share >= 1.05:
         return f"{share:.1f} times"

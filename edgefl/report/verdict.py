@@ -17,7 +17,7 @@ _OF_A_ROUND = {"flops": "FLOPs a round", "payload": "payload a round", "energy":
 
 
 def verdict(price: RunPrice) -> str:
-    """Devices that fit and the limit used most; or devices that do not fit, both numbers, and the remedy."""
+    """Sentence on fitting devices and the limit used most, or on refused ones with numbers and remedy."""
     rows: dict[str, list[DevicePlan]] = {}
     for plan in price.devices:
         rows.setdefault(plan.device, []).append(plan)

@@ -74,7 +74,7 @@ def busy(what: str) -> Refused:
 
 
 class Room:
-    """Bytes of request bodies that may be in memory at a time."""
+    """Shared limit on bytes of request bodies in memory."""
 
     def __init__(self, size: int) -> None:
         self.size, self.used = size, 0
@@ -85,7 +85,7 @@ class Room:
 
 
 class Lease:
-    """Share of the room that one request holds until the end of a ``with`` block."""
+    """Share of the room held by one request until the end of a ``with`` block."""
 
     def __init__(self, room: Room) -> None:
         self._room, self.held = room, 0

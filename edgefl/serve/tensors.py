@@ -229,7 +229,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def encode_reply(reply: Reply, request: InferRequest, versions: Sequence[str] = ("1",)) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON where binary data follows. Raises Refused.
+    """(body of an answer, length of its JSON before binary data or None). Raises Refused.
 
     Outputs are those asked for, or all; binary where a client asks for it, by output or for all of them.
     """

@@ -1,4 +1,4 @@
-"""Driver of one end of a transfer: carries out what its receiver or sender instructs on an object store.
+"""Driver of one end of a transfer: performs its receiver's or sender's instructions on an object store.
 
 Writing and hashing happen in the caller's thread: a chunk is 96 KiB, and hashes grow as chunks arrive in order.
 """
@@ -71,7 +71,7 @@ class DiskReceiver:
         return self._earlier_duplicate_bytes + (self._receiver.duplicate_bytes if self._receiver is not None else 0)
 
     def start(self, chunk_bytes: int, credit: int, now: float) -> End | None:
-        """Ask for what is missing, from now on in chunks of ``chunk_bytes``, ``credit`` of them in flight.
+        """Request missing chunks, from now on of ``chunk_bytes`` with ``credit`` in flight.
 
         Raises ProtocolError for sizes that make no sense.
         """
@@ -106,7 +106,7 @@ class DiskReceiver:
             self._receiver.on_unheard(now)
 
     def ask_again(self, now: float) -> None:
-        """Ask at once for all that is missing, as after a reconnection."""
+        """Request all missing chunks at once, as after a reconnection."""
         if self._receiver is not None:
             self._perform(self._receiver.on_stall(now), now)
 
@@ -157,7 +157,7 @@ class DiskSender:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was sent to each device: devices ask again, in chunks of another size."""
+        """Forget all progress: devices request again, in chunks of another size."""
         self._sender = Sender(self.transfer, self._sizes, self._expected)
 
     def on_need(self, device: str, need: Need, now: float) -> list[Failed]:

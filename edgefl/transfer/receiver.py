@@ -1,4 +1,4 @@
-"""Receiver of a transfer: which chunks are missing, what to acknowledge, when to ask again. See ``edgefl.transfer``."""
+"""Receiver of a transfer: missing chunks, acknowledgements, repeated requests. See ``edgefl.transfer``."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ Instruction: TypeAlias = Need | SendChunk | StoreChunk | VerifyObject | Complete
 
 
 class ChunkIndex:
-    """Numbers the chunks of ``sizes`` (object id -> bytes), object after object in that order."""
+    """Numbering of the chunks of ``sizes`` (object id -> bytes), object after object."""
 
     def __init__(self, sizes: Mapping[str, int], chunk_bytes: int) -> None:
         if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:

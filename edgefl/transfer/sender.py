@@ -1,4 +1,4 @@
-"""Sender of a transfer: which receiver is sent which chunk, at whose pace, on which topic. See ``edgefl.transfer``."""
+"""Sender of a transfer: choice of chunks, pace and topic for each receiver. See ``edgefl.transfer``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sender:
         return self._index.chunk_bytes
 
     def sent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent, each once; the last one of an object counts as whole."""
+        """Bytes of chunks sent to a device, each once; an object's last one counts as whole."""
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
 
     def waits(self, device: str) -> bool:
@@ -125,7 +125,7 @@ class Sender:
         return instructions
 
     def drop(self, device: str, now: float) -> list[Instruction]:
-        """Forget a device that went offline, declined, or whose round is over: the others no longer wait for it."""
+        """Drop a device (offline, declined, round over), so that others no longer wait for it."""
         self._receivers.pop(device, None)
         self._awaited.discard(device)
         self._plan()
@@ -307,7 +307,7 @@ class ReceiverState:
 
 
 class Epochs:
-    """Epochs of devices: which are new, present or stale, also after restarts of a device.
+    """Epochs of devices: new, present or stale, also after restarts of a device.
 
     Incarnations are random, so nothing says which of two is the later one; a living receiver opens ever new epochs,
     which is what counts. A message that was overtaken by one of a later incarnation costs one stall, no more.
@@ -336,7 +336,7 @@ class Epochs:
 
 
 def lowest(chunks: int) -> int:
-    """The smallest number in a set that is not empty."""
+    """Smallest number in a non-empty bit set."""
     return (chunks & -chunks).bit_length() - 1
 
 
