@@ -82,7 +82,7 @@ class RateFall(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Packing of parts in transfers: by direction, (pattern, packing of ``edgefl.protocol.packing``), first fit.
+    """Packing of parts by direction: (pattern of names, packing of ``edgefl.protocol.packing``), first fit.
 
     ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
     """
