@@ -44,7 +44,7 @@ PACKED_HEADER_BYTES = 4096
 
 
 def asked_layout(store: ObjectStore, layers: Iterable[str], previous: Manifest) -> Layout:
-    """The layout of a part of these layers ("part|tensor") of the parts ``previous``. Raises ProtocolError."""
+    """Layout of these layers ("part|tensor") as one part, from the state ``previous``. Raises ProtocolError."""
     found: Layout = {}
     for layer in layers:
         part, name = split(layer)

@@ -40,7 +40,7 @@ _PASSED_ON = ("EDGEFL_", "OMP_NUM_THREADS")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Paths that a node must see as the study's own machine does. ``token``: a file in its folder, with ``secret``.
+    """Paths shared by a Ray node and the study's machine. ``token``: a file in its folder, with ``secret``.
 
     ``here``: the working directory, from which relative paths go; ``log``: takes what libraries write.
     """

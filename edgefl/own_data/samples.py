@@ -196,7 +196,7 @@ def _table_of(root: Path, path: str) -> Table | None:
 
 
 def _add_files(found: Understood, paths: Sequence[str], template: str) -> dict[str, Sample]:
-    """Add a sample for all files that differ in their modality only; the sample of each path."""
+    """Add a sample for each group of files that differ only in modality; {path: its sample}."""
     depths = Counter(path.count("/") for path in paths)
     depth = template.count("/") if template else depths.most_common(1)[0][0]
     fitting = [path for path in paths if path.count("/") == depth]
