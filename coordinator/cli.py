@@ -46,6 +46,7 @@ EVENTS = typer.Option("--events", help="Print events as JSON lines instead of a 
 WEB = typer.Option("--web", help="Show the run on a page while it goes on: open the address that is printed.")
 WEB_AT = typer.Option(metavar="HOST:PORT", help="Where that page is; elsewhere than on this machine, by a link only.")
 WEB_CONTROL = typer.Option("--web-control", help="Let the page pause, resume and stop the run and leave devices out.")
+VERBOSE = typer.Option("--verbose", "-v", help="Show every event with its figures, not one line a round.")
 DEBUG = typer.Option("--debug", help="Show tracebacks.")
 VERSION = typer.Option(
     "--version", callback=show_version("edgefl-coordinator"), is_eager=True, help="Show the version."
@@ -79,6 +80,7 @@ def run_command(
     log_format: Annotated[Literal["text", "json"] | None, LOG_FORMAT] = None,
     track: Annotated[list[str] | None, TRACK] = None,
     unless_stopped: Annotated[bool, UNLESS_STOPPED] = False,
+    verbose: Annotated[bool, VERBOSE] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Execute a run: wait for devices, train stage by stage, evaluate, report.
@@ -88,7 +90,7 @@ def run_command(
     """
     log = line_writer(log_format, program="coordinator") if log_format else None
     with guarded(debug, tell=log if log_format == "json" else None):
-        with showing(events, silent=log is not None) as emit:
+        with showing(events, silent=log is not None, verbose=verbose) as emit:
             from coordinator.runtime.start import RunOptions, execute  # here: a missing package is an event too
 
             page = web_at if web or web_at or web_control else None
@@ -248,7 +250,7 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def showing(events: bool, *, silent: bool = False) -> Iterator[Callable[[EventRow], None]]:
+def showing(events: bool, *, silent: bool = False, verbose: bool = False) -> Iterator[Callable[[EventRow], None]]:
     """Something that shows events: JSON lines on stdout, or the live display; nothing if it is to be ``silent``."""
     if events:
         import msgspec
@@ -276,7 +278,7 @@ def showing(events: bool, *, silent: bool = False) -> Iterator[Callable[[EventRo
         return
     from edgefl.report.live import LiveView
 
-    with LiveView() as view:
+    with LiveView(verbose=verbose) as view:
         yield view.feed
 
 

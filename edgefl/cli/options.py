@@ -25,6 +25,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the run file, as a.b=c; repeatable."),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every event, table and note.")]
 Format = Annotated[Literal["terminal", "json"], typer.Option("--format", help="How to print.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
 BundleArgument = Annotated[

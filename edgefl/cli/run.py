@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.api.runs import BUNDLES, PAGE, RUNS
-from edgefl.cli.options import Format, Overrides, RunFile, RunsOption, show, write_out
+from edgefl.api.runs import PAGE, RUNS
+from edgefl.cli.options import Format, Overrides, RunFile, RunsOption, Verbose, show, write_out
 from edgefl.run_records import EventRow, RunReport
 
 
@@ -55,6 +55,7 @@ def run_command(
             help="Write scalars: tensorboard[:DIR] or mlflow[:URI]; in the run's folder. Repeatable.",
         ),
     ] = None,
+    verbose: Verbose = False,
     set_: Overrides = None,
 ) -> None:
     """Train: start a broker, a coordinator and a local fleet from one run file, each a process of its own.
@@ -76,7 +77,7 @@ def run_command(
     more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
     asked = LocalOptions(run, set_ or [], Path(runs), resume=resume, trainers=trainers, in_process=in_process)
     options = asked._replace(track=track or (), more=more)
-    view = None if format == "json" else LiveView()
+    view = None if format == "json" else LiveView(verbose=verbose)
     with view or nullcontext():
         feed = _quietly if view is None else view.feed
         done = carry_out(options, feed, Made(export, page, told), _end_on_sigterm)
@@ -84,7 +85,7 @@ def run_command(
     if format == "json":
         show(format, report)
     else:
-        _close(report, done.directory, export=export and report.status != "stopped", page=page)
+        _close(report, done.directory, export=export and report.status != "stopped", page=page, verbose=verbose)
 
 
 def _quietly(event: EventRow) -> None:
@@ -103,33 +104,26 @@ def _end_on_sigterm() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
+def _close(report: RunReport, directory: Path, *, export: bool, page: bool, verbose: bool) -> None:
     """The tables of a finished run, and what to run next."""
     from rich.console import Console
 
-    from edgefl.report import bills, decisions, quality, rounds, story
-    from edgefl.report.grid import with_rows
+    from edgefl.report.writers import print_report
 
-    console = Console()
-    console.print(story.headline(report), style="bold", markup=False, highlight=False)
-    for text in story.troubles(report):
-        console.print(text, style="yellow", markup=False, highlight=False)
-    grids = [quality.evaluation(report), *with_rows(quality.personal(report)), bills.device_bill(report)]
-    grids += [decisions.refusals(report), *with_rows(decisions.not_offered(report))]
-    show("terminal", None, *grids, *([rounds.bundles(report)] if export else []))
-    lines = {}
-    if page:
-        lines[f"open {directory / PAGE}"] = "plots, and every device's bill per stage"
-    lines[f"edgefl report {directory}"] = "the same in the terminal; --format csv or json for the figures"
+    console = Console(highlight=False)
+    print_report(report, console, verbose=verbose)
+    run = report.run if directory == RUNS / report.run else directory
+    lines = {"every device's costs, with pictures": f"open {directory / PAGE}"} if page else {}
+    lines["every stage, round and note"] = f"edgefl report {run} --verbose"
     if export:
-        bundles = (directory / report.bundles[0].path).parents[1] if report.bundles else directory / BUNDLES
-        lines[f"edgefl predict {bundles} {directory / 'shares' / 'test.npz'}"] = "what the model says"
-        lines[f"edgefl serve {bundles}"] = "the same over HTTP: docs/serving.md"
+        lines["predict"] = f"edgefl predict {run} {directory / 'shares' / 'test.npz'}"
+        lines["answer over HTTP"] = f"edgefl serve {run}"
     else:
-        lines[f"edgefl export {directory}"] = "the model as ONNX bundles"
+        lines["the model as ONNX bundles"] = f"edgefl export {run}"
     console.print("\nNext:", style="bold")
-    for line, what in lines.items():
-        console.print(f"  {line}  # {what}", soft_wrap=True, highlight=False)
+    for what, line in lines.items():
+        console.print(f"  {line}", style="bold", soft_wrap=True)
+        console.print(f"    {what}", style="dim")
 
 
 def _show_sizes(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs, referenced
-from edgefl.cli.options import Format, RunArgument, RunsOption, drawn, show, write_out
+from edgefl.cli.options import Format, RunArgument, RunsOption, Verbose, drawn, show, write_out
 from edgefl.registry import default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
@@ -125,6 +125,7 @@ def report_command(
     static: Annotated[
         bool, typer.Option("--static", help="HTML without scripts: pictures to print and to mail, a fifth of the size.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Show a run: test accuracy with and without each modality, what every device spent, who was refused and why.
 
@@ -136,11 +137,11 @@ def report_command(
         output = directory / f"report.{format}"
     elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:
         output /= "report.parquet"
-    content = _content(report, format, to_terminal=output is None, static=static)
+    content = _content(report, format, to_terminal=output is None, static=static, verbose=verbose)
     write_out(output or Path("-"), content, to_read=format == "terminal")
 
 
-def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool) -> str | bytes:
+def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool, verbose: bool) -> str | bytes:
     """The report in the wanted format; terminal tables have colours only where they go to a terminal."""
     from edgefl.report import writers
 
@@ -152,7 +153,7 @@ def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool) -
         return to_parquet(report)
     if form != "terminal":
         return {"json": writers.to_json, "csv": writers.to_csv}[form](report)
-    return drawn(lambda console: writers.print_report(report, console), to_terminal=to_terminal)
+    return drawn(lambda console: writers.print_report(report, console, verbose=verbose), to_terminal=to_terminal)
 
 
 def recipes_command(

@@ -107,6 +107,22 @@ def device_bill(report: RunReport) -> Grid:
     return table("What each device spent", columns, rows, notes, "No device has joined yet.")
 
 
+def brief_bill(report: RunReport) -> Grid:
+    """One row per device over the whole run, with the columns that fit a terminal."""
+    columns: list[Column[_Spent]] = [
+        Column("device", lambda row: row.device.device, key=True, text=True),
+        _trained("run"),
+        limit_column("budget", lambda row: step_limit(row.device), "B", _COMPARED[0][1]),
+        *_comparison(_COMPARED[0])[:2],
+        *map(_measurement, _BRIEF[:3]),
+    ]
+    rows = [
+        _Spent(device_row(report, name), 0, assignments, len(report.rounds))
+        for name, assignments in by_device(report).items()
+    ]
+    return table("What each device spent", columns, rows, (), "No device has joined yet.")
+
+
 def _budget_note(report: RunReport) -> list[str]:
     """Footnote on step memory budgets derived from process memory, with the idle trainer's size; [] for none."""
     bases = {

@@ -47,7 +47,7 @@ def fitting(data: Record) -> str:
     return ", ".join(words)
 
 
-def _how_many(value: Sized | int | None) -> int:
+def how_many(value: Sized | int | None) -> int:
     """A list's length, or the number itself: events may carry either."""
     return len(value) if isinstance(value, Sized) else int(value or 0)
 
@@ -164,10 +164,10 @@ def _run_started(state: LiveState, event: EventRow) -> str:
     for name in (one.name for one in state.devices.values() if one.doing != REVOKED):  # of before its restart
         state.mark(name, "lost", "not back since the coordinator started again")
     state.name, state.recipe = str(data.get("name", "")), str(data.get("recipe", ""))
-    state.stages, state.rounds_total = _how_many(data.get("stages")), _how_many(data.get("rounds_total"))
+    state.stages, state.rounds_total = how_many(data.get("stages")), how_many(data.get("rounds_total"))
     parts = [f"{state.name}: recipe {state.recipe}", f"{state.stages} stages, {state.rounds_total} rounds"]
     if data.get("bytes"):
-        parts.append(f"model of {_how_many(data.get('parts'))} parts, {units.mib(data['bytes'])}")
+        parts.append(f"model of {how_many(data.get('parts'))} parts, {units.mib(data['bytes'])}")
     if data.get("broker"):
         parts.append(f"broker {units.public_url(str(data['broker']))}")
     begins = f"run goes on{f' at stage {event.stage} round {event.round}' if event.stage else ''}"
@@ -239,10 +239,10 @@ def _round_started(state: LiveState, event: EventRow) -> str:
         elif device.doing not in (*GONE, "refused", "quarantined") and device.name not in data.get("behind", ()):
             state.mark(device.name, "idle")
     attempt = f", attempt {data['attempt']}" if state.attempt > 1 else ""
-    return f"stage {event.stage} round {event.round} started{attempt}: {_listed(chosen)}"
+    return f"stage {event.stage} round {event.round} started{attempt}: {listed(chosen)}"
 
 
-def _listed(value: object) -> str:
+def listed(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -356,13 +356,13 @@ def _round_closed(state: LiveState, event: EventRow) -> str:
             state.mark(str(name), doing, why)
     stale = ", ".join(f"{name} (by {late})" for name, late in (data.get("staleness") or {}).items())
     parts = [
-        f"stage {event.stage} round {event.round} closed: {_how_many(data.get('participants'))} devices",
+        f"stage {event.stage} round {event.round} closed: {how_many(data.get('participants'))} devices",
         f"loss {units.number(data.get('loss'))}",
         f"payload {units.mib(data.get('payload_bytes'))}",
         units.seconds(data.get("seconds")),
         *([units.privacy(data["account"])] if data.get("account") else []),
         *([f"made earlier: {stale}"] if stale else []),
-        *(f"{name}: {_listed(data[name])}" for name in ("late", "lost", "behind") if data.get(name)),
+        *(f"{name}: {listed(data[name])}" for name in ("late", "lost", "behind") if data.get(name)),
     ]
     return " · ".join(parts)
 

@@ -207,10 +207,19 @@ def ratio_cell(measured: Figure, predicted: Figure) -> Cell:
     return Cell(f"{measured.value / predicted.value:.2f}×", tone=tone)
 
 
-def print_grids(grids: Iterable[Grid], console: Console) -> None:
-    """Each grid with its footnotes and notes; a note that several have is printed once."""
+def print_grids(grids: Iterable[Grid], console: Console, *, brief: bool = False) -> None:
+    """Each grid with its footnotes and notes; a note that several have is printed once.
+
+    ``brief``: without notes and footnotes, and of a grid that is too wide the first columns alone.
+    """
     printed: set[str] = set()
     for grid in grids:
+        if brief:
+            first = split(grid, console.width)[0] if grid.rows else []
+            columns = tuple(grid.columns[n] for n in first)
+            rows = tuple(tuple(replace(row[n], why="") for n in first) for row in grid.rows)
+            print_grid(replace(grid, columns=columns, rows=rows, notes=()), console)
+            continue
         print_grid(grid, console, printed)
         printed.update(grid.notes if grid.rows else ())
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.report import units
+from edgefl.report.brief_lines import BriefLines
 from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
 from edgefl.report.refusals import REVOKED
 from edgefl.run_records import EventRow
@@ -30,12 +31,15 @@ _STYLES = {
 class LiveView:
     """Shows a run. ``feed`` it every event in order; ``close`` it (or use it as a context) at the end.
 
-    ``plain``: lines instead of a display; by default when the console is no terminal.
+    ``plain``: lines instead of a display; by default when the console is no terminal. ``verbose``: a line for every
+    event, with all its figures, instead of one for every round.
     """
 
-    def __init__(self, console: Console | None = None, *, plain: bool | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, plain: bool | None = None, verbose: bool = False) -> None:
         self.console = console or Console()
         self.plain = not self.console.is_terminal if plain is None else plain
+        self.verbose = verbose
+        self._brief = BriefLines()
         self.state = LiveState()
         self._live: Live | None = None
 
@@ -53,16 +57,24 @@ class LiveView:
                 console=self.console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_S, transient=True
             )
             self._live.start()
-        refused = event.kind == "stage_planned" and any(not p.get("ok", True) for p in event.data.get("placements", []))
-        if text is not None and (self.plain or KINDS[event.kind].kept or refused):
-            since = max(0.0, event.at - (self.state.began_at or event.at))  # a device may enrol before the run begins
-            clock = f"{since:7.1f} s  "  # before the first line alone
-            for words in text.split("\n"):
-                line = Text(clock, style="dim").append(words, style=KINDS[event.kind].style)
-                self.console.print(line, soft_wrap=self.plain)
-                clock = " " * len(clock)
+        if self.verbose:
+            self._print(event, text)
+        else:
+            for one, line in self._brief.of(event, text, self.state):
+                self._print(one, line)
         if self.state.ended:
             self.close()
+
+    def _print(self, event: EventRow, text: str | None) -> None:
+        refused = event.kind == "stage_planned" and any(not p.get("ok", True) for p in event.data.get("placements", []))
+        if text is None or not (self.plain or KINDS[event.kind].kept or refused):
+            return
+        since = max(0.0, event.at - (self.state.began_at or event.at))  # a device may enrol before the run begins
+        clock = f"{since:7.1f} s  "  # before the first line alone
+        for words in text.split("\n"):
+            line = Text(clock, style="dim").append(words, style=KINDS[event.kind].style)
+            self.console.print(line, soft_wrap=self.plain)
+            clock = " " * len(clock)
 
     def close(self) -> None:
         """Stop the display and leave its last state on the terminal."""

@@ -129,13 +129,20 @@ def _field(value: str | float | None) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def print_report(report: RunReport, console: Console) -> None:
-    """The whole report on a terminal: accuracy, bills, refusals, rounds."""
+def print_report(report: RunReport, console: Console, *, verbose: bool = False) -> None:
+    """The report on a terminal: what went wrong, accuracy, each device's costs.
+
+    ``verbose``: also refusals, costs by stage, times, rounds, bundles, every metric, and notes on the figures.
+    """
     console.print(Text(story.headline(report), style="bold"))
     if why := story.no_saving(report):
         console.print(Text(why, style="dim"))
     for text in story.troubles(report):
         console.print(Text(text, style="red" if report.status == "failed" else "yellow"))
+    if not verbose:
+        grids = [quality.evaluation(report), *with_rows(quality.personal(report)), bills.brief_bill(report)]
+        print_grids(grids, console, brief=True)
+        return
     grids = [
         quality.evaluation(report),
         *with_rows(*quality.grids(report)),

@@ -274,7 +274,8 @@ def test_the_verbs_read_a_real_ledger(
         ledger.create(RunPlan(run="r1", name="first", recipe="layerwise"), {}, {"task": 4}, at=1_790_000_000.0)
     assert "first" in edgefl("runs", capsys=capsys)[1]
     assert json.loads(edgefl("runs", "--format", "json", capsys=capsys)[1])[0]["run"] == "r1"
-    assert "No round has started yet." in edgefl("report", "r", capsys=capsys)[1]
+    assert "No device has joined yet." in edgefl("report", "r", capsys=capsys)[1]
+    assert "No round has started yet." in edgefl("report", "r", "--verbose", capsys=capsys)[1]
     assert json.loads(edgefl("report", "--format", "json", capsys=capsys)[1])["part_bytes"] == {"task": 4}
     assert "No device has joined yet." in edgefl("devices", capsys=capsys)[1]
 

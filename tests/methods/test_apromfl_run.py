@@ -41,7 +41,7 @@ SMALL = ["training.batch_size=6", "training.holdout=null"]
 
 def shown(report: RunReport) -> str:
     console = Console(width=240, record=True, file=io.StringIO())
-    print_report(report, console)
+    print_report(report, console, verbose=True)
     return console.export_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import msgspec
 import pytest
@@ -364,9 +365,19 @@ def test_a_wide_table_is_cut_between_groups_and_repeats_its_keys(report: RunRepo
     assert sorted({index for part in parts for index in part}) == list(range(len(grid.columns)))
 
 
+def test_by_default_the_terminal_has_one_table_of_costs_within_80_columns_and_no_notes(report: RunReport) -> None:
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_report(report, console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = [title for title, before in zip(lines[1:], lines, strict=False) if title and not before]
+    assert titles == ["Test accuracy, after stage 6, round 2", "What each device spent"]
+    assert re.fullmatch(r"nano +11 / 12 +24\.0 +13\.7 +17\.7 +97\.3 +8\.73 +9\.54", lines[-3])
+
+
 def test_the_terminal_report_names_reasons_and_footnotes(report: RunReport) -> None:
     console = Console(record=True, width=120, file=io.StringIO())
-    print_report(report, console)
+    print_report(report, console, verbose=True)
     text = console.export_text()
     assert f"a  {NO_ENERGY}" in text
     assert text.count("Step memory is what training adds") == 1
@@ -375,7 +386,7 @@ def test_the_terminal_report_names_reasons_and_footnotes(report: RunReport) -> N
 
 def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
     console = Console(record=True, width=100, file=io.StringIO())
-    print_report(RunReport(run="x"), console)
+    print_report(RunReport(run="x"), console, verbose=True)
     assert "No round has started yet." in console.export_text()
     assert "There is no run in runs" in shown(runs_table([], "runs", 0.0), 80)
 

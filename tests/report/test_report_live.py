@@ -110,9 +110,9 @@ def live_events() -> list[EventRow]:
 # Live
 
 
-def live_text(**options: object) -> str:
+def live_text(*, verbose: bool = True, **options: object) -> str:
     console = Console(file=io.StringIO(), width=110, **options)  # type: ignore[arg-type]  # a test's own options
-    with LiveView(console) as view:
+    with LiveView(console, verbose=verbose) as view:
         for event in live_events():
             view.feed(event)
     return console.file.getvalue()  # type: ignore[attr-defined]  # the file is the StringIO above
@@ -128,6 +128,41 @@ def test_without_a_terminal_each_event_is_a_plain_line() -> None:
     assert "1.34" not in text  # progress moves a bar, it is no line
 
 
+def test_by_default_a_round_is_one_line_and_what_went_wrong_has_its_own() -> None:
+    lines = [line.rstrip() for line in live_text(verbose=False).splitlines()]
+    assert lines == [
+        "    0.0 s  basic-motions started: recipe layerwise, 6 stages, 12 rounds",
+        "    1.0 s  orin-nano (jetson-orin-nano-8gb) joined: 60 samples",
+        "    2.0 s  nano (jetson-nano-4gb) joined: 44 samples",
+        "    3.0 s  gpu-box joined: 96 samples",
+        "    4.0 s  tiny (single-stage-box) joined: 20 samples",
+        "    6.0 s  stage 1: tiny refused, step memory over budget: needs 4.93 MiB, allowed 3.00 MiB",
+        "    7.5 s  nano declined: memory ceiling hit while training: needs 26.4 MiB, allowed 24.0 MiB",
+        "    7.6 s  nano planned again with micro-batch 8 (memory ceiling hit while training)",
+        "    9.8 s  nano left",
+        "   10.0 s  stage 1 round 1: 2 devices · loss 1.21 · 3.62 MiB · accuracy 36.0 % · lost: nano",
+        "   12.0 s  warning: one sample of nano has no label and was skipped",
+        "  131.0 s  run done after 2 min 11 s · runs/x",
+    ]
+
+
+def test_brief_lines_count_devices_beyond_the_first_sixteen_and_print_an_unevaluated_round() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    joined = [EventRow(1.0, "device_joined", device=f"d{n}", data={"samples": {"": 5, "acc": 5}}) for n in range(20)]
+    closed = EventRow(3.0, "round_closed", 1, 1, data={"participants": 7, "loss": 0.5, "payload_bytes": 2**20})
+    later = EventRow(4.0, "evaluated", 1, 2, data={"values": [{"available": ["acc"], "metric": "r2", "value": 0.5}]})
+    with LiveView(console) as view:
+        for event in (*joined, EventRow(2.0, "stage_planned", 1), closed, EventRow(3.1, "heard"), later):
+            view.feed(event)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # the file is the StringIO above
+    assert lines[15].split()[-1] == "samples"
+    assert [line[11:] for line in lines[16:]] == [
+        "and 4 more devices joined",
+        "stage 1 round 1: 7 devices · loss 0.500 · 1.00 MiB",
+        "stage 1 round 2: R² 0.500",
+    ]
+
+
 def test_on_a_terminal_the_display_shows_devices_and_what_they_spent() -> None:
     text = live_text(force_terminal=True)
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.split("run finished")[-1])
@@ -136,9 +171,10 @@ def test_on_a_terminal_the_display_shows_devices_and_what_they_spent() -> None:
     assert "tiny refused: step memory over budget: needs 4.93 MiB, allowed 3.00 MiB" in last
 
 
-def test_the_view_survives_events_of_another_version() -> None:
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_view_survives_events_of_another_version(verbose: bool) -> None:
     console = Console(file=io.StringIO(), width=100)
-    with LiveView(console) as view:
+    with LiveView(console, verbose=verbose) as view:
         view.feed(EventRow(kind="a_new_kind", data={"x": [1]}))
         for kind in ("round_closed", "update", "progress", "stage_planned", "evaluated", "declined", "run_failed"):
             view.feed(EventRow(kind=kind, device="d"))

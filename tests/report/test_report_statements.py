@@ -28,7 +28,7 @@ STAGES = range(1, 6)
 
 def terminal(report: RunReport, width: int = 120) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
-    print_report(report, console)
+    print_report(report, console, verbose=True)
     return console.export_text()
 
 
