@@ -247,14 +247,13 @@ class Upload(Method):
 
     ``send``: (``edgefl.registry.Trained``, generator, options) -> ({part: its tensors} to send, tensors that the device
     keeps for it until its next round); None: every part as it was trained.
-    ``omits``: it may leave parts out, all but one. ``most``: ({part: its bytes}, options) -> the most bytes of these
-    that an update has; None: all of them.
+    ``most``: ({part: its bytes}, options) -> the most bytes of these that an update has, which may then leave parts
+    out, all but one; None: it has all.
     With ``returns`` it is given the losses by the modalities at hand.
     """
 
     role: ClassVar[str] = "upload"
     send: UploadSend | None = None
-    omits: bool = False
     most: UploadMost | None = None
 
 
@@ -341,7 +340,7 @@ _UNCOVERED = (
     ("prototypes", "local", "prototypes are means of samples; set slots.prototypes to none"),
     ("cluster", "signature", "clusters are made of their signatures; set slots.cluster to none"),
     ("repair", "mend", "a repair puts one device's weights in another's; set slots.repair to none"),
-    ("upload", "omits", "which parts a device sends depends on its data; set slots.upload to whole"),
+    ("upload", "most", "which parts a device sends depends on its data; set slots.upload to whole"),
     ("pace", "returns", "this pace goes by their hold-outs; set slots.pace to planned"),
     ("select", "returns", "this selection goes by their hold-outs; set slots.select to all or random"),
     ("optimise", "returns", "this step goes by their hold-outs; set another slots.optimise"),
