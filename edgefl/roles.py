@@ -262,12 +262,11 @@ class Repair(Method):
     """Repair of updates before they are aggregated.
 
     ``mend``: (updates, state, store, {device: cluster}, {device: samples in its last round}, options) -> ({(device,
-    part): tensors in place of its own}, parts that devices are sent for their personal models, the record {device: what
-    was done or why not}).
+    part): tensors in place of its own}, the record {device: what was done or why not}). Devices keep what they trained,
+    and are sent these tensors for a model of their own, as a part of the method's name.
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
     ``observe``: (job, model, options) -> the observer of a device's training.
     ``unreadable``: (local optimiser, options) -> why it cannot observe it.
-    ``part``: name of the part that devices are sent for a model of their own, which they keep; "": they keep none.
     With periods (``edgefl.plan.periods``): ``period``: (options) -> the ``Period``; None: one of one round.
     ``ask``: ({device: ``Member``}, options) -> {device: layers to upload}. ``lend``: (updates, {device: its layer by
     the update before}, store, {device: cluster}, options) -> ({device: {layer: values}}, the record of ``mend``).
@@ -278,7 +277,6 @@ class Repair(Method):
     unlikely: RepairUnlikely | None = None
     observe: RepairObserve | None = None
     unreadable: RepairUnreadable | None = None
-    part: str = ""
     period: RepairPeriod | None = None
     ask: RepairAsk | None = None
     lend: RepairLend | None = None

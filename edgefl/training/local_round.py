@@ -164,7 +164,7 @@ def _training_round(
     sending, samples = training.update()
     sending, noted = uploaded(job, model, sending, Seen(holdout, parts, local.kept), rng)
     noted |= private_head_tensors(auxiliary) | keeping(job, auxiliary, local.kept)
-    staying = job.stage.trained if repair.method.part else kept_parts(job)
+    staying = job.stage.trained if repair.method.mend else kept_parts(job)
     return RoundResult(
         parts=sending,
         kept={p: part_tensors(model, p, copy=False) for p in staying} | noted,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.methods.mmic.layer_exchange import ask, lend
 from edgefl.methods.mmic.poverty_layer import PovertyObserver, poverty_layers
-from edgefl.methods.mmic.poverty_substitution import PART, mend, unlikely
+from edgefl.methods.mmic.poverty_substitution import mend, unlikely
 from edgefl.registry import Option, Period, Rule, register
 from edgefl.roles import Repair
 
@@ -78,7 +78,6 @@ register(
         unlikely=unlikely,
         observe=observe,
         unreadable=unreadable,
-        part=PART,
         moves=True,
         period=period,
         ask=ask,
