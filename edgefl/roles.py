@@ -95,13 +95,12 @@ class Pace(Method):
 
 @dataclass(frozen=True)
 class Sharing(Method):
-    """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``).
+    """Sharing of weights between the encoders: the default shares none.
 
-    None from outside: the core builds it.
+    Others share the attention of their blocks (``edgefl.models.multiway``). None from outside: the core builds it.
     """
 
     role: ClassVar[str] = "sharing"
-    attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class StandIn(Method):
     exported graphs. ``build``: (model, options) -> the module with its weights, the model's part ``missing``, which is
     ``module`` of what is at hand; it imports torch.
     ``offered``: (model, prototype tables) -> whether inference can make it; None: where the model was built for it.
-    ``tables``: it is made of the prototype tables. ``inferred``: what it is at inference, in a report's words; "":
-    its summary.
+    ``inferred``: what it is at inference, in a report's words; "": its summary.
     ``complete_only``: samples that lack a modality are not trained on. ``completed_data``: (dataset, encoders, options)
     -> the data completed before training; ``completed_counts``: the same of (samples of each modality, encoders).
     """
@@ -162,11 +160,15 @@ class StandIn(Method):
     make: StandInMake
     build: StandInBuild | None = None
     offered: StandInOffered | None = None
-    tables: bool = False
     inferred: str = ""
     complete_only: bool = False
     completed_data: StandInCompletedData | None = None
     completed_counts: StandInCompletedCounts | None = None
+
+    @property
+    def tables(self) -> bool:
+        """Whether it is made of the prototypes that its rules ask for."""
+        return any(rule.role == Prototypes.role and rule.wanted for rule in self.rules)
 
     def offers(self, model: ModelSpec, tables: Mapping[str, object]) -> bool:
         """Whether inference can make it."""
@@ -178,18 +180,17 @@ class Prototypes(Method):
     """Prototypes, computed on the devices and merged.
 
     ``local``: (job, model, auxiliary, dataset, generator, options) -> {table: ``prototypes.table.ClassMeans``} of one
-    device; None: there are no prototypes. ``classes``: their rows are classes.
+    device; None: there are no prototypes.
     ``merge``: ({device: loader of its tables}, loader of the global ones or None, generator, options) -> the outcome
     (``edgefl.aggregation.prototype_merge``). ``start``: (model, generator, options) -> tables before the first ones.
     ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
     ``candidates``: (options) -> numbers of classes to mix at inference, ascending, of which the best on the devices'
-    hold-outs is taken; (): their number is fixed.
+    hold-outs is taken; (): their number is fixed; None: their rows are no classes.
     """
 
     role: ClassVar[str] = "prototypes"
     local: PrototypesLocal | None = None
-    classes: bool = False
     merge: PrototypesMerge | None = None
     start: PrototypesStart | None = None
     rows: PrototypesRows | None = None
