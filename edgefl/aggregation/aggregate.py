@@ -194,7 +194,7 @@ class _Round:
     def finish(self) -> tuple[Manifest, Record]:
         """The next state and the record, once every part is aggregated."""
         state = fold_residuals(self.store, self.state) if self.terms.transfer.whole else self.state
-        personal: dict[str, Tensors] = {}
+        personal: dict[str, dict[str, np.ndarray]] = {}
         for (device, part), tensors in self.mended.items():
             layers = personal.setdefault(of_device(device) + self.slots["repair"].name, {})
             layers |= {f"{part}|{name}": value for name, value in tensors.items()}

@@ -22,7 +22,7 @@ def period(*, exchange: str, whole_every: float, layers: float) -> Period:
 
 def observe(job: Job, model: StagedModel, *, form: str) -> PovertyObserver:
     """Observer of a device's training for its poverty layer."""
-    return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
+    return PovertyObserver(poverty_layers(job, model), exact=form == "exact", named=job.period is not None)
 
 
 def unreadable(optimizer: str, *, form: str) -> str:
