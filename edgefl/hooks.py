@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     ObjectiveLoss = Callable[Concatenate[Forward, ...], Tensor]
     RepairMend = Callable[
         Concatenate[Sequence[UpdateInfo], Manifest, ObjectStore, Mapping[str, int], Mapping[str, float], ...],
-        tuple[dict[tuple[str, str], Tensors], dict[str, Tensors], Mapping[str, object]],
+        tuple[dict[tuple[str, str], Tensors], Mapping[str, object]],
     ]
     RepairUnlikely = Callable[Concatenate[Mapping[str, Mapping[str, int]], Sequence[str], ...], str]
     RepairObserve = Callable[Concatenate[Job, StagedModel, ...], Observer]

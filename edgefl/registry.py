@@ -153,20 +153,25 @@ class Member(NamedTuple):
     largest: str
 
 
+class Observed(NamedTuple):
+    """A device's training as a repair sees it. ``complete``: the device may lend to others.
+
+    ``poverty``: the layer to repair, as its place among the sorted weight tensors of the parts that are sent; -1: none
+    of these. ``poverty_change``: how much it changed; 0: there is none. ``layer``: in a period its name, "part|tensor".
+    """
+
+    complete: bool = True
+    poverty: int = -1
+    poverty_change: float = 0.0
+    layer: str = ""
+
+
 class Observer(Protocol):
     """Observer of a device's training for a repair; batches are complete or not, never mixed, while it does."""
 
     @property
-    def complete(self) -> bool:
-        """Whether the device may lend to others."""
-
-    @property
     def copied(self) -> Sequence[Any]:
         """Parameters of which its step holds copies."""
-
-    @property
-    def change(self) -> float:
-        """How much the layer to repair changed; 0: there is none."""
 
     def step(self, optimizer: Any, complete: bool) -> AbstractContextManager[None]:
         """Around one step on a batch that is complete or not."""
@@ -174,11 +179,8 @@ class Observer(Protocol):
     def epoch(self) -> None:
         """After each epoch."""
 
-    def layer(self, sending: Mapping[str, Mapping[str, Array]]) -> int:
-        """Place of the layer to repair among the sorted weight tensors of the parts that are sent; -1: none."""
-
-    def poorest(self) -> str | None:
-        """The layer to repair, as "part|tensor"; None: none."""
+    def observed(self, sending: Mapping[str, Mapping[str, Array]]) -> Observed:
+        """Its result, after the last epoch; ``sending``: the parts that are sent."""
 
 
 class Trained(NamedTuple):

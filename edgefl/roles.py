@@ -95,13 +95,12 @@ class Pace(Method):
 
 @dataclass(frozen=True)
 class Sharing(Method):
-    """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``).
+    """Sharing of weights between the encoders: the default shares none.
 
-    None from outside: the core builds it.
+    Others share the attention of their blocks (``edgefl.models.multiway``). None from outside: the core builds it.
     """
 
     role: ClassVar[str] = "sharing"
-    attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class StandIn(Method):
     exported graphs. ``build``: (model, options) -> the module with its weights, the model's part ``missing``, which is
     ``module`` of what is at hand; it imports torch.
     ``offered``: (model, prototype tables) -> whether inference can make it; None: where the model was built for it.
-    ``tables``: it is made of the prototype tables. ``inferred``: what it is at inference, in a report's words; "":
-    its summary.
+    ``inferred``: what it is at inference, in a report's words; "": its summary.
     ``complete_only``: samples that lack a modality are not trained on. ``completed_data``: (dataset, encoders, options)
     -> the data completed before training; ``completed_counts``: the same of (samples of each modality, encoders).
     """
@@ -162,11 +160,15 @@ class StandIn(Method):
     make: StandInMake
     build: StandInBuild | None = None
     offered: StandInOffered | None = None
-    tables: bool = False
     inferred: str = ""
     complete_only: bool = False
     completed_data: StandInCompletedData | None = None
     completed_counts: StandInCompletedCounts | None = None
+
+    @property
+    def tables(self) -> bool:
+        """Whether it is made of the prototypes that its rules ask for."""
+        return any(rule.role == Prototypes.role and rule.wanted for rule in self.rules)
 
     def offers(self, model: ModelSpec, tables: Mapping[str, object]) -> bool:
         """Whether inference can make it."""
@@ -178,18 +180,17 @@ class Prototypes(Method):
     """Prototypes, computed on the devices and merged.
 
     ``local``: (job, model, auxiliary, dataset, generator, options) -> {table: ``prototypes.table.ClassMeans``} of one
-    device; None: there are no prototypes. ``classes``: their rows are classes.
+    device; None: there are no prototypes.
     ``merge``: ({device: loader of its tables}, loader of the global ones or None, generator, options) -> the outcome
     (``edgefl.aggregation.prototype_merge``). ``start``: (model, generator, options) -> tables before the first ones.
     ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
     ``candidates``: (options) -> numbers of classes to mix at inference, ascending, of which the best on the devices'
-    hold-outs is taken; (): their number is fixed.
+    hold-outs is taken; (): their number is fixed; None: their rows are no classes.
     """
 
     role: ClassVar[str] = "prototypes"
     local: PrototypesLocal | None = None
-    classes: bool = False
     merge: PrototypesMerge | None = None
     start: PrototypesStart | None = None
     rows: PrototypesRows | None = None
@@ -247,14 +248,13 @@ class Upload(Method):
 
     ``send``: (``edgefl.registry.Trained``, generator, options) -> ({part: its tensors} to send, tensors that the device
     keeps for it until its next round); None: every part as it was trained.
-    ``omits``: it may leave parts out, all but one. ``most``: ({part: its bytes}, options) -> the most bytes of these
-    that an update has; None: all of them.
+    ``most``: ({part: its bytes}, options) -> the most bytes of these that an update has, which may then leave parts
+    out, all but one; None: it has all.
     With ``returns`` it is given the losses by the modalities at hand.
     """
 
     role: ClassVar[str] = "upload"
     send: UploadSend | None = None
-    omits: bool = False
     most: UploadMost | None = None
 
 
@@ -263,12 +263,11 @@ class Repair(Method):
     """Repair of updates before they are aggregated.
 
     ``mend``: (updates, state, store, {device: cluster}, {device: samples in its last round}, options) -> ({(device,
-    part): tensors in place of its own}, parts that devices are sent for their personal models, the record {device: what
-    was done or why not}).
+    part): tensors in place of its own}, the record {device: what was done or why not}). Devices keep what they trained,
+    and are sent these tensors for a model of their own, as a part of the method's name.
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
     ``observe``: (job, model, options) -> the observer of a device's training.
     ``unreadable``: (local optimiser, options) -> why it cannot observe it.
-    ``part``: name of the part that devices are sent for a model of their own, which they keep; "": they keep none.
     With periods (``edgefl.plan.periods``): ``period``: (options) -> the ``Period``; None: one of one round.
     ``ask``: ({device: ``Member``}, options) -> {device: layers to upload}. ``lend``: (updates, {device: its layer by
     the update before}, store, {device: cluster}, options) -> ({device: {layer: values}}, the record of ``mend``).
@@ -279,7 +278,6 @@ class Repair(Method):
     unlikely: RepairUnlikely | None = None
     observe: RepairObserve | None = None
     unreadable: RepairUnreadable | None = None
-    part: str = ""
     period: RepairPeriod | None = None
     ask: RepairAsk | None = None
     lend: RepairLend | None = None
@@ -341,7 +339,7 @@ _UNCOVERED = (
     ("prototypes", "local", "prototypes are means of samples; set slots.prototypes to none"),
     ("cluster", "signature", "clusters are made of their signatures; set slots.cluster to none"),
     ("repair", "mend", "a repair puts one device's weights in another's; set slots.repair to none"),
-    ("upload", "omits", "which parts a device sends depends on its data; set slots.upload to whole"),
+    ("upload", "most", "which parts a device sends depends on its data; set slots.upload to whole"),
     ("pace", "returns", "this pace goes by their hold-outs; set slots.pace to planned"),
     ("select", "returns", "this selection goes by their hold-outs; set slots.select to all or random"),
     ("optimise", "returns", "this step goes by their hold-outs; set another slots.optimise"),

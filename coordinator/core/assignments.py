@@ -160,7 +160,7 @@ def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
 
 def separate_figures(plan: RunPlan) -> dict[str, str]:
     """Parts beside the stage's (prototypes, single layers) -> the figure of their download bytes."""
-    one_layer = dict.fromkeys((choose("repair", plan.server).method.part, LAYERS), "layer_down_bytes")
+    one_layer = dict.fromkeys((choose("repair", plan.server).name, LAYERS), "layer_down_bytes")
     return {**one_layer, PROTOTYPES: "prototypes_down_bytes"}
 
 

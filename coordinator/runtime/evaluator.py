@@ -24,7 +24,7 @@ from edgefl.plan.stages import stage_before
 from edgefl.process.worker import Handler, Note, serve
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
-from edgefl.registry import choose
+from edgefl.registry import choose, offers
 from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:  # torch waits for the first request: that it is missing has to be told as an answer
@@ -111,7 +111,7 @@ class Evaluator:
             parts,
             test,
             Criteria(
-                prototypes=PROTOTYPES in request.manifest and choose("prototypes", plan.server).method.classes,
+                prototypes=PROTOTYPES in request.manifest and offers(plan.server, "prototypes", "candidates"),
                 tasks=tasks_of(plan.model, plan.slots, test),
                 matcher=matcher,
                 networks=networks,

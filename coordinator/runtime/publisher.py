@@ -123,7 +123,7 @@ class Publisher:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
         update = one.update
         seen = manifest | visible_parts(manifest, update.device, state.memory)
-        own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
+        own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.has("candidates"))
         assignment = assignment_of(state, update.device, update.attempt)
         layers = ((assignment and assignment.period) or WHOLE_ROUND).layers
         name = transfer_name("u", update.attempt, update.device)

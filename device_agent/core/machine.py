@@ -352,9 +352,9 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     state = _task_moved(state, event)
     if result.refusal is not None:
         return _decline(state, task.offer, result.refusal, result.figures)
-    sent = {name: value for name, value in asdict(result).items() if name not in {"retained", "refusal"}}
+    sent = {name: value for name, value in asdict(result).items() if name not in {"retained", "refusal", "observed"}}
     base = digest_of(result.retained) if task.offer.job.period is not None else ""
-    update = m.Update(device=state.device, attempt=event.attempt, base=base, **sent)
+    update = m.Update(device=state.device, attempt=event.attempt, base=base, **sent, **result.observed._asdict())
     out: list[Instruction] = [v.StopServe(state.update.attempt)] if state.update is not None else []
     state = replace(state, update=update, retained=retained(state, event.attempt, result.retained))
     out += [_save(state), v.Log("trained", {"attempt": str(event.attempt), **result.metrics})]

@@ -10,6 +10,7 @@ import msgspec
 from edgefl.plan.job import Preparation
 from edgefl.protocol.messages import Decline, DownMessage, Grant, Offer, Update, UpMessage
 from edgefl.records import NOT_TRAINED, Attempt, Budget, Capabilities, Figure, Figures, Manifest, Moments, Refusal
+from edgefl.registry import Observed
 
 #: Sign of life until a coordinator sets the interval (``Welcome.heartbeat_s``).
 HEARTBEAT_S: Final = 10.0
@@ -46,10 +47,7 @@ class Result(msgspec.Struct, frozen=True):
     samples: dict[str, int] = {}  # part -> samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
-    complete: bool = True
-    poverty: int = -1
-    poverty_change: float = 0.0
-    layer: str = ""
+    observed: Observed = Observed()
     retained: Manifest = {}  # what stays here for the next round: private parts, a personal model
     refusal: Refusal | None = None
 

@@ -170,10 +170,7 @@ class LocalTrainer:
             samples=outcome.samples,
             metrics=outcome.metrics | self.completed,
             figures=_figures(outcome, None, memory, energy),
-            complete=outcome.complete,
-            poverty=outcome.poverty,
-            poverty_change=outcome.poverty_change,
-            layer=outcome.layer,
+            observed=outcome.observed,
             retained=staying | sending.residuals | waiting,
         )
 

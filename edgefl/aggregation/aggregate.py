@@ -43,6 +43,7 @@ from edgefl.aggregation.server_state import (
     AudiencePart,
     fold_residuals,
     is_shared,
+    of_device,
     publish,
     without_passing,
 )
@@ -166,7 +167,6 @@ class _Round:
             self.state = {key: ref for key, ref in self.state.items() if not key.startswith(_OBSERVED)}
         self.step = history.server_step(slots["optimise"], self.memory, updates, groups, self.record)
         self.mended: Mapping[tuple[str, str], Tensors] = {}
-        self.personal: Mapping[str, Tensors] = {}
         self.factors: Mapping[str, float] = {}  # while they are screened, changes are as they came
         self.factors = self._screen()
         self.updates = updates = [u for u in updates if self.factors.get(u.name) != 0]
@@ -182,7 +182,7 @@ class _Round:
         if repair.method.mend is not None:
             mend = repair.bind(repair.method.mend)
             known = {device: track.weight for device, track in self.memory.devices.items()}
-            self.mended, self.personal, self.record["repaired"] = mend(updates, previous, store, groups, known)
+            self.mended, self.record["repaired"] = mend(updates, previous, store, groups, known)
         self.facts: dict[str, dict[str, float]] = {}  # part -> what the pace observed
         self.whole: dict[str, str] = {}  # key -> why it travels whole although it was to be packed
 
@@ -194,7 +194,11 @@ class _Round:
     def finish(self) -> tuple[Manifest, Record]:
         """The next state and the record, once every part is aggregated."""
         state = fold_residuals(self.store, self.state) if self.terms.transfer.whole else self.state
-        state |= {key: self.store.put(encode_part(tensors)) for key, tensors in self.personal.items()}
+        personal: dict[str, dict[str, np.ndarray]] = {}
+        for (device, part), tensors in self.mended.items():
+            layers = personal.setdefault(of_device(device) + self.slots["repair"].name, {})
+            layers |= {f"{part}|{name}": value for name, value in tensors.items()}
+        state |= {key: self.store.put(encode_part(layers)) for key, layers in personal.items()}
         if self.whole:
             self.record["whole"] = self.whole
         networks = {**self.memory.networks, **history.networks(self.record)}

@@ -267,7 +267,7 @@ def _own_mask(plan: RunPlan, parts: Collection[str], say: Callable[[str], None])
     if mask != ZERO:
         return mask
     made = chosen("prototypes", plan.slots.prototypes)[0].method
-    clusters = made.local is not None and not made.classes
+    clusters = made.local is not None and made.candidates is None
     mask = BOTH if PROTOTYPES in parts and not clusters else ZERO
     if own.name != ZERO and not (own.method.tables and mask == BOTH):
         say(f"stand-ins in the bundles: {mask}; those of missing: {own.name} are made in training alone")

@@ -233,7 +233,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     The largest of: copies of sent and kept parts with one being encoded; a batch, raw or as stored prefixes; cache
     filling.
     """
-    personal = chosen("repair", job.slots.repair)[0].method.part
+    personal = chosen("repair", job.slots.repair)[0].method.mend
     staying = job.stage.trained if personal else kept(job)
     times = 1 + terms_that_keep(job)
     copies = times * bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)

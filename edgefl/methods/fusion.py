@@ -48,8 +48,6 @@ register(
 )
 register(
     Sharing("separate", "each modality has an encoder of its own", default=True),
-    Sharing(
-        "multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)", attention=True
-    ),
+    Sharing("multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)"),
     built_by_core=True,
 )

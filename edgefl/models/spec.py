@@ -25,7 +25,7 @@ import msgspec
 from edgefl.encoder_families import MAX_CONFIG_BYTES
 from edgefl.label_spaces import spaces_in
 from edgefl.records import MAX_COLUMNS, CellName, TableColumn
-from edgefl.registry import method
+from edgefl.registry import default, method
 
 #: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
 #: ("part|tensor" -> its values) both ways in rounds that exchange nothing else.
@@ -249,7 +249,7 @@ def unscaled(spec: ModelSpec) -> list[str]:
 
 def shares_attention(spec: ModelSpec) -> bool:
     """Whether the encoders of a model share the attention of their blocks."""
-    return bool(method("sharing", spec.encoder_sharing).attention)
+    return spec.encoder_sharing != default("sharing")
 
 
 def fuses_tokens(spec: ModelSpec) -> bool:

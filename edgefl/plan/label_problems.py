@@ -37,7 +37,7 @@ def _own_sets(recipe: RecipeConfig, label_names: tuple[str, ...]) -> list[Proble
         return [Problem("data", f"the labels are of {len(spaces)} label sets, and at most {MOST_SPACES} are taken")]
     if len(spaces) < 2:
         return []
-    tables = [p.name for p in chosen("prototypes", recipe.slots["prototypes"]) if p.method.classes]
+    tables = [p.name for p in chosen("prototypes", recipe.slots["prototypes"]) if p.method.candidates]
     drawn = [m.name for m in chosen("missing", recipe.slots["missing"]) if m.method.completed_data]
     listed = f"and labels are of the sets {', '.join(spaces)}"
     return [

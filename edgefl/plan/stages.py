@@ -217,7 +217,7 @@ def sent(stage: Stage, exchange: Exchange) -> tuple[str, ...]:
 
 def may_omit(stage: Stage, slots: Slots) -> bool:
     """True if the slot upload may omit trained parts of an update; never in the closing round."""
-    return not is_closing(stage) and bool(chosen("upload", slots.upload)[0].method.omits)
+    return not is_closing(stage) and chosen("upload", slots.upload)[0].method.has("most")
 
 
 def kept(job: Job) -> tuple[str, ...]:

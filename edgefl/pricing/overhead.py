@@ -135,7 +135,7 @@ class Overhead:
 
 def _personal(job: Job) -> bool:
     """True if the device also has a personal model to evaluate."""
-    return bool(chosen("repair", job.slots.repair)[0].method.part)
+    return bool(chosen("repair", job.slots.repair)[0].method.mend)
 
 
 def zero_prototypes(job: Job) -> dict[str, dict[str, np.ndarray]]:

@@ -114,7 +114,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         warnings=warnings_of(plan),
         period=period_of(plan.slots.repair).rounds,
         spending=spending(plan),
-        omits=upload.name if upload.method.omits else "",
+        omits=upload.name if upload.method.most else "",
         fewest_rounds=pace.bind(pace.method.fewest)() if pace.method.fewest else 0,
     )
 

@@ -36,10 +36,10 @@ def personal_evaluation(
     it held before. Without such a model: no metrics.
     """
     own = [part for part in job.stage.trained if part in kept]
-    repair = chosen("repair", job.slots.repair)[0].method
-    if not repair.part or not len(holdout) or len(own) < len(job.stage.trained):
+    repair = chosen("repair", job.slots.repair)[0]
+    if not repair.method.mend or not len(holdout) or len(own) < len(job.stage.trained):
         return {}
-    better = by_part(parts.get(repair.part, {}))
+    better = by_part(parts.get(repair.name, {}))
     before = {part: part_tensors(model, part) for part in own}
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})

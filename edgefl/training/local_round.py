@@ -28,7 +28,7 @@ from edgefl.plan.job import WHOLE_ROUND, Job
 from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
-from edgefl.registry import Observer, chosen, signature
+from edgefl.registry import Observed, Observer, chosen, signature
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
 from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
 from edgefl.training.exchanged_layers import asked_layers, between, by_part
@@ -81,7 +81,7 @@ class RoundResult:
     """Outcome of one device's round.
 
     ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
-    ``samples[part]``: samples the part was trained on; ``complete`` to ``layer``: as in an update;
+    ``samples[part]``: samples the part was trained on; ``observed``: for the repair, as in an update;
     ``flops``: counted, ``cache_fill_flops`` of them for the frozen prefix of every sample.
     """
 
@@ -91,10 +91,7 @@ class RoundResult:
     metrics: dict[str, float]
     compute_s: float
     flops: float = 0.0
-    complete: bool = True
-    poverty: int = -1
-    poverty_change: float = 0.0
-    layer: str = ""
+    observed: Observed = field(default_factory=Observed)
     cache_fill_flops: float = 0.0
 
 
@@ -164,17 +161,15 @@ def _training_round(
     sending, samples = training.update()
     sending, noted = uploaded(job, model, sending, Seen(holdout, parts, local.kept), rng)
     noted |= private_head_tensors(auxiliary) | keeping(job, auxiliary, local.kept)
-    staying = job.stage.trained if repair.method.part else kept_parts(job)
+    complete = bool(dataset.complete(list(job.model.encoders)).all())
+    staying = job.stage.trained if repair.method.mend else kept_parts(job)
     return RoundResult(
         parts=sending,
         kept={p: part_tensors(model, p, copy=False) for p in staying} | noted,
         samples=samples,
         metrics=training.metrics() | received | personal | trained,
         compute_s=training.compute_s,
-        complete=observer.complete if observer is not None else bool(dataset.complete(list(job.model.encoders)).all()),
-        poverty=observer.layer(sending) if observer is not None and not between(job) else -1,
-        poverty_change=observer.change if observer is not None else 0.0,
-        layer=(observer.poorest() or "") if observer is not None and job.period is not None else "",
+        observed=Observed(complete) if observer is None else observer.observed(sending),
         cache_fill_flops=cache_fill.flops,
     )
 

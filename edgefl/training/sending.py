@@ -53,8 +53,8 @@ def _misfit(upload: Choice, made: Mapping[str, Tensors], parts: Mapping[str, Ten
     if strange := sorted(made.keys() - parts.keys()):
         return f"sends parts that it was not given: {', '.join(strange)}"
     missing = sorted(parts.keys() - made.keys())
-    if missing and not (upload.method.omits and made):
-        return f"leaves out {', '.join(missing)}; {'one part at least' if upload.method.omits else 'all'} must be sent"
+    if missing and not (upload.method.most and made):
+        return f"leaves out {', '.join(missing)}; {'one part at least' if upload.method.most else 'all'} must be sent"
     for part, tensors in made.items():
         before, after = ({name: (t.dtype, t.shape) for name, t in each.items()} for each in (parts[part], tensors))
         if wrong := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):

@@ -103,7 +103,7 @@ class Run:
         made = train_round(self.job, data, self.parts(base), local, salt=str(len(self.states)))
         self.kept[device] = made
         manifest = {part: self.store.put(encode_part(tensors)) for part, tensors in made.parts.items()}
-        info = UpdateInfo(device, manifest, made.samples, made.metrics, made.complete, made.poverty)
+        info = UpdateInfo(device, manifest, made.samples, made.metrics, *made.observed[:2])
         return msgspec.structs.replace(info, staleness=late, base=base, factor=1.0) if late else info
 
     def round(self, late: int = 0) -> None:

@@ -110,7 +110,12 @@ def test_a_label_sets_classifier_may_be_left_out_but_not_everything() -> None:
 
 
 def test_an_upload_that_omits_leaves_out_parts_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    picks = Upload("picks", "a test's", send=lambda trained, generator: (trained.parts, {}), omits=True)
+    picks = Upload(
+        "picks",
+        "a test's",
+        send=lambda trained, generator: (trained.parts, {}),
+        most=lambda part_bytes: sum(part_bytes.values()),
+    )
     monkeypatch.setitem(registry._methods, "upload", {**registry.methods("upload"), "picks": picks})
     plan = replace(PLAN, slots=replace(PLAN.slots, upload={"picks": {}}))
     state = State(plan, devices={"a": Device(Hello("a", samples={"": 8}), first_claim=Claim({"": 8}))})

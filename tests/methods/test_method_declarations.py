@@ -82,7 +82,7 @@ def test_what_a_caller_leaves_open_is_as_the_paper_has_it(
         (lambda: (terms.needs_joint("gmc"),), ("objective", "labels"), "gmc needs the joint representation"),
         (
             lambda: contrast._needs_class_means("modality_contrast"),
-            ("prototypes", "classes"),
+            ("prototypes", "candidates"),
             "modality_contrast needs class",
         ),
         (

@@ -26,8 +26,10 @@ from edgefl.methods.mmic.poverty_layer import (
     sgd_change,
     weight_tensors,
 )
+from edgefl.models.spec import LAYERS
 from edgefl.models.staged import build
 from edgefl.plan.job import PeriodRound
+from edgefl.registry import Observed
 from edgefl.training.optimizers import EPS, SGD, AdamW, Group
 
 torch.set_num_threads(1)
@@ -263,7 +265,18 @@ def test_the_layer_s_number_is_counted_as_the_server_counts_it():
     observer.epoch()
     parts = {"head/acc2": {"weight": np.ones((2, 2))}, "head/acc": {"weight": np.ones((2, 2)), "bias": np.ones(2)}}
     server = weight_tensors(parts)
-    assert server[observer.layer(parts)] == ("head/acc", "weight")
+    assert server[observer.observed(parts).poverty] == ("head/acc", "weight")
+    assert observer.observed(parts) == Observed(complete=False, poverty=0, poverty_change=0.4)
+
+
+def test_a_layer_that_travels_alone_is_told_by_its_name():
+    observer = PovertyObserver({}, named=True)
+    assert observer.observed({}) == Observed(complete=False)
+    observer.batch(True, {})
+    observer.batch(False, {"head/acc|weight": 0.4})
+    observer.epoch()
+    alone = {LAYERS: {"head/acc|weight": np.ones((2, 2))}}
+    assert observer.observed(alone) == Observed(complete=False, poverty_change=0.4, layer="head/acc|weight")
 
 
 def test_copies_are_held_for_the_exact_form_alone():

@@ -48,7 +48,7 @@ def mended(
     state: Manifest = {prefix + PART: brought(store, "", value).manifest[PART] for prefix, value in values.items()}
     known = {u.device: u.weight for u in updates} | (away or {})
     slot = choose("repair", {"repair": {"poverty": dict(options)}})
-    found, _, record = slot.bind(slot.method.mend)(updates, state, store, clusters, known)
+    found, record = slot.bind(slot.method.mend)(updates, state, store, clusters, known)
     return {device: float(tensors["weight"][0, 0]) for (device, _), tensors in found.items()}, record
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 MINE = {"mine": {}}
+
+
+def every(part_bytes: Mapping[str, int]) -> int:
+    """The bytes of an update that may leave out parts, and has them all."""
+    return sum(part_bytes.values())
 
 
 def ran(made: Job, kept: dict[str, Any] | None = None, holdout: Dataset | None = None) -> RoundResult:
@@ -93,7 +98,7 @@ def test_a_method_is_given_what_was_trained_and_received_and_what_it_kept(instal
 def test_what_cannot_be_sent_is_refused_at_the_device(
     install: Callable[..., None], omits: bool, changed: Callable[[Any], Any], why: str
 ) -> None:
-    install(send=lambda trained, generator: (changed(trained.parts), {}), omits=omits)
+    install(send=lambda trained, generator: (changed(trained.parts), {}), most=every if omits else None)
     with pytest.raises(ModelError, match=f"upload: mine {why}") as refused:
         ran(job(upload=MINE))
     assert refused.value.remedy == "Mend the method's send, or set slots.upload: whole."
@@ -122,7 +127,6 @@ def test_losses_are_those_of_the_complete_samples_given_some_modalities() -> Non
 def test_the_bytes_up_are_the_most_that_an_upload_sends(install: Callable[..., None]) -> None:
     install(
         send=lambda trained, generator: (trained.parts, {}),
-        omits=True,
         most=lambda part_bytes, *, share: round(share * sum(part_bytes.values())),
     )
     made = job()
@@ -135,7 +139,7 @@ def test_the_bytes_up_are_the_most_that_an_upload_sends(install: Callable[..., N
 
 
 def test_a_plan_says_that_its_bytes_up_are_the_most(install: Callable[..., None], ram_path: Path) -> None:
-    install(send=lambda trained, generator: (trained.parts, {}), omits=True)
+    install(send=lambda trained, generator: (trained.parts, {}), most=every)
     plan_of(ram_path, "end_to_end", "ab", 2, [])
     shown = {}
     for upload in ("whole", "mine"):
@@ -152,7 +156,7 @@ def test_a_fleet_combines_a_part_over_those_who_sent_it(install: Callable[..., N
         left = "a/" if "sent" in trained.kept else "b/"
         return {p: t for p, t in trained.parts.items() if not p.startswith(left)}, {"sent": np.array([1])}
 
-    install(send=send, omits=True, returns=True)
+    install(send=send, most=every, returns=True)
     plan = plan_of(ram_path, "end_to_end", "ab", 2, ["slots.upload=mine", "training.rounds=[2, 0]"])
     report = run_fleet(ram_path, plan, {f"d{i}": share(24, {"a": 1.0, "b": 1.0}, seed=i) for i in range(2)})
     assert report.status == "done"
@@ -197,6 +201,6 @@ def test_an_upload_that_goes_by_hold_outs_has_some(install: Callable[..., None],
 
 
 def test_a_selection_of_parts_is_not_private(install: Callable[..., None], ram_path: Path) -> None:
-    install(send=lambda trained, generator: (trained.parts, {}), omits=True)
+    install(send=lambda trained, generator: (trained.parts, {}), most=every)
     with pytest.raises(ConfigError, match="which parts a device sends depends on its data"):
         plan_of(ram_path, "dp-fedavg", "ab", 2, ["slots.upload=mine", "training.holdout=0"])

@@ -18,6 +18,7 @@ from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Hello, Offer
 from edgefl.records import GPU, HOST, Budget, Capabilities, Refusal
+from edgefl.registry import Observed
 from edgefl.report.refusals import reason
 from edgefl.resources.gpu_memory import (
     SEGMENT_BYTES,
@@ -256,8 +257,8 @@ def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatc
     monkeypatch.setattr(trainer, "_train", too_much)
     result = trainer.train(TrainRequest(trainer.settings, Offer()), print)
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("memory", None, 6.0 * GIB)
-    monkeypatch.setattr(trainer, "_train", lambda request, note: Result(complete=False))
-    assert trainer.train(TrainRequest(trainer.settings, Offer()), print) == Result(complete=False)
+    monkeypatch.setattr(trainer, "_train", lambda request, note: Result(observed=Observed(complete=False)))
+    assert trainer.train(TrainRequest(trainer.settings, Offer()), print) == Result(observed=Observed(complete=False))
     assert (len(made), trainer.ceiling) == (2, None)
 
 

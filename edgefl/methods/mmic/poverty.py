@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.methods.mmic.layer_exchange import ask, lend
 from edgefl.methods.mmic.poverty_layer import PovertyObserver, poverty_layers
-from edgefl.methods.mmic.poverty_substitution import PART, mend, unlikely
+from edgefl.methods.mmic.poverty_substitution import mend, unlikely
 from edgefl.registry import Option, Period, Rule, register
 from edgefl.roles import Repair
 
@@ -22,7 +22,7 @@ def period(*, exchange: str, whole_every: float, layers: float) -> Period:
 
 def observe(job: Job, model: StagedModel, *, form: str) -> PovertyObserver:
     """Observer of a device's training for its poverty layer."""
-    return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
+    return PovertyObserver(poverty_layers(job, model), exact=form == "exact", named=job.period is not None)
 
 
 def unreadable(optimizer: str, *, form: str) -> str:
@@ -78,7 +78,6 @@ register(
         unlikely=unlikely,
         observe=observe,
         unreadable=unreadable,
-        part=PART,
         moves=True,
         period=period,
         ask=ask,

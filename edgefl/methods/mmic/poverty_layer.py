@@ -21,6 +21,7 @@ from edgefl.lazy import torch
 from edgefl.models.spec import is_scheduled
 from edgefl.plan.job import Job
 from edgefl.plan.stages import sent
+from edgefl.registry import Observed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,14 +127,14 @@ def _size(theta: Tensor) -> Tensor:
 
 
 class PovertyObserver:
-    """Finds a device's poverty layer among ``layers`` while it trains; ``registry.Observer`` says what for.
+    """Finds a device's poverty layer among ``layers`` while it trains; ``named``: it is told by its name too.
 
     ``batch`` after every step, ``epoch`` after every epoch. Batches are complete (every sample has every modality) or
     not; an epoch's first batch is no transition.
     """
 
-    def __init__(self, layers: Layers, *, exact: bool = False) -> None:
-        self._layers, self._exact = layers, exact
+    def __init__(self, layers: Layers, *, exact: bool = False, named: bool = False) -> None:
+        self._layers, self._exact, self._named = layers, exact, named
         self._worst: dict[str, float] = {}  # name -> max over epochs
         self._sums: dict[str, float] = {}  # name -> sum over this epoch's transitions
         self._in_epoch = 0  # this epoch's transitions, |B*|
@@ -201,8 +202,10 @@ class PovertyObserver:
         """The poverty layer by the epochs closed so far, of equals the first by name; None: no transition yet."""
         return min(self._worst, key=lambda name: (-self._worst[name], name), default=None)
 
-    def layer(self, sending: Mapping[str, Mapping[str, Array]]) -> int:
-        """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: there is none."""
-        poorest = self.poorest()
+    def observed(self, sending: Mapping[str, Mapping[str, Array]]) -> Observed:
+        """The poverty layer by the epochs closed so far, its place counted as the server counts it."""
+        poorest = self.poorest() or ""
         layers = weight_tensors({part: tensors for part, tensors in sending.items() if is_scheduled(part)})
-        return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1
+        names = [f"{part}|{name}" for part, name in layers]
+        place = names.index(poorest) if poorest in names else -1  # single layers are sent by their names
+        return Observed(self.complete, place, self.change, poorest if self._named else "")

@@ -19,7 +19,7 @@ import numpy as np
 
 from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import MisfitError, Tensor, Tensors, WeightedMean
-from edgefl.aggregation.server_state import of_device, shared, view
+from edgefl.aggregation.server_state import shared, view
 from edgefl.errors import ModelError
 from edgefl.methods.mmic.poverty_layer import weight_tensors
 from edgefl.models.spec import is_scheduled
@@ -27,8 +27,6 @@ from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
 from edgefl.storage.objects import ObjectStore
 
-#: The part with the one layer that a device is sent for its personal model.
-PART = "poverty"
 #: (device, part) -> tensors in place of its own.
 Mended = dict[tuple[str, str], Tensors]
 
@@ -189,7 +187,7 @@ def mend(
     weights: Mapping[str, float],
     *,
     donors: str,
-) -> tuple[Mended, dict[str, Tensors], Mapping[str, object]]:
+) -> tuple[Mended, Mapping[str, object]]:
     """Substitution of each device's poverty layer by its donors' mean.
 
     Arguments and result are those of ``roles.Repair.mend``. ``donors``: "cluster", "less_affected", or else only the
@@ -215,14 +213,11 @@ def mend(
         plan |= plan_substitution(poorest, complete, grouped(updates, clusters), holders, less)
     found = substitute(tensors, plan, weights)
     mended: Mended = {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
-    personal: dict[str, Tensors] = {
-        of_device(device) + PART: {f"{part}|{tensor}": value} for device, (part, tensor, value) in found.items()
-    }
     record = {
         d: {"kept": one} if isinstance(one, str) else {**one._asdict(), "donors": list(one.donors)}
         for d, one in sorted(plan.items())
     }
-    return mended, personal, record
+    return mended, record
 
 
 def _poorest(

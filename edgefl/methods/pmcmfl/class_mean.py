@@ -206,7 +206,6 @@ register(
         merge=merge,
         start=start,
         shape=shape,
-        classes=True,
         rows=rows,
         local_rows=local_rows,
         candidates=candidates,

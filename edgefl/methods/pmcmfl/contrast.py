@@ -92,7 +92,7 @@ def modality_loss(forward: Forward, *, temperature: float) -> Tensor:
 
 def _needs_class_means(term: str) -> tuple[Rule]:
     text = f"{term} needs class prototypes; set prototypes: class_mean, or leave the term out"
-    return (Rule("prototypes", "classes", text),)
+    return (Rule("prototypes", "candidates", text),)
 
 
 register(

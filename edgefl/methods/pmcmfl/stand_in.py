@@ -46,10 +46,9 @@ register(
         "prototype",
         "a global prototype (arXiv 2312.13508); zeros until there is one",
         {"by": _BY, **DROP},
-        rules=(Rule("prototypes", "classes", _CLASSES),),
+        rules=(Rule("prototypes", "candidates", _CLASSES),),
         make=prototype,
         offered=lambda model, tables: bool(tables),
-        tables=True,
         inferred="the prototypes of the classes that match",
     ),
 )

@@ -93,7 +93,6 @@ MFEDMC = Upload(
         "recency": _weight("the rounds since it was last sent (a_r)"),
     },
     send=send,
-    omits=True,
     most=most,
     returns=True,
 )
