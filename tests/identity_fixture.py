@@ -65,9 +65,9 @@ class Asked:
         return answer
 
 
-def enrolled(fleet: Fleet, name: str, state: Path) -> Credentials:
+def enrolled(fleet: Fleet, name: str, state: Path, *, replace: bool = False) -> Credentials:
     """The identity of a new device in its state directory."""
-    asked = Asked(issue_token(fleet, name, time.time()))
+    asked = Asked(issue_token(fleet, name, time.time(), replace=replace))
     answer = asked.answered(fleet)
     assert answer.refusal == ""
     pem = device.bundle(answer.certificate, x.key_pem(asked.key), answer.not_before, answer.not_after)

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
-from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl
+from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, user_of
 from edgefl.identity.keys import (
     KEY_BYTES,
     Signer,
@@ -83,7 +83,11 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device's certificates. ``holder``: fingerprint of the key that the newest of them is for."""
+    """A device's certificates. ``holder``: fingerprint of the key that the newest of them is for.
+
+    ``enrolled``: when each machine of the name enrolled, seconds since the epoch, 0: not on record; a device of an
+    earlier release has none on record. ``retired``: serials of replaced machines -> when the last of them ends.
+    """
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
     holder: str = ""
@@ -92,6 +96,24 @@ class Device(msgspec.Struct, frozen=True):
     not_after: float = 0.0
     client_id: str = ""
     revoked_at: float | None = None
+    enrolled: tuple[float, ...] = ()
+    retired: dict[str, float] = {}
+
+    @property
+    def generation(self) -> int:
+        """Number of the machine that has the name now, from 1."""
+        return max(1, len(self.enrolled))
+
+    @property
+    def since(self) -> float:
+        """When that machine enrolled, seconds since the epoch; 0: not on record."""
+        return self.enrolled[-1] if self.enrolled else 0.0
+
+    def successor(self, client_id: str, now: float) -> Device:
+        """The next machine of the name, without its certificate. Those of the machines before are retired."""
+        retired = {serial: until for serial, until in self.retired.items() if until > now}
+        retired |= dict.fromkeys(self.serials, self.not_after)
+        return Device(client_id=client_id, enrolled=(*(self.enrolled or (0.0,)), now), retired=retired)
 
     def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
         """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
@@ -226,12 +248,17 @@ class Fleet:
         """
         place, fleet = self.directory / "broker", self.record.fleet
         devices = self.devices() if devices is None else devices
-        revoked = {name: device for name, device in devices.items() if device.revoked_at is not None}
-        serials = [int(serial, 16) for device in revoked.values() for serial in device.serials]
-        write_private(place / "crl.pem", self.authority().revocations(serials, now))
-        write_private(place / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
+        serials, denied, successors = [], [], {}
+        for name, device in devices.items():
+            serials += [*device.retired, *(device.serials if device.revoked_at is not None else ())]
+            users = [user_of(name, generation) for generation in range(1, device.generation + 1)]
+            denied += users if device.revoked_at is not None else users[:-1]
+            if device.revoked_at is None and device.generation > 1:
+                successors[users[-1]] = name
+        write_private(place / "crl.pem", self.authority().revocations([int(one, 16) for one in serials], now))
+        write_private(place / "fleet.acl", mosquitto_acl(fleet, denied, successors).encode())
         write_private(place / "enroll.acl", mosquitto_enroll_acl(fleet).encode())
-        write_private(place / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
+        write_private(place / "emqx-acl.conf", emqx_acl(fleet, denied, successors).encode())
 
     def _decode(self, file: str, kind: type[T]) -> T:
         path = self.directory / file

@@ -2,7 +2,7 @@
 
 Each answer to a device is on disk before it is sent. The same request again gets the same answer, since the first may
 be lost; another request by the same token gets a refusal. A revocation is effective at the coordinator at its next
-tick, at the broker once that reloads its files.
+tick, at the broker once that reloads its files. A machine takes the place of another once the broker shuts out the old.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from edgefl.errors import BrokerError, IdentityError, ProtocolError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t
+from edgefl.identity.acl import user_of
 from edgefl.identity.fleet import Device, Devices, Fleet
 from edgefl.identity.keys import read_private, write_private
 from edgefl.protocol.messages import Renewed
@@ -36,6 +37,8 @@ TOKEN_LIFE_S = 86400.0
 REMEMBERED_S = 7 * 86400.0
 #: A certificate is renewed after half its life. A device that asks before a quarter of it is broken or hostile.
 EARLIEST_RENEWAL = 0.25
+#: Longest name of a device that is replaced: its machine's number goes into a common name of 64 characters at most.
+LONGEST_REPLACED = 60
 #: Time limit of a command that reloads a broker elsewhere: a login over a slow line.
 RELOAD_S = 60.0
 
@@ -43,7 +46,8 @@ RELOAD_S = 60.0
 class Issued(msgspec.Struct, frozen=True):
     """Record of an issued token: enough to recognise it, not enough to print it again.
 
-    ``holder``: fingerprint of the device's key that ``answer`` was given to.
+    ``holder``: fingerprint of the device's key that ``answer`` was given to. ``replaces``: number of the machine whose
+    place is taken; 0: a new device's token.
     """
 
     name: str = ""
@@ -51,15 +55,16 @@ class Issued(msgspec.Struct, frozen=True):
     expires: float = 0.0
     holder: str = ""
     answer: t.Answer | None = None
+    replaces: int = 0
 
 
-def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_S) -> str:
-    """A token for a new device; an earlier unused one of its name ends. Raises IdentityError for a name in use."""
-    check_name("device", name)
-    if name == COORDINATOR:
-        raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
+def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_S, *, replace: bool = False) -> str:
+    """A token for a device; an earlier unused one of its name ends. Raises IdentityError.
+
+    ``replace``: another machine takes the name over from the one that has it, which goes on until then.
+    """
     with fleet.changing() as devices:
-        _check_free(devices, name)
+        check_issuable(fleet, devices, name, replace=replace)
         for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
             try:
                 known = _issued(path)
@@ -70,7 +75,7 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
                 with store_errors("delete", path):
                     path.unlink(missing_ok=True)
         secret = secrets.token_bytes(t.SECRET_BYTES)
-        issued = Issued(name, t.proof_key(secret), now + life_s)
+        issued = Issued(name, t.proof_key(secret), now + life_s, replaces=devices[name].generation if replace else 0)
         write_private(_path(fleet, t.client_id(secret)), msgspec.msgpack.encode(issued))
     return t.encode_token(t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der))
 
@@ -99,8 +104,8 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         holder = devices[issued.name].holder if spent else ""
     # The device is on record by now. A crash in between leaves a token that its own key alone can use again.
     if spent:
-        write_private(path, msgspec.msgpack.encode(replace(issued, holder=holder, answer=answer)))
-    return t.encode(replace(answer, proof=t.answer_proof(issued.key, answer, request)))
+        write_private(path, msgspec.msgpack.encode(structs.replace(issued, holder=holder, answer=answer)))
+    return t.encode(structs.replace(answer, proof=t.answer_proof(issued.key, answer, request)))
 
 
 def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, now: float) -> t.Answer:
@@ -115,13 +120,9 @@ def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, 
             return t.Answer(refusal="this token is for a device with another name")
         known = devices.get(issued.name)
         if known is None or known.holder != holder:  # else a crash came between the two writes
-            _check_free(devices, issued.name)
+            known = _enrolled(fleet, devices, issued, key, now)
     except IdentityError as error:
         return t.Answer(refusal=error.message)
-    if known is None:
-        certificate = fleet.authority().client(issued.name, key, fleet.record.life_s, now)
-        known = Device(client_id=f"{issued.name}-{secrets.token_hex(16)}").with_certificate(certificate, holder)
-        devices[issued.name] = known
     return t.Answer(
         certificate=known.certificate,
         not_before=known.not_before,
@@ -130,6 +131,37 @@ def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, 
         broker=fleet.url,
         client_id=known.client_id,
     )
+
+
+def _enrolled(fleet: Fleet, devices: Devices, issued: Issued, key: x.PublicKey, now: float) -> Device:
+    """Enrol a device, in place of another machine if its token says so. Raises IdentityError."""
+    name, before = issued.name, devices.get(issued.name)
+    if not issued.replaces:
+        _check_free(devices, name)
+    elif before is None or before.generation != issued.replaces:
+        raise IdentityError(f"another machine has taken the place of {name} meanwhile")
+    client_id = f"{name}-{secrets.token_hex(16)}"
+    fresh = Device(client_id=client_id, enrolled=(now,)) if before is None else before.successor(client_id, now)
+    certificate = fleet.authority().client(user_of(name, fresh.generation), key, fleet.record.life_s, now)
+    devices[name] = fresh = fresh.with_certificate(certificate, x.fingerprint(key))
+    if before is not None:
+        _shut_out(fleet, devices, name, before, now)
+    return fresh
+
+
+def _shut_out(fleet: Fleet, devices: Devices, name: str, before: Device, now: float) -> None:
+    """Have the broker take the new machine of a name and no other; else the old one keeps it.
+
+    Raises IdentityError: two machines at a broker with one name's topics would be indistinguishable.
+    """
+    fleet.write_rules(now, devices)
+    try:
+        if not reload_broker(fleet):
+            raise IdentityError("no broker runs on the server to shut the old machine out")
+    except IdentityError:
+        devices[name] = before
+        fleet.write_rules(now, devices)
+        raise
 
 
 def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
@@ -149,16 +181,37 @@ def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
         if device.holder != x.fingerprint(key) or not early:  # early and the same: it has not heard the answer
             if early:
                 return Renewed(given, refusal="it is too early: the certificate was made not long ago")
-            certificate = fleet.authority().client(name, key, fleet.record.life_s, now)
+            certificate = fleet.authority().client(user_of(name, device.generation), key, fleet.record.life_s, now)
             device = devices[name] = device.with_certificate(certificate, x.fingerprint(key))
         return Renewed(given, device.certificate, device.not_before, device.not_after)
+
+
+def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool = False) -> None:
+    """Raises IdentityError or ProtocolError for a name that no token can be for."""
+    check_name("device", name)
+    if name == COORDINATOR:
+        raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
+    if not replace:
+        _check_free(devices, name)
+        return
+    if name not in devices:
+        there = ", ".join(sorted(devices)[:20]) or "none"
+        remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
+        raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
+    if len(name) > LONGEST_REPLACED:
+        text = f"a name of {len(name)} characters cannot be taken over; {LONGEST_REPLACED} is the most"
+        raise IdentityError(text, remedy="Enrol the machine under another name.")
+    if fleet.record.broker and not fleet.record.reload:
+        text = f"the broker at {fleet.record.broker} has to read its files when a machine is replaced"
+        remedy = f'Write a command that makes it do so into "reload" of {fleet.directory / "fleet.json"}, as init does.'
+        raise IdentityError(text, remedy=remedy)
 
 
 def _check_free(devices: Devices, name: str) -> None:
     """Raise IdentityError for a name in use: two devices with certificates of one name are indistinguishable."""
     if name in devices:
         state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
-        raise IdentityError(f"a device {name!r} {state}", remedy="Choose another name, such as one with a number.")
+        raise IdentityError(f"a device {name!r} {state}", remedy="Another machine takes its place by --replace.")
 
 
 def _path(fleet: Fleet, client: str) -> Path:
@@ -191,7 +244,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
             raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
         device = devices[name]
         if device.revoked_at is None:
-            device = devices[name] = replace(device, revoked_at=now)
+            device = devices[name] = structs.replace(device, revoked_at=now)
         fleet.write_rules(now, devices)  # before anybody else can change them
     try:
         reloaded = reload_broker(fleet)
@@ -199,7 +252,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
         return Revoked(name, False, False, error.message)
     if not reloaded:
         return Revoked(name, False, False)
-    trouble = await _drop(fleet, device.client_id)
+    trouble = await drop(fleet, device.client_id)
     return Revoked(name, True, not trouble, trouble)
 
 
@@ -236,7 +289,7 @@ def running(pid_file: Path) -> int | None:
     return pid if name == "mosquitto" else None
 
 
-async def _drop(fleet: Fleet, client_id: str) -> str:
+async def drop(fleet: Fleet, client_id: str) -> str:
     """Cut a device's connection by taking over its client id, which only it and this directory know.
 
     Returns the reason why not, "" when it was cut. A device that stays connected has no topic left.
