@@ -44,7 +44,13 @@ def init_command(
 
 
 def enroll_command(
-    name: Annotated[str, typer.Option(help="Name of the device.")],
+    name: Annotated[str, typer.Option(help="Name of the device.")] = "",
+    names: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="List of names, one a line, in place of --name.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="With --from: a file NAME.token for each name goes here.")
+    ] = None,
     identity: Annotated[Path, IDENTITY] = Path("fleet"),
     hours: Annotated[float, typer.Option(help="How long the token can be used.")] = 24.0,
     replace: Annotated[
@@ -61,14 +67,27 @@ def enroll_command(
     With --replace, a repaired or other machine gets the name of one that is enrolled or was revoked. The old machine
     goes on until the new one enrols, and is refused from then on; a token that is not used changes nothing. Was it
     stolen, revoke it first: `edgefl devices revoke NAME`.
+
+    With --from, the first column of a CSV file, each name gets a token, or none does: every line at fault is named.
+
+    Examples: edgefl-coordinator enroll --name cam-07 --wait · edgefl-coordinator enroll --from names.csv --out tokens
     """
     with guarded(debug):
         import asyncio
 
         from edgefl.identity.fleet import Fleet
-        from edgefl.identity.membership import issue_token
+        from edgefl.identity.issued_tokens import issue_token, issue_tokens
 
+        if bool(name) == (names is not None):
+            raise typer.BadParameter("name a device, or a list by --from", param_hint="--name")
+        if (names is None) != (out is None) or (wait and not name):
+            raise typer.BadParameter("goes with --out, and with no --wait", param_hint="--from")
         fleet = Fleet(identity)
+        if names is not None and out is not None:
+            files = issue_tokens(fleet, names, out, time.time(), hours * 3600, replace=replace)
+            typer.echo(f"{len(files)} tokens are in {out}, one file a device, for {hours:g} hours: {files[0].name}, …")
+            say(f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until all have come")
+            return
         typer.echo(issue_token(fleet, name, time.time(), hours * 3600, replace=replace))
         if not wait:
             say(

@@ -18,7 +18,8 @@ from coordinator.core.moves import Decided, Replaced, Revoked
 from coordinator.core.state import Device
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
 from edgefl.identity.fleet import Fleet, fleet_broker, newcomers_broker
-from edgefl.identity.membership import answer_request, drop, is_expected, renew, running
+from edgefl.identity.issued_tokens import is_expected
+from edgefl.identity.membership import answer_request, drop, renew, running
 from edgefl.process.tasks import Tasks
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 import signal
@@ -25,64 +24,14 @@ from edgefl.identity import authority as x
 from edgefl.identity import token as t
 from edgefl.identity.acl import user_of
 from edgefl.identity.fleet import Device, Devices, Fleet
-from edgefl.identity.keys import read_private, write_private
+from edgefl.identity.issued_tokens import Issued, check_free, issued_in, path_of
+from edgefl.identity.keys import write_private
 from edgefl.protocol.messages import Renewed
-from edgefl.protocol.topics import COORDINATOR, check_name
-from edgefl.storage.disk import store_errors
 
-_LOG = logging.getLogger(__name__)
-#: A token is used within a day of being printed, or printed again.
-TOKEN_LIFE_S = 86400.0
-#: How long spent tokens are kept, so that a later use is refused with its reason.
-REMEMBERED_S = 7 * 86400.0
 #: A certificate is renewed after half its life. A device that asks before a quarter of it is broken or hostile.
 EARLIEST_RENEWAL = 0.25
-#: Longest name of a device that is replaced: its machine's number goes into a common name of 64 characters at most.
-LONGEST_REPLACED = 60
 #: Time limit of a command that reloads a broker elsewhere: a login over a slow line.
 RELOAD_S = 60.0
-
-
-class Issued(msgspec.Struct, frozen=True):
-    """Record of an issued token: enough to recognise it, not enough to print it again.
-
-    ``holder``: fingerprint of the device's key that ``answer`` was given to. ``replaces``: number of the machine whose
-    place is taken; 0: a new device's token.
-    """
-
-    name: str = ""
-    key: bytes = b""
-    expires: float = 0.0
-    holder: str = ""
-    answer: t.Answer | None = None
-    replaces: int = 0
-
-
-def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_S, *, replace: bool = False) -> str:
-    """A token for a device; an earlier unused one of its name ends. Raises IdentityError.
-
-    ``replace``: another machine takes the name over from the one that has it, which goes on until then.
-    """
-    with fleet.changing() as devices:
-        check_issuable(fleet, devices, name, replace=replace)
-        for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
-            try:
-                known = _issued(path)
-            except IdentityError as error:  # one token's matter: the others' devices enrol
-                _LOG.warning("%s %s", error.message, error.remedy)
-                continue
-            if known.expires + REMEMBERED_S < now or (known.name == name and known.answer is None):
-                with store_errors("delete", path):
-                    path.unlink(missing_ok=True)
-        secret = secrets.token_bytes(t.SECRET_BYTES)
-        issued = Issued(name, t.proof_key(secret), now + life_s, replaces=devices[name].generation if replace else 0)
-        write_private(_path(fleet, t.client_id(secret)), msgspec.msgpack.encode(issued))
-    return t.encode_token(t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der))
-
-
-def is_expected(fleet: Fleet, client: str) -> bool:
-    """Whether a token with this client id is out: a cheap look before anything is decoded."""
-    return _path(fleet, client).is_file()
 
 
 def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> bytes | None:
@@ -92,10 +41,10 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
     except ProtocolError:
         return None
     with fleet.changing() as devices:
-        path = _path(fleet, client)
+        path = path_of(fleet, client)
         if not path.is_file():
             return None
-        issued = _issued(path)
+        issued = issued_in(path)
         proof = t.request_proof(issued.key, fleet.record.fleet, client, request)
         if not hmac.compare_digest(request.proof, proof):
             return None
@@ -137,7 +86,7 @@ def _enrolled(fleet: Fleet, devices: Devices, issued: Issued, key: x.PublicKey, 
     """Enrol a device, in place of another machine if its token says so. Raises IdentityError."""
     name, before = issued.name, devices.get(issued.name)
     if not issued.replaces:
-        _check_free(devices, name)
+        check_free(devices, name)
     elif before is None or before.generation != issued.replaces:
         raise IdentityError(f"another machine has taken the place of {name} meanwhile")
     client_id = f"{name}-{secrets.token_hex(16)}"
@@ -184,47 +133,6 @@ def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
             certificate = fleet.authority().client(user_of(name, device.generation), key, fleet.record.life_s, now)
             device = devices[name] = device.with_certificate(certificate, x.fingerprint(key))
         return Renewed(given, device.certificate, device.not_before, device.not_after)
-
-
-def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool = False) -> None:
-    """Raises IdentityError or ProtocolError for a name that no token can be for."""
-    check_name("device", name)
-    if name == COORDINATOR:
-        raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
-    if not replace:
-        _check_free(devices, name)
-        return
-    if name not in devices:
-        there = ", ".join(sorted(devices)[:20]) or "none"
-        remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
-        raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
-    if len(name) > LONGEST_REPLACED:
-        text = f"a name of {len(name)} characters cannot be taken over; {LONGEST_REPLACED} is the most"
-        raise IdentityError(text, remedy="Enrol the machine under another name.")
-    if fleet.record.broker and not fleet.record.reload:
-        text = f"the broker at {fleet.record.broker} has to read its files when a machine is replaced"
-        remedy = f'Write a command that makes it do so into "reload" of {fleet.directory / "fleet.json"}, as init does.'
-        raise IdentityError(text, remedy=remedy)
-
-
-def _check_free(devices: Devices, name: str) -> None:
-    """Raise IdentityError for a name in use: two devices with certificates of one name are indistinguishable."""
-    if name in devices:
-        state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
-        raise IdentityError(f"a device {name!r} {state}", remedy="Another machine takes its place by --replace.")
-
-
-def _path(fleet: Fleet, client: str) -> Path:
-    return fleet.directory / "tokens" / check_name("client", client)
-
-
-def _issued(path: Path) -> Issued:
-    """The record of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
-    try:
-        return msgspec.msgpack.decode(read_private(path), type=Issued)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        remedy = "Delete it, and give the device another token with `edgefl-coordinator enroll`."
-        raise IdentityError(f"{path} is damaged: it is no record of a token ({error})", remedy=remedy) from error
 
 
 class Revoked(NamedTuple):

@@ -31,7 +31,8 @@ from device_agent.runtime.connect import Options
 from edgefl.errors import BrokerError
 from edgefl.identity.device import find
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.membership import issue_token, revoke
+from edgefl.identity.issued_tokens import issue_token
+from edgefl.identity.membership import revoke
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import RoundPolicy
 from edgefl.report.decisions import sentences

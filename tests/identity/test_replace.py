@@ -19,7 +19,8 @@ from edgefl.errors import BrokerUnreachableError, IdentityError
 from edgefl.identity.acl import emqx_acl, rules
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.membership import issue_token, renew, revoke
+from edgefl.identity.issued_tokens import issue_token
+from edgefl.identity.membership import renew, revoke
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Hello
 from edgefl.report.presence import Enrolled, presence_grid, presences
