@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from coordinator.fleet_commands import enroll_command, enrollments_command, init_command
+from coordinator.host_commands import app as host_app
 from coordinator.options import DEBUG, IDENTITY, say
 from edgefl.console import fit_outputs, guarded, show_version, write_data
 from edgefl.errors import EdgeFLError, StoreError, missing_dependency
@@ -112,6 +113,7 @@ def run_command(
             typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
 
 
+app.add_typer(host_app, name="host")
 app.command("init")(init_command)
 app.command("enroll")(enroll_command)
 app.command("enrollments")(enrollments_command)

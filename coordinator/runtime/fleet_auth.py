@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
 
 from coordinator.core.moves import Decided, Replaced, Revoked
 from coordinator.core.state import Device
@@ -44,6 +45,7 @@ class Guard:
         self.fleet = fleet
         self.seal = fleet.signer.seal
         self.dropped: Counter[str] = Counter()
+        self._told: dict[str, int] = {}  # device -> the revision of the broker's addresses that it was told of
         self._seen = self._stamp()  # before it is read: what changes in between is seen at the next tick
         self._devices = fleet.devices()
         self._newcomers: Newcomers | None = None
@@ -90,7 +92,7 @@ class Guard:
             return False
         self._seen = stamp
         try:
-            self._devices = self.fleet.devices()
+            self._devices, self.fleet.record = self.fleet.devices(), self.fleet.read_record()
         except EdgeFLError as error:
             self._say(f"the list of revoked devices cannot be read, so the last one read stays: {error.message}")
             return False
@@ -100,14 +102,24 @@ class Guard:
         return name in self._devices and self._devices[name].revoked_at is not None
 
     def takes(self, topic: topics.Topic) -> bool:
-        """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection."""
+        """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection.
+
+        The device of another one is told the broker's addresses, once after each change.
+        """
         if topic.channel == "enroll-up":
             self.dropped["stranger"] += 1
             return True
         if self._is_revoked(topic.device):
             self.dropped["revoked"] += 1
             return True
+        self._tell_addresses(topic.device)
         return False
+
+    def _tell_addresses(self, device: str) -> None:
+        revision = self.fleet.record.revision
+        if revision and self._told.get(device) != revision and device in self._devices and self._post is not None:
+            self._told[device] = revision
+            self._post(device, m.Addresses(self.fleet.urls, revision))
 
     def renew(self, message: m.Renew) -> None:
         """Answer a device's request for a new certificate; the topic proves its name."""
@@ -164,12 +176,17 @@ class Guard:
     def _failed(self, error: BaseException) -> None:  # a full disk, say: the run goes on, the device asks again
         self._say(f"a device could not be answered: {error}")
 
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            status = self.fleet.devices_file.stat()
-        except OSError:
-            return 0, 0
-        return status.st_mtime_ns, status.st_ino
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        """Changes with every enrolment, renewal, revocation and change of the fleet's hosts."""
+        return tuple(_stamp(self.fleet.directory / name) for name in ("devices.json", "fleet.json"))
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
 
 
 class Newcomers:

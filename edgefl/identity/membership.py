@@ -165,7 +165,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
 
 
 def reload_broker(fleet: Fleet) -> bool:
-    """Have the broker read its access rules and revoked certificates again; False when none is found.
+    """Have the broker read its access rules and certificates again; False when none is found.
 
     That is the mosquitto whose process id lies beside its configuration, or the command in ``fleet.json``. Raises
     IdentityError when the command fails.
@@ -180,11 +180,11 @@ def reload_broker(fleet: Fleet) -> bool:
             words = done.stderr.strip()[-300:]
             raise IdentityError(f"the broker's reload command {command[0]!r} ended with {done.returncode}: {words}")
         return True
-    pid = running(fleet.directory / "broker" / "mosquitto.pid")
-    if pid is None:
-        return False
-    os.kill(pid, signal.SIGHUP)
-    return True
+    pids = [running(fleet.directory / "broker" / f"{name}.pid") for name in ("mosquitto", "newcomers")]
+    for pid in pids:
+        if pid is not None:
+            os.kill(pid, signal.SIGHUP)
+    return pids[0] is not None
 
 
 def running(pid_file: Path) -> int | None:
