@@ -24,10 +24,10 @@ def add_command(
     identity: Annotated[Path, IDENTITY] = Path("fleet"),
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Serve another name: the certificate gets it, the broker reads that, and devices are told by signed messages.
+    """Serve another name: the certificate gets it, the broker reads that, and devices hear of it by signed messages.
 
-    A run in progress tells the devices that are connected, and so does `edgefl-coordinator enrollments`. Each keeps the
-    new name beside the old one and dials the next where one fails.
+    A run in progress sends it to the devices that are connected, and so does `edgefl-coordinator enrollments`. Each
+    keeps the new name beside the old one and dials the next where one fails.
 
     Example: edgefl-coordinator host add new.example
     """

@@ -104,7 +104,7 @@ class Guard:
     def takes(self, topic: topics.Topic) -> bool:
         """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection.
 
-        The device of another one is told the broker's addresses, once after each change.
+        The sender of another one is sent the broker's addresses, once after each change.
         """
         if topic.channel == "enroll-up":
             self.dropped["stranger"] += 1
