@@ -12,6 +12,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from coordinator.fleet_commands import enroll_command, enrollments_command, init_command
+from coordinator.host_commands import app as host_app
+from coordinator.options import DEBUG, IDENTITY, say
 from edgefl.console import fit_outputs, guarded, show_version, write_data
 from edgefl.errors import EdgeFLError, StoreError, missing_dependency
 from edgefl.log_lines import line_writer
@@ -26,9 +29,6 @@ BROKER = typer.Option(
     help="mqtt://user:password@host:port, mqtts://…, or auto: start one. Default: what the run file says.",
 )
 FLEET = typer.Option(help="Name of the fleet; its agents use the same. Default: the identity's, else default.")
-IDENTITY = typer.Option(
-    envvar="EDGEFL_IDENTITY", help="Directory of the fleet's identity: TLS, signed messages, only enrolled devices."
-)
 INSECURE = typer.Option("--insecure", envvar="EDGEFL_INSECURE", help="Accept a broker elsewhere without TLS.")
 DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
 RUN = typer.Option("--run", metavar="RUN", help="Id of the new run; default: its name, date and time.")
@@ -47,7 +47,6 @@ WEB = typer.Option("--web", help="Show the run on a page while it goes on: open 
 WEB_AT = typer.Option(metavar="HOST:PORT", help="Where that page is; elsewhere than on this machine, by a link only.")
 WEB_CONTROL = typer.Option("--web-control", help="Let the page pause, resume and stop the run and leave devices out.")
 VERBOSE = typer.Option("--verbose", "-v", help="Show every event with its figures, not one line a round.")
-DEBUG = typer.Option("--debug", help="Show tracebacks.")
 VERSION = typer.Option(
     "--version", callback=show_version("edgefl-coordinator"), is_eager=True, help="Show the version."
 )
@@ -116,82 +115,10 @@ def run_command(
             typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
 
 
-@app.command("init")
-def init_command(
-    host: Annotated[list[str], typer.Option(help="Name or address that devices dial the broker by. Repeatable.")],
-    directory: Annotated[Path, typer.Option(help="Where the identity is kept.")] = Path("fleet"),
-    fleet: Annotated[str, typer.Option(help="Name of the fleet.")] = "default",
-    port: Annotated[int, typer.Option(help="The broker's port for enrolled devices.")] = 8883,
-    enroll_port: Annotated[int, typer.Option(help="Its port for devices that enrol.")] = 8884,
-    bind: Annotated[str, typer.Option(help="Address it listens on. Default: all.")] = "",
-    days: Annotated[
-        float, typer.Option(min=7, help="Life of a device's certificate; it is renewed at half of it.")
-    ] = 90.0,
-    broker: Annotated[str, typer.Option(help="mqtts:// URL of a broker elsewhere that enrolled devices use.")] = "",
-    reload: Annotated[str, typer.Option(help="Command that makes the broker elsewhere read its files again.")] = "",
-    debug: Annotated[bool, DEBUG] = False,
-) -> None:
-    """Make a fleet's identity, once: certificate authority, signing key, and the files of its broker.
-
-    Example: edgefl-coordinator init --host broker.example --host 192.0.2.7
-    """
-    with guarded(debug):
-        import shlex
-
-        from edgefl.identity.fleet import Record, create_fleet
-
-        names, command = tuple(host), tuple(shlex.split(reload))
-        asked = Record(fleet, names, port, enroll_port, bind, days * 86400, broker=broker, reload=command)
-        create_fleet(directory, asked)
-        typer.echo(f"fleet {fleet!r} is in {directory}; keep it secret, and keep a copy of all of it elsewhere")
-        typer.echo(f"its broker's files are in {directory / 'broker'}; `run` and `enrollments` start it if none runs")
-        typer.echo(f"next: edgefl-coordinator enroll --name cam-01 --identity {directory} --wait")
-
-
-@app.command("enroll")
-def enroll_command(
-    name: Annotated[str, typer.Option(help="Name of the new device.")],
-    identity: Annotated[Path, IDENTITY] = Path("fleet"),
-    hours: Annotated[float, typer.Option(help="How long the token can be used.")] = 24.0,
-    wait: Annotated[bool, typer.Option(help="Stay until the device has come, and answer it.")] = False,
-    debug: Annotated[bool, DEBUG] = False,
-) -> None:
-    """Print a one-time token by which one new device gets its identity.
-
-    Carry it to the device as you would a password: there, `edgefl-agent enroll TOKEN`. A run in progress answers the
-    device, and so do `edgefl-coordinator enrollments` and --wait.
-    """
-    with guarded(debug):
-        import asyncio
-
-        from edgefl.identity.fleet import Fleet
-        from edgefl.identity.membership import issue_token
-
-        fleet = Fleet(identity)
-        typer.echo(issue_token(fleet, name, time.time(), hours * 3600))
-        if not wait:
-            say(
-                f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until {name} has come"
-            )
-        else:
-            from coordinator.runtime.fleet_auth import serve
-
-            asyncio.run(serve(fleet, say, until=name, limit_s=hours * 3600))
-
-
-@app.command("enrollments")
-def enrollments_command(
-    identity: Annotated[Path, IDENTITY] = Path("fleet"),
-    debug: Annotated[bool, DEBUG] = False,
-) -> None:
-    """Answer devices that enrol or renew their certificates, until stopped. Starts the fleet's broker if none runs."""
-    with guarded(debug):
-        import asyncio
-
-        from coordinator.runtime.fleet_auth import serve
-        from edgefl.identity.fleet import Fleet
-
-        asyncio.run(serve(Fleet(identity), say))
+app.add_typer(host_app, name="host")
+app.command("init")(init_command)
+app.command("enroll")(enroll_command)
+app.command("enrollments")(enrollments_command)
 
 
 @app.command("backup")
@@ -242,11 +169,6 @@ def restore_command(
 
         for run in restore(file, into, ledger).runs:
             typer.echo(into / run)
-
-
-def say(text: str) -> None:
-    """A line for the person who looks on; standard output is for what a program may read."""
-    typer.echo(text, err=True)
 
 
 @contextlib.contextmanager

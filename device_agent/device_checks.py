@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from device_agent import library_checks
 from edgefl.errors import BrokerError, EdgeFLError, StoreError
 from edgefl.findings import Check, found, of_error, well
@@ -243,7 +245,12 @@ def dial(device: Device, own: Credentials | None) -> list[Check]:
     except BrokerError as error:
         checks.append(of_error(error, "broker-url"))
     if not checks or checks[0].status != "fail":
-        told = reach(url, given, *((own.record.fleet, own.record.device) if own is not None else ()))
+        names = (own.record.fleet, own.record.device) if own is not None else ()
+        told = reach(url, given, *names)
+        for other in own.record.others if own is not None and url == own.record.broker else ():
+            if told.status == "fail":  # the agent dials the next as well
+                checks.append(replace(told, status="warn"))
+                told = reach(other, given, *names)
         idle = told.id == "broker-absent" and own is not None and url == own.record.broker
         checks.append(found("broker-idle", told.detail) if idle else told)
     return checks

@@ -60,8 +60,8 @@ FINDINGS: dict[str, Finding] = {
     "identity-revoked": Finding(
         "fail",
         "the fleet has revoked the device's certificate",
-        "Stop it (it knocks every few minutes); to let it in again, delete its state directory and enrol it under "
-        "another name.",
+        "Stop it (it knocks every few minutes); to let it in again, delete its state directory and enrol it by a token "
+        "of `edgefl-coordinator enroll --name NAME --replace`.",
     ),
     "identity-foreign": Finding(
         "fail",

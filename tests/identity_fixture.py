@@ -20,8 +20,9 @@ from edgefl.identity import device
 from edgefl.identity import token as t
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, Record, create_fleet
+from edgefl.identity.issued_tokens import issue_token
 from edgefl.identity.keys import key_text
-from edgefl.identity.membership import answer_request, issue_token
+from edgefl.identity.membership import answer_request
 from edgefl.transport.address import parse_url
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
@@ -65,9 +66,9 @@ class Asked:
         return answer
 
 
-def enrolled(fleet: Fleet, name: str, state: Path) -> Credentials:
+def enrolled(fleet: Fleet, name: str, state: Path, *, replace: bool = False) -> Credentials:
     """The identity of a new device in its state directory."""
-    asked = Asked(issue_token(fleet, name, time.time()))
+    asked = Asked(issue_token(fleet, name, time.time(), replace=replace))
     answer = asked.answered(fleet)
     assert answer.refusal == ""
     pem = device.bundle(answer.certificate, x.key_pem(asked.key), answer.not_before, answer.not_after)

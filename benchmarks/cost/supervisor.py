@@ -34,7 +34,7 @@ from coordinator.runtime.fleet_auth import serve
 from device_agent.enroll import enroll
 from device_agent.runtime.connect import Options
 from edgefl.identity.fleet import Record, create_fleet, fleet_broker
-from edgefl.identity.membership import issue_token
+from edgefl.identity.issued_tokens import issue_token
 from edgefl.transport.broker import start_broker
 
 #: What a supervisor may weigh, bytes.

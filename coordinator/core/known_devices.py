@@ -31,10 +31,18 @@ PREPARES = 1
 FOR_GOOD = -1
 
 
-def introduce(steps: Steps, hello: Hello) -> None:
-    """Record a device's hello. Its rejected updates and its first claim stay."""
+def replaced(known: Device, generation: int) -> Device:
+    """The device once another machine has its name: what the old one said, held and did counts no more."""
+    fresh = Device(Hello(known.hello.device), online=False, generation=generation, awaited=True)
+    return replace(fresh, left_out=known.left_out, connections=known.connections)
+
+
+def introduce(steps: Steps, hello: Hello, generation: int = 1) -> None:
+    """Record a device's hello. Its rejected updates and its first claim stay, unless it was replaced."""
     name, known = hello.device, steps.state.devices.get(hello.device)
-    was = known or Device(hello)
+    was = known or Device(hello, generation=generation)
+    if was.awaited:
+        was = replace(was, hello=hello, awaited=False)
     back = known is None or not known.online
     device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
     if known is None or _facts(known.hello) != _facts(hello):

@@ -36,6 +36,7 @@ from coordinator.core.known_devices import (
     introduce,
     is_prepared,
     refuse_protocol,
+    replaced,
     take_placements,
 )
 from coordinator.core.moves import Event, Instruction, Steps
@@ -57,7 +58,7 @@ from coordinator.core.step_back import can_step_back, step_back, undo_of
 from edgefl.plan.periods import period_length
 from edgefl.protocol.releases import works_with
 from edgefl.records import Refusal
-from edgefl.report.refusals import REVOKED
+from edgefl.report.refusals import REPLACED, REVOKED
 from edgefl.run_records import EventRow
 
 replace = msgspec.structs.replace
@@ -134,7 +135,7 @@ def _joined(steps: Steps, event: m.Joined) -> None:
     if not is_prepared(steps, hello):
         return
     first = is_first_back(steps.state, hello.device)
-    introduce(steps, hello)
+    introduce(steps, hello, event.generation)
     forget(steps, hello.device)
     if first:
         expect_others(steps, hello.device)
@@ -155,10 +156,10 @@ def _joined(steps: Steps, event: m.Joined) -> None:
 def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
     """Handle a heartbeat: reconnect an offline device, repeat messages that may have been lost."""
     known = steps.state.devices.get(event.device)
-    if known is None or (not known.online and not event.reports_work):
+    if known is None or known.awaited or (not known.online and not event.reports_work):
         steps.do(m.SendWelcome(event.device))
     elif not known.online:
-        perform(steps, m.Joined(event.at, replace(known.hello, working_on=event.working_on)))
+        perform(steps, m.Joined(event.at, replace(known.hello, working_on=event.working_on), known.generation))
     elif event.reports_work:
         replies.resync(steps, event.device, event.working_on, beat=True)
 
@@ -184,6 +185,18 @@ def _revoked(steps: Steps, event: m.Revoked) -> None:
     steps.emit("device_left", name, {"reason": REVOKED})
     steps.set_device(name, online=False, revoked=True)
     _do_without(steps, name, Refusal(REVOKED))
+
+
+def _replaced(steps: Steps, event: m.Replaced) -> None:
+    """Forget the machine that had the name; the open round does without it, later ones wait for its successor."""
+    name, device = event.device, steps.state.devices.get(event.device)
+    if device is None or device.generation == event.generation:
+        steps.drop("unknown device" if device is None else "duplicate")
+        return
+    steps.emit("device_left", name, {"reason": REPLACED, "generation": event.generation})
+    steps.set_device(name, online=False)
+    _do_without(steps, name, Refusal(REPLACED))
+    steps.set(devices={**steps.state.devices, name: replaced(steps.state.devices[name], event.generation)})
 
 
 def _do_without(steps: Steps, name: str, refusal: Refusal) -> None:
@@ -380,6 +393,7 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.HeartbeatSeen: (_heartbeat_seen, {}),
     m.DeviceOffline: (_device_offline, {}),
     m.Revoked: (_revoked, dict.fromkeys(_NOT_RUNNING, ignore)),
+    m.Replaced: (_replaced, dict.fromkeys(_NOT_RUNNING, ignore)),
     m.Planned: (take_placements, dict.fromkeys((Phase.PLANNING, Phase.WAITING, Phase.ROUND), _planned)),
     m.Accepted: (replies.of_attempt(replies.accepted), {}),
     m.Declined: (replies.of_attempt(replies.declined), {}),

@@ -57,6 +57,7 @@ class Joined(msgspec.Struct, frozen=True):
 
     at: float
     hello: Hello
+    generation: int = 1  # of the machine that has the name now
 
     @property
     def device(self) -> str:
@@ -86,6 +87,14 @@ class Revoked(msgspec.Struct, frozen=True):
 
     at: float
     device: str
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    """Another machine has taken over a device's name: the ``generation``-th, from 1."""
+
+    at: float
+    device: str
+    generation: int
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -215,7 +224,8 @@ class TakeInAsked(_Request, frozen=True):
 
 FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced | Spent
 Request = PauseAsked | ResumeAsked | StopAsked | LeaveOutAsked | TakeInAsked
-Event = Begin | FromDevice | Revoked | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
+Decided = Revoked | Replaced
+Event = Begin | FromDevice | Decided | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
 
 
 class IllegalMoveError(EdgeFLError):

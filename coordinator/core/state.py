@@ -113,6 +113,8 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     late_in: int = 0  # the newest round that it was late in, counted over all stages; 0: none
     left_out: str = ""  # the operator who left it out of the run; "": it is not
     revoked: bool = False  # by its fleet
+    generation: int = 1  # of the machine that has the name, in its fleet's count
+    awaited: bool = False  # that machine has not introduced itself yet: ``hello`` is blank
     unfinished: tuple[Unfinished, ...] = ()  # the newest whose cost it has not reported
 
     @property

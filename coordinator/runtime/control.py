@@ -134,7 +134,8 @@ class Control:
     def _is_left_out(self, device: str) -> bool:
         devices = self._running().devices
         if device in devices and devices[device].revoked:
-            raise ControlError(f"{device} was revoked", remedy="Enrol the device again, under another name.")
+            lets_in = f"`edgefl-coordinator enroll --name {device} --replace` lets it in again."
+            raise ControlError(f"{device} was revoked", remedy=lets_in)
         if device in devices:
             return bool(devices[device].left_out)
         near = difflib.get_close_matches(device[:64], devices, n=1)

@@ -12,11 +12,15 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
 
+from coordinator.core.moves import Decided, Replaced, Revoked
+from coordinator.core.state import Device
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
 from edgefl.identity.fleet import Fleet, fleet_broker, newcomers_broker
-from edgefl.identity.membership import answer_request, is_expected, renew, running
+from edgefl.identity.issued_tokens import is_expected
+from edgefl.identity.membership import answer_request, drop, renew, running
 from edgefl.process.tasks import Tasks
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
@@ -41,8 +45,9 @@ class Guard:
         self.fleet = fleet
         self.seal = fleet.signer.seal
         self.dropped: Counter[str] = Counter()
+        self._told: dict[str, int] = {}  # device -> the revision of the broker's addresses that it was told of
         self._seen = self._stamp()  # before it is read: what changes in between is seen at the next tick
-        self._revoked = fleet.revoked()
+        self._devices = fleet.devices()
         self._newcomers: Newcomers | None = None
         self._post: Callable[[str, m.DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning
@@ -65,35 +70,56 @@ class Guard:
         self._newcomers.start(url)
         return self._newcomers
 
-    @property
-    def revoked(self) -> frozenset[str]:
-        """Revoked devices, as of the last look at the file."""
-        return self._revoked
+    def decided(self, known: Mapping[str, Device]) -> list[Decided]:
+        """Revocations and replacements of a run's devices that the run does not know of yet."""
+        now, events = time.monotonic(), list[Decided]()
+        for name in sorted(known.keys() & self._devices.keys()):
+            generation, was = self._devices[name].generation, known[name]
+            if generation != was.generation:
+                events.append(Replaced(now, name, generation))
+            if self._is_revoked(name) and not (was.revoked and generation == was.generation):
+                events.append(Revoked(now, name))
+        return events
 
-    def newly_revoked(self) -> list[str]:
-        """Devices revoked since the last call: to be called on the tick. One look at a file's date."""
+    def generation(self, name: str) -> int:
+        """The number of the machine that has this name, from 1, as of the last look at the file."""
+        return self._devices[name].generation if name in self._devices else 1
+
+    def look(self) -> bool:
+        """Read the fleet's devices again if they have changed, and say whether: to be called on the tick."""
         stamp = self._stamp()
         if stamp == self._seen:
-            return []
+            return False
+        self._seen = stamp
         try:
-            revoked = self.fleet.revoked()
+            self._devices, self.fleet.record = self.fleet.devices(), self.fleet.read_record()
         except EdgeFLError as error:
-            self._seen = stamp
             self._say(f"the list of revoked devices cannot be read, so the last one read stays: {error.message}")
-            return []
-        fresh = sorted(revoked - self._revoked)
-        self._revoked, self._seen = revoked, stamp
-        return fresh
+            return False
+        return True
+
+    def _is_revoked(self, name: str) -> bool:
+        return name in self._devices and self._devices[name].revoked_at is not None
 
     def takes(self, topic: topics.Topic) -> bool:
-        """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection."""
+        """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection.
+
+        The sender of another one is sent the broker's addresses, once after each change.
+        """
         if topic.channel == "enroll-up":
             self.dropped["stranger"] += 1
             return True
-        if topic.device in self._revoked:
+        if self._is_revoked(topic.device):
             self.dropped["revoked"] += 1
             return True
+        self._tell_addresses(topic.device)
         return False
+
+    def _tell_addresses(self, device: str) -> None:
+        revision = self.fleet.record.revision
+        if revision and self._told.get(device) != revision and device in self._devices and self._post is not None:
+            self._told[device] = revision
+            self._post(device, m.Addresses(self.fleet.urls, revision))
 
     def renew(self, message: m.Renew) -> None:
         """Answer a device's request for a new certificate; the topic proves its name."""
@@ -118,14 +144,19 @@ class Guard:
             self.dropped["stranger"] += 1
 
     async def _enrolling(self, client: str, payload: bytes) -> None:
-        before = set(self.fleet.devices())
+        before = self.fleet.devices()
         answer = await asyncio.to_thread(answer_request, self.fleet, client, payload, time.time())
         if answer is None:
             self.dropped["unproved"] += 1
             return
+        devices = self.fleet.devices()
+        fresh = [name for name in devices if name not in before or devices[name].generation != before[name].generation]
+        for name in fresh:  # the broker gives an old machine no topic any more; this tells it
+            if name in before and (trouble := await drop(self.fleet, before[name].client_id)):
+                self._say(f"the machine that had the name {name} is shut out, but {trouble}")
         if self._newcomers is not None:
             self._newcomers.publish(client, answer)
-        for name in set(self.fleet.devices()) - before:
+        for name in fresh:
             self._welcome(name)
 
     async def _renewing(self, message: m.Renew) -> None:
@@ -145,12 +176,17 @@ class Guard:
     def _failed(self, error: BaseException) -> None:  # a full disk, say: the run goes on, the device asks again
         self._say(f"a device could not be answered: {error}")
 
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            status = self.fleet.devices_file.stat()
-        except OSError:
-            return 0, 0
-        return status.st_mtime_ns, status.st_ino
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        """Changes with every enrolment, renewal, revocation and change of the fleet's hosts."""
+        return tuple(_stamp(self.fleet.directory / name) for name in ("devices.json", "fleet.json"))
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
 
 
 class Newcomers:
@@ -283,14 +319,20 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
 
 
 async def _until(fleet: Fleet, guard: Guard, name: str, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
+    deadline, before = time.monotonic() + limit_s, _machine(fleet, name)
     while True:
         await asyncio.sleep(_LOOK_S)
-        guard.newly_revoked()
-        if name and name in fleet.devices():
+        guard.look()
+        if name and before != _machine(fleet, name):
             return
         if limit_s and time.monotonic() > deadline:
             raise IdentityError(f"device {name!r} has not come", remedy="Print another token for it.")
+
+
+def _machine(fleet: Fleet, name: str) -> int:
+    """The number of the machine that has a name, from 1; 0: none has."""
+    devices = fleet.devices()
+    return devices[name].generation if name in devices else 0
 
 
 def _publishing(say: Callable[[str], None]) -> Tasks:

@@ -17,7 +17,7 @@ import msgspec
 from coordinator.core import moves as do
 from coordinator.core.assignments import in_progress
 from coordinator.core.machine import round_after, step
-from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Position, Request, Revoked, Tick
+from coordinator.core.moves import Begin, Decided, Declined, DeviceOffline, Event, Joined, Position, Request, Tick
 from coordinator.core.round_rules import still_needed
 from coordinator.core.state import ENDED, WITHOUT_UPDATE, Phase, State, resumed
 from coordinator.ledger.ledger import Ledger
@@ -126,8 +126,7 @@ class Runner:
             try:
                 await self._connect()
                 self._take([await self._begin(resume)])
-                gone = self._guard.revoked if self._guard is not None else frozenset()
-                self._take([Revoked(self.clock(), name) for name in sorted(gone & set(self.state.devices))])
+                self._take(self._guard.decided(self.state.devices) if self._guard is not None else ())
                 async with listening(self.control, self._directory):
                     await self._loop()
             except asyncio.CancelledError:
@@ -231,8 +230,9 @@ class Runner:
                         self._events.put_nowait(stranger)
                 if now - self._noted_at >= SIGHTINGS_S:
                     self._note(now)
-                for name in self._guard.newly_revoked() if self._guard is not None else ():
-                    self._events.put_nowait(Revoked(now, name))
+                if self._guard is not None and self._guard.look():
+                    for decided in self._guard.decided(self.state.devices):
+                        self._events.put_nowait(decided)
                 self._events.put_nowait(Tick(now, self._publisher.links(self.state)))
                 self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
@@ -283,13 +283,13 @@ class Runner:
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
             return
-        if moves[-1].state.phase in ENDED or any(isinstance(move.event, DeviceOffline | Revoked) for move in moves):
+        if moves[-1].state.phase in ENDED or any(isinstance(move.event, DeviceOffline | Decided) for move in moves):
             self._note(self.clock())
         self._bill([one for move in moves for one in move.out])
         self._record.commit_moves(moves)
         for move in moves:
             self.state = move.state
-            if isinstance(move.event, DeviceOffline | Revoked | Declined):
+            if isinstance(move.event, DeviceOffline | Decided | Declined):
                 self._publisher.away(move.event.device)
             for save in move.out:
                 if isinstance(save, do.SavedRound) and save.manifest is not None:
@@ -362,6 +362,8 @@ class Runner:
         elif isinstance(event, Renew):
             if self._guard is not None:
                 self._guard.renew(event)
+        elif isinstance(event, Joined) and self._guard is not None:
+            self._events.put_nowait(msgspec.structs.replace(event, generation=self._guard.generation(event.device)))
         elif event is not None:
             self._events.put_nowait(event)
 

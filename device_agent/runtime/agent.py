@@ -25,10 +25,21 @@ from device_agent.runtime.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
 from edgefl.findings import remedy
 from edgefl.protocol import topics
-from edgefl.protocol.messages import DownMessage, LogRequest, Offer, Presence, Renewed, UpMessage, decode_down, encode
+from edgefl.protocol.messages import (
+    Addresses,
+    DownMessage,
+    LogRequest,
+    Offer,
+    Presence,
+    Renewed,
+    UpMessage,
+    decode_down,
+    encode,
+)
 from edgefl.resources import control_group
 from edgefl.transport.interface import Transport, Will
 from edgefl.transport.link import least_wait_s
+from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
     from edgefl.identity.device import Credentials
@@ -215,10 +226,24 @@ class Agent:
         if isinstance(message, LogRequest):
             if (answer := self.recent.answer(self.state.device, message, time.monotonic())) is not None:
                 self._outbox.put_nowait(answer)
+        elif isinstance(message, Addresses):
+            self._learn(message)
         elif not isinstance(message, Renewed):
             self._events.put_nowait(self._received(message))
         elif self._renewal is not None:
             self._renewal.answered(message)
+
+    def _learn(self, message: Addresses) -> None:
+        """Keep the broker's addresses, of a fleet that signs them, and dial the others where one fails."""
+        if self._credentials is None:
+            raise ProtocolError("addresses of a broker from nobody that this device knows")
+        from edgefl.identity.device import learn_addresses
+
+        if learn_addresses(self._credentials, message.urls, message.revision):
+            record = self._credentials.record
+            self.emit("addresses", broker=record.broker, others=record.others)
+            if isinstance(self.transport, MqttTransport):
+                self.transport.dial_also([record.broker, *record.others])
 
     def _received(self, message: DownMessage) -> v.Received:
         if not isinstance(message, Offer):

@@ -184,10 +184,12 @@ def make_agent(
 def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:
     """Factory of MQTT transports with the identity's certificates and client name."""
     client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
+    others: tuple[str, ...] = ()
     if credentials is not None:
         client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
+        others = credentials.record.others if options.broker == credentials.record.broker else ()
     files = TlsFiles(ca or None, cert or None, options.key or None)
-    return lambda will: MqttTransport(options.broker, client, will, tls=files)
+    return lambda will: MqttTransport(options.broker, client, will, tls=files, others=others)
 
 
 def _credentials(state: Path, options: Options) -> Credentials | None:

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from coordinator.cli import app as coordinator
@@ -45,11 +46,18 @@ def commands() -> Iterator[str]:
         about = app.info.help if isinstance(app.info.help, str) else None
         callback = app.registered_callback.callback if app.registered_callback else None
         yield f"## {program}\n\n{about or flowing(callback)}\n"
-        for registered in app.registered_commands:
-            if registered.callback is not None:
-                name = registered.name or registered.callback.__name__.replace("_", "-")
-                yield from _command(f"{program} {name}", registered.callback)
+        yield from _commands_of(program, app)
     yield from _exit_codes()
+
+
+def _commands_of(name: str, app: Typer) -> Iterator[str]:
+    for registered in app.registered_commands:
+        if registered.callback is not None:
+            word = registered.name or registered.callback.__name__.replace("_", "-")
+            yield from _command(f"{name} {word}", registered.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            yield from _commands_of(f"{name} {group.name}", group.typer_instance)
 
 
 def _command(name: str, function: Callable[..., Any]) -> Iterator[str]:

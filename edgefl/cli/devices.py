@@ -52,7 +52,8 @@ def devices_command(
     running, or knows no such device.
 
     `edgefl devices revoke NAME` shuts a device out of its fleet, at once and for good: its certificate goes on the list
-    of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it.
+    of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it. Another
+    machine gets its name by `edgefl-coordinator enroll --name NAME --replace`.
 
     Examples: edgefl devices latest --format json · edgefl devices drop latest cam-01
     """
@@ -131,7 +132,10 @@ def _enrolled(directory: Path) -> dict[str, Enrolled]:
     from edgefl.identity.fleet import Fleet
 
     known = Fleet(directory).devices()
-    return {name: Enrolled(one.not_after, one.revoked_at is not None) for name, one in known.items()}
+    return {
+        name: Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since)
+        for name, one in known.items()
+    }
 
 
 def _revoke(name: str, identity: Path, form: str) -> None:

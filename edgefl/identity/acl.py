@@ -2,11 +2,15 @@
 
 ``%u`` stands for the user name, which is the common name of the client's certificate; ``%c`` for the client id, all
 that a device without a certificate has. A broker must deny everything else.
+
+The first machine of a name has the name for its user; the second of ``cam`` is ``cam~2``, which no name can be. So a
+broker tells a replaced machine from its successor, also on a connection that is open, whatever client id it uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from edgefl.protocol import topics
@@ -14,6 +18,7 @@ from edgefl.protocol import topics
 Who = Literal["device", "coordinator", "newcomer"]
 May = Literal["write", "read"]
 _USER, _CLIENT, _ANY = "%u", "%c", "+"
+_NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
 class Rule(NamedTuple):
@@ -22,6 +27,11 @@ class Rule(NamedTuple):
     who: Who
     may: May
     topic: str
+
+
+def user_of(device: str, generation: int) -> str:
+    """User name at the broker of a device's ``generation``-th machine, from 1."""
+    return device if generation == 1 else f"{device}~{generation}"
 
 
 def rules(fleet: str) -> list[Rule]:
@@ -51,15 +61,19 @@ def rules(fleet: str) -> list[Rule]:
     ]
 
 
-def mosquitto_acl(fleet: str, revoked: Collection[str] = ()) -> str:
+def mosquitto_acl(fleet: str, revoked: Collection[str] = (), successors: Mapping[str, str] = _NOBODY) -> str:
     """The acl_file of mosquitto's listener for clients with certificates.
 
-    ``revoked`` devices lose every topic as soon as the file is read again, also on a connection that is open.
+    ``revoked`` users lose every topic as soon as the file is read again, also on a connection that is open.
+    ``successors``: user -> the device whose later machine it is.
     """
     lines = [f"user {topics.COORDINATOR}"]
     lines += [f"topic {rule.may} {rule.topic}" for rule in rules(fleet) if rule.who == "coordinator"]
     for name in sorted(revoked):
-        lines += ["", f"user {topics.check_name('device', name)}", "topic deny #"]
+        lines += ["", f"user {name}", "topic deny #"]
+    for user, device in sorted(successors.items()):
+        own = [rule for rule in rules(fleet) if rule.who == "device"]
+        lines += ["", f"user {user}", *(f"topic {rule.may} {rule.topic.replace(_USER, device)}" for rule in own)]
     lines += ["", *(f"pattern {rule.may} {rule.topic}" for rule in rules(fleet) if rule.who == "device")]
     return "\n".join(lines) + "\n"
 
@@ -73,16 +87,17 @@ def mosquitto_enroll_acl(fleet: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def emqx_acl(fleet: str, revoked: Collection[str] = ()) -> str:
+def emqx_acl(fleet: str, revoked: Collection[str] = (), successors: Mapping[str, str] = _NOBODY) -> str:
     """EMQX's acl.conf for clients with certificates: the first rule that matches counts, the last one denies the rest.
 
     Newcomers are left out: rules do not distinguish EMQX's listeners, where a client without a certificate may use any
     name.
     """
-    lines = [f'{{deny, {{username, "{topics.check_name("device", name)}"}}, all, ["#"]}}.' for name in sorted(revoked)]
+    lines = [f'{{deny, {{username, "{name}"}}, all, ["#"]}}.' for name in sorted(revoked)]
     for rule in (one for one in rules(fleet) if one.who != "newcomer"):
-        who = f'{{username, "{topics.COORDINATOR}"}}' if rule.who == "coordinator" else "all"
         action = "publish" if rule.may == "write" else "subscribe"
-        topic = rule.topic.replace(_USER, "${username}")
-        lines.append(f'{{allow, {who}, {action}, ["{topic}"]}}.')
+        of_all = [(f'{{username, "{topics.COORDINATOR}"}}' if rule.who == "coordinator" else "all", "${username}")]
+        later = [(f'{{username, "{user}"}}', device) for user, device in sorted(successors.items())]
+        for who, name in of_all + (later if rule.who == "device" else []):
+            lines.append(f'{{allow, {who}, {action}, ["{rule.topic.replace(_USER, name)}"]}}.')
     return "\n".join([*lines, "{deny, all}."]) + "\n"

@@ -35,6 +35,7 @@ BACKDATED_S = 86400
 MAX_REQUEST_BYTES = 4096
 
 Key = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
 
 
 class Certificate(NamedTuple):
@@ -97,9 +98,9 @@ class Authority(NamedTuple):
         builder = self._leaf(hosts[0][:64], key, now, LONG_LIFE_S, ExtendedKeyUsageOID.SERVER_AUTH)
         return _described(builder.add_extension(names, critical=False).sign(self.key, hashes.SHA256()))
 
-    def client(self, name: str, key: ec.EllipticCurvePublicKey, life_s: float, now: float) -> Certificate:
-        """The certificate of a device, or of the coordinator: its common name is the user at the broker."""
-        builder = self._leaf(check_name("device", name), key, now, life_s, ExtendedKeyUsageOID.CLIENT_AUTH)
+    def client(self, user: str, key: ec.EllipticCurvePublicKey, life_s: float, now: float) -> Certificate:
+        """The certificate of a device, or of the coordinator. Its common name is the user at the broker."""
+        builder = self._leaf(user, key, now, life_s, ExtendedKeyUsageOID.CLIENT_AUTH)
         return _described(builder.sign(self.key, hashes.SHA256()))
 
     def revocations(self, serials: Iterable[int], now: float) -> bytes:

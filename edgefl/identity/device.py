@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from edgefl.errors import IdentityError
+from edgefl.errors import BrokerError, IdentityError, ProtocolError
 from edgefl.identity.keys import Verifier, check_private, key_of, make_private_directory, read, write_private
 from edgefl.storage.disk import store_errors
 from edgefl.transport import failures
+from edgefl.transport.address import parse_url
 
 DIRECTORY = "credentials"
 #: A certificate is renewed after this share of its life, so that two thirds never pass while the fleet can be reached.
 RENEW_AFTER = 0.5
+#: URLs of a fleet's broker, for a name or two and the addresses that they stand for; the longest host name and a port.
+MOST_ADDRESSES, MOST_CHARACTERS = 8, 300
 _VALID = "edgefl-valid:"
 
 
@@ -25,6 +30,7 @@ class Record(msgspec.Struct, frozen=True):
     """Whose identity it is, and of which fleet. ``signer``: public key of the coordinator's signatures, as text.
 
     ``client_id`` is a secret of this device and its fleet: a client that knows it can push the device off the broker.
+    ``others``: further URLs of the broker, as of the ``revision``-th change of them.
     """
 
     fleet: str = ""
@@ -32,6 +38,8 @@ class Record(msgspec.Struct, frozen=True):
     broker: str = ""
     signer: str = ""
     client_id: str = ""
+    others: tuple[str, ...] = ()
+    revision: int = 0
 
 
 class Credentials:
@@ -62,6 +70,29 @@ class Credentials:
         """When to renew it."""
         begin, end = self.valid()
         return begin + RENEW_AFTER * (end - begin)
+
+
+def learn_addresses(credentials: Credentials, urls: Sequence[str], revision: int) -> bool:
+    """Keep the broker's URLs as its coordinator has signed them; False where as new ones are known.
+
+    The one that the device was enrolled with stays the first for as long as it is among them. Raises ProtocolError for
+    URLs that are none of a fleet's.
+    """
+    record = credentials.record
+    if revision <= record.revision:
+        return False
+    if not 0 < len(urls) <= MOST_ADDRESSES or any(len(url) > MOST_CHARACTERS for url in urls):
+        raise ProtocolError(f"{len(urls)} addresses of the broker, or too long ones")
+    try:
+        if not all(parse_url(url).tls for url in urls):
+            raise ProtocolError("an address of the broker without TLS")
+    except BrokerError as error:
+        raise ProtocolError(error.message) from error
+    first = record.broker if record.broker in urls else urls[0]
+    others = tuple(url for url in urls if url != first)
+    credentials.record = replace(record, broker=first, others=others, revision=revision)
+    write_private(credentials.directory / "device.json", msgspec.json.encode(credentials.record))
+    return True
 
 
 def find(state: Path) -> Credentials | None:

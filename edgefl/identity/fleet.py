@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
-from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl
+from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, user_of
 from edgefl.identity.keys import (
     KEY_BYTES,
     Signer,
@@ -67,6 +67,7 @@ class Record(msgspec.Struct, frozen=True):
     ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
     command that makes it read its files again. ``newcomers``: the coordinator's password at the broker process for
     devices that enrol. ``retain``: the fleet has agents from before decision 0036, which retain their presence.
+    ``revision``: how often the hosts have changed.
     """
 
     fleet: str = "default"
@@ -80,10 +81,20 @@ class Record(msgspec.Struct, frozen=True):
     reload: tuple[str, ...] = ()
     newcomers: str = ""
     retain: bool = True
+    revision: int = 0
+
+    def served(self) -> list[str]:
+        """Names and addresses of the server's certificate."""
+        own = [self.bind] if self.bind else []
+        return list(dict.fromkeys([*self.hosts, *own, "localhost", "127.0.0.1", "::1"]))
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device's certificates. ``holder``: fingerprint of the key that the newest of them is for."""
+    """A device's certificates. ``holder``: fingerprint of the key that the newest of them is for.
+
+    ``enrolled``: when each machine of the name enrolled, seconds since the epoch, 0: not on record; a device of an
+    earlier release has none on record. ``retired``: serials of replaced machines -> when the last of them ends.
+    """
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
     holder: str = ""
@@ -92,6 +103,24 @@ class Device(msgspec.Struct, frozen=True):
     not_after: float = 0.0
     client_id: str = ""
     revoked_at: float | None = None
+    enrolled: tuple[float, ...] = ()
+    retired: dict[str, float] = {}
+
+    @property
+    def generation(self) -> int:
+        """Number of the machine that has the name now, from 1."""
+        return max(1, len(self.enrolled))
+
+    @property
+    def since(self) -> float:
+        """When that machine enrolled, seconds since the epoch; 0: not on record."""
+        return self.enrolled[-1] if self.enrolled else 0.0
+
+    def successor(self, client_id: str, now: float) -> Device:
+        """The next machine of the name, without its certificate. Those of the machines before are retired."""
+        retired = {serial: until for serial, until in self.retired.items() if until > now}
+        retired |= dict.fromkeys(self.serials, self.not_after)
+        return Device(client_id=client_id, enrolled=(*(self.enrolled or (0.0,)), now), retired=retired)
 
     def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
         """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
@@ -118,14 +147,21 @@ class Fleet:
                 f"{directory} is no fleet's directory",
                 remedy="Make one with `edgefl-coordinator init --host NAME`, or name it with --identity DIRECTORY.",
             )
-        self.record = self._decode("fleet.json", Record)
+        self.record = self.read_record()
         self.signer = Signer(key_of(read_private(self.directory / "signing.key"), "signing.key"))
         self.authority_der = x.der_of(read(self.directory / "ca.pem"), "ca.pem")
 
     @property
     def url(self) -> str:
         """The broker's address for everybody with a certificate."""
-        return self.record.broker or f"mqtts://{_netloc(self.record.hosts[0])}:{self.record.port}"
+        return self.urls[0]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses of the broker for everybody with a certificate; new devices get the first."""
+        if self.record.broker:
+            return (self.record.broker,)
+        return tuple(f"mqtts://{_netloc(host)}:{self.record.port}" for host in self.record.hosts)
 
     @property
     def enroll_url(self) -> str:
@@ -137,10 +173,14 @@ class Fleet:
         """The address of the fleet's own broker as this machine dials it."""
         return str(_here(self, self.record.port))
 
-    @property
-    def devices_file(self) -> Path:
-        """Changes with every enrolment, renewal and revocation."""
-        return self.directory / "devices.json"
+    def read_record(self) -> Record:
+        """The record as the file has it now."""
+        return self._decode("fleet.json", Record)
+
+    def write_record(self, record: Record) -> None:
+        """Put another record in place; within ``changing``."""
+        _write_record(self.directory, record)
+        self.record = record
 
     def authority(self) -> x.Authority:
         """The fleet's authority, with its key."""
@@ -187,7 +227,7 @@ class Fleet:
             before = dict(devices)
             yield devices
             if devices != before:
-                write_private(self.devices_file, msgspec.json.encode(devices))
+                write_private(self.directory / "devices.json", msgspec.json.encode(devices))
         finally:
             os.close(lock)
 
@@ -201,7 +241,7 @@ class Fleet:
         with self.changing() as devices:
             for moved in (place, place.with_name("newcomers.conf")):
                 _name_here(moved)
-            self.record = self._decode("fleet.json", Record)
+            self.record = self.read_record()
             own, newcomers = self._configurations()
             known = set(own.split("\n"))
             if place.exists() and not set(read(place).decode(errors="replace").split("\n")) <= known:
@@ -226,12 +266,17 @@ class Fleet:
         """
         place, fleet = self.directory / "broker", self.record.fleet
         devices = self.devices() if devices is None else devices
-        revoked = {name: device for name, device in devices.items() if device.revoked_at is not None}
-        serials = [int(serial, 16) for device in revoked.values() for serial in device.serials]
-        write_private(place / "crl.pem", self.authority().revocations(serials, now))
-        write_private(place / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
+        serials, denied, successors = [], [], {}
+        for name, device in devices.items():
+            serials += [*device.retired, *(device.serials if device.revoked_at is not None else ())]
+            users = [user_of(name, generation) for generation in range(1, device.generation + 1)]
+            denied += users if device.revoked_at is not None else users[:-1]
+            if device.revoked_at is None and device.generation > 1:
+                successors[users[-1]] = name
+        write_private(place / "crl.pem", self.authority().revocations([int(one, 16) for one in serials], now))
+        write_private(place / "fleet.acl", mosquitto_acl(fleet, denied, successors).encode())
         write_private(place / "enroll.acl", mosquitto_enroll_acl(fleet).encode())
-        write_private(place / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
+        write_private(place / "emqx-acl.conf", emqx_acl(fleet, denied, successors).encode())
 
     def _decode(self, file: str, kind: type[T]) -> T:
         path = self.directory / file
@@ -264,7 +309,6 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     pem = ssl.DER_cert_to_PEM_cert(authority.certificate).encode()
     place = directory / "broker"
     server, own = x.new_key(), x.new_key()
-    names = list(dict.fromkeys([*asked.hosts, *([asked.bind] if asked.bind else []), "localhost", "127.0.0.1", "::1"]))
     write_private(directory / "ca.key", x.key_pem(key))
     write_private(directory / "ca.pem", pem)
     write_private(directory / "signing.key", key_text(secrets.token_bytes(KEY_BYTES)).encode() + b"\n")
@@ -272,7 +316,7 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     write_private(directory / "coordinator.pem", ssl.DER_cert_to_PEM_cert(certificate.der).encode() + x.key_pem(own))
     write_private(directory / "devices.json", b"{}")
     write_private(place / "ca.pem", pem)
-    served = authority.server(server.public_key(), names, now)
+    served = authority.server(server.public_key(), asked.served(), now)
     write_private(place / "server.pem", ssl.DER_cert_to_PEM_cert(served.der).encode())
     write_private(place / "server.key", x.key_pem(server))
     client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)

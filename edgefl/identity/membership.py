@@ -2,14 +2,13 @@
 
 Each answer to a device is on disk before it is sent. The same request again gets the same answer, since the first may
 be lost; another request by the same token gets a refusal. A revocation is effective at the coordinator at its next
-tick, at the broker once that reloads its files.
+tick, at the broker once that reloads its files. A machine takes the place of another once the broker shuts out the old.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 import signal
@@ -18,66 +17,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from edgefl.errors import BrokerError, IdentityError, ProtocolError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t
+from edgefl.identity.acl import user_of
 from edgefl.identity.fleet import Device, Devices, Fleet
-from edgefl.identity.keys import read_private, write_private
+from edgefl.identity.issued_tokens import Issued, check_free, issued_in, path_of
+from edgefl.identity.keys import write_private
 from edgefl.protocol.messages import Renewed
-from edgefl.protocol.topics import COORDINATOR, check_name
-from edgefl.storage.disk import store_errors
 
-_LOG = logging.getLogger(__name__)
-#: A token is used within a day of being printed, or printed again.
-TOKEN_LIFE_S = 86400.0
-#: How long spent tokens are kept, so that a later use is refused with its reason.
-REMEMBERED_S = 7 * 86400.0
 #: A certificate is renewed after half its life. A device that asks before a quarter of it is broken or hostile.
 EARLIEST_RENEWAL = 0.25
 #: Time limit of a command that reloads a broker elsewhere: a login over a slow line.
 RELOAD_S = 60.0
-
-
-class Issued(msgspec.Struct, frozen=True):
-    """Record of an issued token: enough to recognise it, not enough to print it again.
-
-    ``holder``: fingerprint of the device's key that ``answer`` was given to.
-    """
-
-    name: str = ""
-    key: bytes = b""
-    expires: float = 0.0
-    holder: str = ""
-    answer: t.Answer | None = None
-
-
-def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_S) -> str:
-    """A token for a new device; an earlier unused one of its name ends. Raises IdentityError for a name in use."""
-    check_name("device", name)
-    if name == COORDINATOR:
-        raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
-    with fleet.changing() as devices:
-        _check_free(devices, name)
-        for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
-            try:
-                known = _issued(path)
-            except IdentityError as error:  # one token's matter: the others' devices enrol
-                _LOG.warning("%s %s", error.message, error.remedy)
-                continue
-            if known.expires + REMEMBERED_S < now or (known.name == name and known.answer is None):
-                with store_errors("delete", path):
-                    path.unlink(missing_ok=True)
-        secret = secrets.token_bytes(t.SECRET_BYTES)
-        issued = Issued(name, t.proof_key(secret), now + life_s)
-        write_private(_path(fleet, t.client_id(secret)), msgspec.msgpack.encode(issued))
-    return t.encode_token(t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der))
-
-
-def is_expected(fleet: Fleet, client: str) -> bool:
-    """Whether a token with this client id is out: a cheap look before anything is decoded."""
-    return _path(fleet, client).is_file()
 
 
 def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> bytes | None:
@@ -87,10 +41,10 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
     except ProtocolError:
         return None
     with fleet.changing() as devices:
-        path = _path(fleet, client)
+        path = path_of(fleet, client)
         if not path.is_file():
             return None
-        issued = _issued(path)
+        issued = issued_in(path)
         proof = t.request_proof(issued.key, fleet.record.fleet, client, request)
         if not hmac.compare_digest(request.proof, proof):
             return None
@@ -99,8 +53,8 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         holder = devices[issued.name].holder if spent else ""
     # The device is on record by now. A crash in between leaves a token that its own key alone can use again.
     if spent:
-        write_private(path, msgspec.msgpack.encode(replace(issued, holder=holder, answer=answer)))
-    return t.encode(replace(answer, proof=t.answer_proof(issued.key, answer, request)))
+        write_private(path, msgspec.msgpack.encode(structs.replace(issued, holder=holder, answer=answer)))
+    return t.encode(structs.replace(answer, proof=t.answer_proof(issued.key, answer, request)))
 
 
 def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, now: float) -> t.Answer:
@@ -115,13 +69,9 @@ def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, 
             return t.Answer(refusal="this token is for a device with another name")
         known = devices.get(issued.name)
         if known is None or known.holder != holder:  # else a crash came between the two writes
-            _check_free(devices, issued.name)
+            known = _enrolled(fleet, devices, issued, key, now)
     except IdentityError as error:
         return t.Answer(refusal=error.message)
-    if known is None:
-        certificate = fleet.authority().client(issued.name, key, fleet.record.life_s, now)
-        known = Device(client_id=f"{issued.name}-{secrets.token_hex(16)}").with_certificate(certificate, holder)
-        devices[issued.name] = known
     return t.Answer(
         certificate=known.certificate,
         not_before=known.not_before,
@@ -130,6 +80,37 @@ def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, 
         broker=fleet.url,
         client_id=known.client_id,
     )
+
+
+def _enrolled(fleet: Fleet, devices: Devices, issued: Issued, key: x.PublicKey, now: float) -> Device:
+    """Enrol a device, in place of another machine if its token says so. Raises IdentityError."""
+    name, before = issued.name, devices.get(issued.name)
+    if not issued.replaces:
+        check_free(devices, name)
+    elif before is None or before.generation != issued.replaces:
+        raise IdentityError(f"another machine has taken the place of {name} meanwhile")
+    client_id = f"{name}-{secrets.token_hex(16)}"
+    fresh = Device(client_id=client_id, enrolled=(now,)) if before is None else before.successor(client_id, now)
+    certificate = fleet.authority().client(user_of(name, fresh.generation), key, fleet.record.life_s, now)
+    devices[name] = fresh = fresh.with_certificate(certificate, x.fingerprint(key))
+    if before is not None:
+        _shut_out(fleet, devices, name, before, now)
+    return fresh
+
+
+def _shut_out(fleet: Fleet, devices: Devices, name: str, before: Device, now: float) -> None:
+    """Have the broker take the new machine of a name and no other; else the old one keeps it.
+
+    Raises IdentityError: two machines at a broker with one name's topics would be indistinguishable.
+    """
+    fleet.write_rules(now, devices)
+    try:
+        if not reload_broker(fleet):
+            raise IdentityError("no broker runs on the server to shut the old machine out")
+    except IdentityError:
+        devices[name] = before
+        fleet.write_rules(now, devices)
+        raise
 
 
 def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
@@ -149,29 +130,9 @@ def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
         if device.holder != x.fingerprint(key) or not early:  # early and the same: it has not heard the answer
             if early:
                 return Renewed(given, refusal="it is too early: the certificate was made not long ago")
-            certificate = fleet.authority().client(name, key, fleet.record.life_s, now)
+            certificate = fleet.authority().client(user_of(name, device.generation), key, fleet.record.life_s, now)
             device = devices[name] = device.with_certificate(certificate, x.fingerprint(key))
         return Renewed(given, device.certificate, device.not_before, device.not_after)
-
-
-def _check_free(devices: Devices, name: str) -> None:
-    """Raise IdentityError for a name in use: two devices with certificates of one name are indistinguishable."""
-    if name in devices:
-        state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
-        raise IdentityError(f"a device {name!r} {state}", remedy="Choose another name, such as one with a number.")
-
-
-def _path(fleet: Fleet, client: str) -> Path:
-    return fleet.directory / "tokens" / check_name("client", client)
-
-
-def _issued(path: Path) -> Issued:
-    """The record of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
-    try:
-        return msgspec.msgpack.decode(read_private(path), type=Issued)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        remedy = "Delete it, and give the device another token with `edgefl-coordinator enroll`."
-        raise IdentityError(f"{path} is damaged: it is no record of a token ({error})", remedy=remedy) from error
 
 
 class Revoked(NamedTuple):
@@ -191,7 +152,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
             raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
         device = devices[name]
         if device.revoked_at is None:
-            device = devices[name] = replace(device, revoked_at=now)
+            device = devices[name] = structs.replace(device, revoked_at=now)
         fleet.write_rules(now, devices)  # before anybody else can change them
     try:
         reloaded = reload_broker(fleet)
@@ -199,12 +160,12 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
         return Revoked(name, False, False, error.message)
     if not reloaded:
         return Revoked(name, False, False)
-    trouble = await _drop(fleet, device.client_id)
+    trouble = await drop(fleet, device.client_id)
     return Revoked(name, True, not trouble, trouble)
 
 
 def reload_broker(fleet: Fleet) -> bool:
-    """Have the broker read its access rules and revoked certificates again; False when none is found.
+    """Have the broker read its access rules and certificates again; False when none is found.
 
     That is the mosquitto whose process id lies beside its configuration, or the command in ``fleet.json``. Raises
     IdentityError when the command fails.
@@ -219,11 +180,11 @@ def reload_broker(fleet: Fleet) -> bool:
             words = done.stderr.strip()[-300:]
             raise IdentityError(f"the broker's reload command {command[0]!r} ended with {done.returncode}: {words}")
         return True
-    pid = running(fleet.directory / "broker" / "mosquitto.pid")
-    if pid is None:
-        return False
-    os.kill(pid, signal.SIGHUP)
-    return True
+    pids = [running(fleet.directory / "broker" / f"{name}.pid") for name in ("mosquitto", "newcomers")]
+    for pid in pids:
+        if pid is not None:
+            os.kill(pid, signal.SIGHUP)
+    return pids[0] is not None
 
 
 def running(pid_file: Path) -> int | None:
@@ -236,7 +197,7 @@ def running(pid_file: Path) -> int | None:
     return pid if name == "mosquitto" else None
 
 
-async def _drop(fleet: Fleet, client_id: str) -> str:
+async def drop(fleet: Fleet, client_id: str) -> str:
     """Cut a device's connection by taking over its client id, which only it and this directory know.
 
     Returns the reason why not, "" when it was cut. A device that stays connected has no topic left.

@@ -248,8 +248,15 @@ class Renewed(_Message, frozen=True, tag="renewed"):
     refusal: str = ""
 
 
+class Addresses(_Message, frozen=True, tag="addresses"):
+    """Coordinator → device: the broker's URLs, the first of which new devices get, and how often they have changed."""
+
+    urls: tuple[str, ...] = ()
+    revision: int = 0
+
+
 UpMessage = Hello | Accept | Decline | Progress | Update | Spent | Need | Heartbeat | Presence | Renew | LogLines
-DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain | Renewed | LogRequest
+DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain | Renewed | LogRequest | Addresses
 M = TypeVar("M", UpMessage, DownMessage)
 
 

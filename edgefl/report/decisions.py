@@ -16,7 +16,7 @@ from edgefl.report import resources, shortfall, units
 from edgefl.report.events import fitting
 from edgefl.report.folding import fold, listed
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.report.refusals import REASONS, REVOKED, reason, refusal_of, refusal_text
+from edgefl.report.refusals import REASONS, REPLACED, REVOKED, reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow, RunReport
 
 #: Reason that the coordinator records for a device whose last will came.
@@ -49,6 +49,8 @@ _NOTE = (
 _BY = {"plan": "refused by the plan", "device": "declined"}
 #: Reasons whose word says all: no limit follows.
 _PLAIN = {why: REASONS[why] for why in ("lost", "left_out")}
+#: Reasons that the fleet decides, of a run's absences; in words.
+_BY_FLEET = {REVOKED: REVOKED, REPLACED: REASONS[REPLACED]}
 _Round = tuple[int, int]  # stage, round
 
 
@@ -102,7 +104,7 @@ def sentences(report: RunReport) -> list[str]:
     A sentence a device; of more than ``_APART`` devices with one reason, one sentence with the worst.
     """
     decided: dict[tuple[str, str], dict[str, list[_Decision]]] = {}
-    for row in (row for row in _collected(report) if not row.instead and row.refusal.reason != REVOKED):
+    for row in (row for row in _collected(report) if not row.instead and row.refusal.reason not in _BY_FLEET):
         decided.setdefault((row.decided_by, row.refusal.reason), {}).setdefault(row.device, []).append(row)
     found = []
     for (by, why), devices in decided.items():
@@ -120,26 +122,28 @@ def sentences(report: RunReport) -> list[str]:
             where = f"stage{'s' * (len(stages) > 1)} {units.spans(stages)}"
             limit = "" if why in _PLAIN else f", {most}{_limit(rows, worst)}"
             found.append(f"{_who(names)}: {verb} in {where}{limit}; {then}.")
-    return [*_revoked(report), *found, *shortfall.sentences(report), *_not_there(report)]
+    return [*_shut_out(report), *found, *shortfall.sentences(report), *_not_there(report)]
 
 
-def _revoked(report: RunReport) -> Iterator[str]:
-    """A sentence on each revoked device: the time, and the number of rounds missed."""
-    at = {event.device: event.at for event in report.events if _is_revocation(event)}
-    missed = {device: set(whys.get(REVOKED, ())) for device, whys in absences(report).items()}
+def _shut_out(report: RunReport) -> Iterator[str]:
+    """A sentence on each device that was revoked or replaced: the time, and the number of rounds missed."""
+    at = {(event.device, why): event.at for event in report.events if (why := _by_fleet(event))}
+    missed = {(device, why): set(rounds) for device, whys in absences(report).items() for why, rounds in whys.items()}
     for row in report.assignments:
-        if row.refusal is not None and row.refusal.reason == REVOKED:
-            missed.setdefault(row.device, set()).add((row.stage, row.round))
+        if row.refusal is not None:
+            missed.setdefault((row.device, row.refusal.reason), set()).add((row.stage, row.round))
     in_stage = Counter(row.stage for row in report.rounds)
-    for device, when in at.items():
-        rounds = missed.get(device, set())
+    for (device, why), when in at.items():
+        rounds = missed.get((device, why), set())
         count = f"{len(rounds)} round{'s' * (len(rounds) > 1)} of {len(report.rounds)}"
         where = f", {count} (stages {_stages(rounds, in_stage)})" if rounds else ""
-        yield f"{device}: {REVOKED} at {units.moment(when)}{where}."
+        yield f"{device}: {_BY_FLEET[why]} at {units.moment(when)}{where}."
 
 
-def _is_revocation(event: EventRow) -> bool:
-    return event.kind == "device_left" and event.data.get("reason") == REVOKED
+def _by_fleet(event: EventRow) -> str:
+    """The fleet's decision that a device left by; "" for other events."""
+    why = str(event.data.get("reason") or "") if event.kind == "device_left" else ""
+    return why if why in _BY_FLEET else ""
 
 
 def _limit(rows: Sequence[_Decision], worst: _Decision) -> str:
@@ -238,7 +242,7 @@ def _then(report: RunReport, row: _Decision) -> Cell:
         return Cell(f"planned again, trained with {fitting(again[-1]) or 'the whole batch at once'}", tone="good")
     if again:
         return Cell("planned again, did not train", tone="warn")
-    if row.refusal.reason == REVOKED:
+    if row.refusal.reason in _BY_FLEET:
         return Cell("out of the fleet", tone="warn")
     if trained:
         return Cell("trained other rounds")
@@ -258,7 +262,7 @@ def not_offered(report: RunReport) -> Grid:
         Column("device", lambda row: row.device, key=True, text=True),
         Column(
             "why",
-            lambda row: Cell(row.why, tone="warn" if row.why in {OFFLINE, NOT_JOINED, REVOKED} else ""),
+            lambda row: Cell(row.why, tone="warn" if row.why in {OFFLINE, NOT_JOINED, *_BY_FLEET} else ""),
             key=True,
             text=True,
         ),

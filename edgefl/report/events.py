@@ -11,7 +11,7 @@ from edgefl.plan.choice_of_k import in_words
 from edgefl.records import ORACLE, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Record
-from edgefl.report.refusals import REVOKED, reason, refusal_of, refusal_text
+from edgefl.report.refusals import REPLACED, REVOKED, reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow
 
 #: What a device does that the operator has left out.
@@ -196,6 +196,9 @@ def _device_left(state: LiveState, event: EventRow) -> str:
     if why == REVOKED:
         state.mark(event.device, REVOKED, "its certificate is not taken any more")
         return f"{event.device} is revoked"
+    if why == REPLACED:
+        state.mark(event.device, "lost", "another machine takes its place")
+        return f"{event.device} is replaced: another machine has its name, the {event.data.get('generation', '')}. one"
     device = state.mark(event.device, "lost", why or "lost contact")
     if why == "offline":
         device.heard_at, device.heard_by = event.at, "last will"

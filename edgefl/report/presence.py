@@ -22,10 +22,15 @@ _TONES: dict[str, Tone] = {"online": "good", REVOKED: "bad", "expired": "bad", *
 
 
 class Enrolled(NamedTuple):
-    """A device as its fleet knows it: end of its certificate, seconds since the epoch, and whether it was revoked."""
+    """A device as its fleet knows it. ``until``: end of its certificate; ``since``: when its machine enrolled.
+
+    Both seconds since the epoch; ``since`` 0: not on record. ``generation``: number of the machine, from 1.
+    """
 
     until: float
     revoked: bool
+    generation: int = 1
+    since: float = 0.0
 
 
 class Live(NamedTuple):
@@ -48,6 +53,8 @@ class Presence(msgspec.Struct, frozen=True):
     release: str
     platform: str
     certificate_until: float | None
+    generation: int | None = None
+    since: float | None = None
 
 
 def presences(
@@ -97,7 +104,8 @@ def _presence(
     has = row.capabilities if row is not None else None
     platform = " ".join(filter(None, (has.machine, has.gpu))) if has is not None else ""
     release = row.agent_version if row is not None else ""
-    return Presence(name, state, at, source if at else "", release, platform, own.until if own is not None else None)
+    identity = (None, None, None) if own is None else (own.until, own.generation, own.since or None)
+    return Presence(name, state, at, source if at else "", release, platform, *identity)
 
 
 def _quarantined(report: RunReport, name: str) -> bool:
@@ -124,4 +132,6 @@ def presence_grid(found: list[Presence], now: float) -> Grid:
         Column("platform", lambda row: row.platform or units.NOTHING, text=True),
         Column("identity until", until, text=True),
     ]
-    return table("Who is there", columns, found, empty="No device has joined yet.")
+    later = [row for row in found if (row.generation or 1) > 1]
+    notes = [f"{row.device}: machine {row.generation}, since {units.moment(row.since)}." for row in later]
+    return table("Who is there", columns, found, notes, "No device has joined yet.")

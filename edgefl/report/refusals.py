@@ -8,6 +8,8 @@ from edgefl.report.grid import Record
 
 #: Reason of a device that its fleet has shut out, of its leaving and of its part; also what it does since.
 REVOKED = "revoked"
+#: The same of a device whose name another machine has taken over.
+REPLACED = "replaced"
 #: Machine-readable reason, or an assignment's status -> words.
 REASONS: dict[str, str] = {
     "step_memory": "step memory over budget",
@@ -55,6 +57,7 @@ REASONS: dict[str, str] = {
     "updated": "update not fetched yet",
     "replanning": "waits for a smaller job",
     REVOKED: "revoked",
+    REPLACED: "replaced by another machine",
 }
 _SMALLER = (
     "Choose smaller encoders (model.encoders.NAME.size; `edgefl plan --sizes` lists them) or a layer-wise schedule, or "

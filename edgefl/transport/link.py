@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, ParamSpec, Protocol
 
@@ -136,10 +136,10 @@ def _make_client(settings: Settings, version: MQTTProtocolVersion, meter: Meter)
     client.on_socket_open = _set_no_delay
     # With this set, paho leaves all writing to the thread that calls loop(), whichever thread publishes.
     client.on_socket_register_write = lambda client, data, opened: None
-    client.connect_async(
+    client.aim(
         settings.address.host,
         settings.address.port,
-        KEEPALIVE_S,
+        keepalive=KEEPALIVE_S,
         clean_start=settings.clean_session,
         properties=properties,
     )
@@ -182,9 +182,13 @@ _Answer = tuple[ReasonCode, Properties | None, bool]
 
 
 class Link:
-    """Keeps the connection of ``settings`` open from ``start`` to ``stop``, reporting to ``listener``."""
+    """Keeps the connection of ``settings`` open from ``start`` to ``stop``, reporting to ``listener``.
+
+    ``others``: further addresses of the same broker. Where one fails the next is dialled; may be set at any time.
+    """
 
     def __init__(self, settings: Settings, listener: Listener, meter: Meter) -> None:
+        self.others: tuple[Address, ...] = ()
         self._settings = settings
         self._listener = listener
         self._meter = meter
@@ -210,8 +214,19 @@ class Link:
         if self._thread.is_alive():
             self._thread.join(GOODBYE_S + 0.5)
 
+    @property
+    def address(self) -> Address:
+        """The address dialled last."""
+        return self._settings.address
+
+    def _turn(self) -> None:
+        """Go on to the next address."""
+        known = (*self.others, self.address)
+        place = known.index(self.address) + 1
+        self._settings = replace(self._settings, address=known[place % len(known)])
+
     def _run(self) -> None:
-        attempt, ever = 0, False
+        attempt, tried, ever = 0, 0, False
         while not self._stopping.is_set():
             began, seldom = time.monotonic(), 0.0
             try:
@@ -223,10 +238,12 @@ class Link:
                     _LOG.debug("malformed packet", exc_info=error)
                     error = BrokerError(f"the broker {self._settings.address} sent a malformed packet")
                 seldom = least_wait_s(error)
+                last, tried = not ever and tried >= len(self.others), tried + 1
                 if not self._stopping.is_set():
-                    self._post(self._listener.failed, error, not ever)
-            if not ever:
-                break
+                    self._post(self._listener.failed, error, last)
+                self._turn()
+                if last:
+                    break
             attempt = 0 if time.monotonic() - began >= STABLE_S else attempt
             self._stopping.wait(max(seldom, backoff_s(attempt, random.random())))
             attempt += 1
@@ -267,6 +284,7 @@ class Link:
         """Connect and wait for the answer. Raises BrokerError, as _NoAnswerError when this version gets none."""
         address = self._settings.address
         self._answer, client.alert = None, None
+        client.aim(address.host, address.port)
         try:
             client.reconnect()
             deadline = time.monotonic() + timeout_s

@@ -35,7 +35,13 @@ class MeteredClient(Client):
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._meter = meter
         self.alert: ssl.SSLError | None = None  # the peer's last TLS alert; paho only logs it
+        self._aimed: dict[str, Any] = {}
         self.oversize: set[int] = set()  # ids of messages that the broker refused for their size
+
+    def aim(self, host: str, port: int, **options: Any) -> None:
+        """Have the next ``reconnect`` dial this address. ``options``: as of ``connect_async``; default, as before."""
+        self._aimed = options or self._aimed
+        self.connect_async(host, port, **self._aimed)
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         try:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
@@ -19,7 +19,7 @@ from paho.mqtt.properties import Properties
 
 from edgefl.errors import BrokerError
 from edgefl.transport import failures
-from edgefl.transport.address import parse_url
+from edgefl.transport.address import Address, parse_url
 from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, NO_REPLY, Limits, ReplyTo, Will, check_payload, closed_error
 from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Settings, TlsFiles, correlated, load_own, tls_context
 from edgefl.transport.metered_client import Meter, MeteredClient
@@ -88,7 +88,7 @@ class MqttTransport:
     """See ``Transport``. MQTT 5 where the broker speaks it, else 3.1.1 (``?version=3`` in the URL skips the first try).
 
     User and password come from the URL; ``mqtts://`` or any of the ``tls`` files means TLS. Raises BrokerError for a
-    malformed URL.
+    malformed URL. ``others``: further URLs of the same broker, for when one fails.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class MqttTransport:
         *,
         tls: TlsFiles | None = None,
         clean_session: bool = False,
+        others: Sequence[str] = (),
     ) -> None:
         self.on_message: Callable[[str, bytes], None] = lambda topic, payload: None
         self.on_connection: Callable[[bool], None] = lambda connected: None
@@ -110,8 +111,9 @@ class MqttTransport:
         self.wired = True
         self._files = tls or TlsFiles()
         address = parse_url(url)
-        self.address = dataclasses.replace(address, tls=address.tls or any(self._files))
-        self._settings = Settings(self.address, client_id, will, clean_session=clean_session)
+        address = dataclasses.replace(address, tls=address.tls or any(self._files))
+        self._settings = Settings(address, client_id, will, clean_session=clean_session)
+        self._others = tuple(parse_url(other) for other in others)
         self._meter = Meter()
         self._patterns: list[str] = []
         self._unwanted: list[str] = []  # to be unsubscribed
@@ -125,6 +127,17 @@ class MqttTransport:
         self._complaint, self._remind_at = "", 0.0
         self._sizes = Sizes()
         self._found: int | None = None  # the largest payload, where the broker has shown that it takes no larger one
+
+    @property
+    def address(self) -> Address:
+        """The broker's address, as dialled last."""
+        return self._settings.address if self._link is None else self._link.address
+
+    def dial_also(self, urls: Sequence[str]) -> None:
+        """Know the broker by these URLs as well, in place of those known beside the first. Raises BrokerError."""
+        self._others = tuple(parse_url(url) for url in urls)
+        if self._link is not None:
+            self._link.others = self._others
 
     @property
     def bytes_sent(self) -> int:
@@ -146,6 +159,7 @@ class MqttTransport:
         self._window = asyncio.Semaphore(WINDOW)
         self._first: asyncio.Future[None] = self._loop.create_future()
         self._link = Link(self._settings, self, self._meter)
+        self._link.others = self._others
         self._link.start()
         try:
             await self._first

@@ -24,7 +24,8 @@ from edgefl.identity import token as t
 from edgefl.identity.acl import rules
 from edgefl.identity.device import Credentials, bundle
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.membership import TOKEN_LIFE_S, answer_request, issue_token, renew, revoke
+from edgefl.identity.issued_tokens import TOKEN_LIFE_S, issue_token
+from edgefl.identity.membership import answer_request, renew, revoke
 from edgefl.protocol import topics
 from edgefl.transport.broker import Broker
 from edgefl.transport.link import TlsFiles

@@ -16,7 +16,7 @@ from test_coordinator_runner import Scene, one_stage, played
 
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import IdentityError
-from edgefl.identity.membership import issue_token
+from edgefl.identity.issued_tokens import issue_token
 from edgefl.plan.job import RoundPolicy
 from edgefl.storage.disk import make_private
 

@@ -286,6 +286,11 @@ def spoil(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
         play.send(e.UpdateInvalid(play.now, name, play.fetches.pop(name).attempt, Refusal("update")))
 
 
+def replaced(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    was = play.state.devices.get(name)
+    play.send(e.Replaced(play.now, name, was.generation + 1 if was is not None else 2))
+
+
 def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
     if play.plans:
         play.finish_plan(draw(st.integers(0, len(play.plans) - 1)))
@@ -301,6 +306,7 @@ ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "hello": hello,
     "leave": lambda play, draw, name, attempt: play.send(e.DeviceOffline(play.now, name)),
     "revoke": lambda play, draw, name, attempt: play.send(e.Revoked(play.now, name)),
+    "replace": replaced,
     "beat": beat,
     "accept": lambda play, draw, name, attempt: play.accept(name, attempt),
     "decline": decline,
@@ -1026,7 +1032,7 @@ def test_the_table_says_what_each_event_does_in_each_phase() -> None:
     ended = {"finished", "failed", "stopped"}
     resting = {"starting", "planning", "paused", "closing", "evaluating", *ended}
     requests = {kind.__name__ for kind in get_args(e.Request)}
-    late = {(phase, request) for phase in {"starting", *ended} for request in {*requests, "Revoked"}}
+    late = {(phase, request) for phase in {"starting", *ended} for request in {*requests, "Revoked", "Replaced"}}
     assert ignored == {(phase, "Tick") for phase in resting} | late | {("paused", "PauseAsked")}
 
 

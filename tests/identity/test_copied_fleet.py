@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from identity_fixture import a_fleet
+from identity_fixture import Attackers, a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted
 
 from coordinator.runtime.fleet_auth import fleets_broker
+from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet
 from edgefl.identity.membership import running
+from edgefl.protocol import topics
 
 needs_mosquitto = pytest.mark.skipif(not mosquitto_wanted(), reason="mosquitto is not installed")
 FILES = ("mosquitto.conf", "newcomers.conf")
@@ -27,8 +29,8 @@ def copied(directory: Path, place: Path) -> Fleet:
     return Fleet(place)
 
 
-def brought_up(fleet: Fleet) -> set[str]:
-    """The names of files in the broker's directory while it runs."""
+def brought_up(fleet: Fleet, device: Credentials) -> set[str]:
+    """The names of files in the broker's directory while it runs and a device is connected."""
 
     async def play() -> set[str]:
         async with fleets_broker(fleet, "auto", lambda _: None) as url:
@@ -36,6 +38,9 @@ def brought_up(fleet: Fleet) -> set[str]:
             transport = fleet.transport("probe")
             await transport.connect()
             await transport.close()
+            async with Attackers(fleet) as at:
+                client, _ = await at.device(device)
+                await client.publish(topics.build("up", "default", "cam"), b"x")
             place = fleet.directory / "broker"
             assert running(place / "mosquitto.pid") is not None
             return {path.name for path in place.iterdir()}
@@ -94,11 +99,12 @@ def test_a_copy_whose_process_id_is_elsewhere_has_its_own_keys(tmp_path: Path) -
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_copied_fleets_broker_starts(tmp_path: Path, edited: bool) -> None:
     made = a_fleet(tmp_path / "fleet")
-    brought_up(made)  # its own files (a log, sessions, an old process id) are in the copy
+    cam = enrolled(made, "cam", tmp_path / "cam")
+    brought_up(made, cam)  # its own files (a log, sessions, an old process id) are in the copy
     if edited:
         file = made.directory / "broker" / "mosquitto.conf"
         file.write_text(file.read_text() + "log_type error\n")
-    assert {"mosquitto.log", "newcomers.log"} <= brought_up(copied(made.directory, tmp_path / "elsewhere"))
+    assert {"mosquitto.log", "newcomers.log"} <= brought_up(copied(made.directory, tmp_path / "elsewhere"), cam)
 
 
 @needs_mosquitto

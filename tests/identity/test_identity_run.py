@@ -28,11 +28,14 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.fleet_auth import Guard
 from coordinator.runtime.runner import run
 from device_agent.runtime.connect import Options
+from edgefl.errors import BrokerError
 from edgefl.identity.device import find
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.membership import issue_token, revoke
+from edgefl.identity.issued_tokens import issue_token
+from edgefl.identity.membership import revoke
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import RoundPolicy
+from edgefl.report.decisions import sentences
 from edgefl.run_records import EventRow
 
 pytestmark = pytest.mark.skipif(not mosquitto_wanted(), reason="the fleet's broker is mosquitto; it is not installed")
@@ -45,16 +48,16 @@ FAST = Timeouts(tick_s=0.05, grace_s=0.3, introduce_s=0.2, drain_s=1.0)
 class Device:
     """An agent process with an identity."""
 
-    def __init__(self, fleet: Fleet, name: str, place: Path) -> None:
-        self.name, self.state = name, place / name
+    def __init__(self, fleet: Fleet, name: str, place: Path, machine: str = "") -> None:
+        self.name, self.state = name, place / (machine or name)
         credentials = find(self.state)
         self.own = enrolled(fleet, name, self.state) if credentials is None else credentials
         options = Options(fleet=FLEET, device=name, data=str(place / "no-data.npz"), state=str(self.state))
-        file = place / f"{name}.json"
+        file = place / f"{machine or name}.json"
         file.write_bytes(msgspec.json.encode([options]))
         environment = {**os.environ, "EDGEFL_BROKER": fleet.url, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "benchmarks.network.echo_agents", str(file)]
-        self.log = place / f"{name}.out"
+        self.log = place / f"{machine or name}.out"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=place)
 
@@ -72,13 +75,13 @@ class Scene:
         self.events: list[EventRow] = []
         self.devices: list[Device] = []
 
-    def device(self, name: str) -> Device:
-        self.devices.append(Device(self.fleet, name, self.place))
+    def device(self, name: str, machine: str = "") -> Device:
+        self.devices.append(Device(self.fleet, name, self.place, machine))
         return self.devices[-1]
 
-    def enroll(self, token: str, name: str) -> None:
+    def enroll(self, token: str, state: str) -> None:
         """As a person does, the token on standard input."""
-        command = [sys.executable, "-m", "device_agent.cli", "enroll", "--state", str(self.place / name)]
+        command = [sys.executable, "-m", "device_agent.cli", "enroll", "--state", str(self.place / state)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, input=token, env=environment, capture_output=True, text=True, timeout=30)
         (self.place / "enroll.out").write_text(done.stdout + done.stderr)
@@ -91,9 +94,12 @@ class Scene:
             if path.is_file() and (path.suffix == ".log" or not any(path.is_relative_to(place) for place in keys)):
                 yield path
 
-    def coordinator(self, devices: int) -> Any:
+    def coordinator(self, devices: int, rounds: int = 2) -> Any:
+        """``rounds``: of the last stage."""
         policy = RoundPolicy(devices=devices, join_s=30.0, quorum=0.5, deadline_s=20.0)
         plan = a_plan(model=MODEL, policy=policy)
+        last = msgspec.structs.replace(plan.stages[-1], rounds=rounds)
+        plan = msgspec.structs.replace(plan, stages=(*plan.stages[:-1], last))
         return run(
             plan,
             Environment(
@@ -197,6 +203,41 @@ def test_a_device_enrols_into_a_run_over_tls_and_no_secret_is_left_anywhere(tmp_
             if what == "client id":  # mosquitto tells its own log who connects; the log is its owner's
                 where = [place for place in where if not place.endswith("mosquitto.log")]
             assert where == [], what
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_replaced_in_a_run_is_out_and_its_successor_goes_on_under_the_name(tmp_path: Path) -> None:
+    with begun(tmp_path) as scene:
+        old, _ = scene.device("cam"), scene.device("other")
+
+        async def closed(rounds: int) -> None:
+            while sum(event.kind == "round_closed" for event in scene.events) < rounds:
+                assert not going.done(), scene.events
+                await asyncio.sleep(0.01)
+
+        async def play() -> Any:
+            await closed(1)
+            token = issue_token(scene.fleet, "cam", time.time(), replace=True)
+            await asyncio.to_thread(scene.enroll, token, "cam-new")
+            scene.device("cam", "cam-new")
+            return await asyncio.wait_for(going, 60)
+
+        async def start() -> Any:
+            nonlocal going
+            going = asyncio.ensure_future(scene.coordinator(2, rounds=40))
+            return await play()
+
+        going: asyncio.Future[Any]
+        report = asyncio.run(start())
+        assert report.status == "done"
+        assert report.rounds[-1].participants == ("cam", "other")
+        kinds = [(event.kind, event.device, event.data.get("reason")) for event in scene.events]
+        gone = kinds.index(("device_left", "cam", "replaced"))
+        assert ("device_joined", "cam", None) in kinds[gone:]
+        assert [row.device for row in report.devices] == ["cam", "other"], "one history under one name"
+        assert [line for line in sentences(report) if line.startswith("cam: replaced by another machine at ")]
+        # It was cut off, or published in the moment between the broker's new rules and the cut.
+        assert old.process.poll() in {None, BrokerError.exit_code}
 
 
 @pytest.mark.slow

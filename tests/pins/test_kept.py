@@ -15,8 +15,7 @@ from device_agent.core.state import DataFacts, Saved
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.aggregation.history import Memory
 from edgefl.export.bundle_format import Index, Manifest
-from edgefl.identity import device, fleet, token
-from edgefl.identity import membership as enrolling
+from edgefl.identity import device, fleet, issued_tokens, token
 from edgefl.identity.keys import Signer
 from edgefl.plan.job import RunPlan
 from edgefl.run_records import RunReport
@@ -32,7 +31,7 @@ STRUCTS = {
     "bundle index": Index,
     "fleet": fleet.Record,
     "fleet's device": fleet.Device,
-    "issued token": enrolling.Issued,
+    "issued token": issued_tokens.Issued,
     "device's identity": device.Record,
     "report": RunReport,
 }

@@ -1,0 +1,126 @@
+"""Names and addresses that devices dial a fleet's server by: they come and go while the fleet goes on.
+
+The server's certificate is made again for them, with the key that it has. Coordinators tell devices of them, signed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from edgefl.errors import IdentityError
+from edgefl.identity import authority as x
+from edgefl.identity.device import MOST_ADDRESSES
+from edgefl.identity.fleet import Fleet
+from edgefl.identity.keys import read, read_private, write_private
+from edgefl.identity.membership import reload_broker
+from edgefl.transport.address import parse_url
+
+#: How long the broker may take to show a certificate that it has been told to read: it reads within a second.
+SHOWN_S = 5.0
+#: Time limit of a connection to the broker of this machine.
+_CONNECT_S = 5.0
+#: A host name of letters that certificates hold; others are written as IDNA (xn--…).
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+
+
+class Changed(NamedTuple):
+    """Outcome of a change. ``shown``: the broker shows the new certificate; ``trouble``: why that is not known."""
+
+    hosts: tuple[str, ...]
+    shown: bool
+    trouble: str = ""
+
+
+def add_host(fleet: Fleet, host: str, now: float) -> Changed:
+    """Have the server serve another name or address as well. Raises IdentityError."""
+    _check(fleet, host)
+
+    def added(hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if host in hosts:
+            raise IdentityError(f"{host} is one of the server's names already", remedy=_are(hosts))
+        if len(hosts) >= MOST_ADDRESSES:
+            text = f"a server has {MOST_ADDRESSES} names and addresses at most"
+            raise IdentityError(text, remedy="Take one away first: edgefl-coordinator host remove NAME")
+        return (*hosts, host)
+
+    return _change(fleet, added, now)
+
+
+def remove_host(fleet: Fleet, host: str, now: float) -> Changed:
+    """Take a name or address from the server. Raises IdentityError for one that it has not, and for the last."""
+
+    def left(hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if host not in hosts:
+            raise IdentityError(f"{host} is none of the server's names", remedy=_are(hosts))
+        if len(hosts) == 1:
+            text = f"{host} is the only name of the server"
+            raise IdentityError(text, remedy="Add another first: edgefl-coordinator host add NAME")
+        return tuple(name for name in hosts if name != host)
+
+    return _change(fleet, left, now)
+
+
+def _change(fleet: Fleet, changed: Callable[[tuple[str, ...]], tuple[str, ...]], now: float) -> Changed:
+    """Write certificate and record, then have the broker read the certificate."""
+    place = fleet.directory / "broker"
+    with fleet.changing():
+        record = fleet.read_record()
+        record = replace(record, hosts=changed(record.hosts), revision=record.revision + 1)
+        key = x.load_key(read_private(place / "server.key"), "server.key")
+        made = fleet.authority().server(key.public_key(), record.served(), now)
+        write_private(place / "server.pem", ssl.DER_cert_to_PEM_cert(made.der).encode())
+        fleet.write_record(record)
+    try:
+        if not reload_broker(fleet):
+            return Changed(record.hosts, False, "no broker runs here: it shows the new certificate once it is started")
+        shown = _is_shown(fleet)
+    except (IdentityError, OSError) as error:
+        return Changed(record.hosts, False, str(error))
+    return Changed(record.hosts, shown, "" if shown else "the broker goes on with the old certificate: restart it")
+
+
+def _is_shown(fleet: Fleet) -> bool:
+    """Whether the broker of this machine shows the certificate that lies here, within ``SHOWN_S``. Raises OSError."""
+    wanted = x.der_of(read(fleet.directory / "broker" / "server.pem"), "server.pem")
+    context = ssl.create_default_context(cafile=str(fleet.directory / "ca.pem"))
+    context.check_hostname = False  # the certificate is compared as a whole
+    context.load_cert_chain(fleet.directory / "coordinator.pem")
+    address, deadline = parse_url(fleet.local_url), time.monotonic() + SHOWN_S
+    while True:
+        with (
+            socket.create_connection((address.host, address.port), _CONNECT_S) as raw,
+            context.wrap_socket(raw) as opened,
+        ):
+            if opened.getpeercert(binary_form=True) == wanted:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+
+
+def _check(fleet: Fleet, host: str) -> None:
+    """Raises IdentityError for what is no host, or where the broker is elsewhere."""
+    if fleet.record.broker:
+        raise IdentityError(
+            f"this fleet's broker is {fleet.record.broker}, and its devices know no other address",
+            remedy="Have that name lead to the new server.",
+        )
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _NAME.fullmatch(host):
+            text = f"{host!r} is neither a host name nor an address"
+            remedy = "Give it without mqtts:// and without a port: broker.example, 192.0.2.7."
+            raise IdentityError(text, remedy=remedy) from None
+
+
+def _are(hosts: tuple[str, ...]) -> str:
+    return f"They are: {', '.join(hosts)}."

@@ -1,0 +1,169 @@
+"""One-time tokens that a fleet has issued: for one device, or for many at once."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from edgefl.errors import ConfigError, EdgeFLError, IdentityError, Problem, StoreError
+from edgefl.identity import token as t
+from edgefl.identity.fleet import Devices, Fleet
+from edgefl.identity.keys import make_private_directory, read_private, write_private
+from edgefl.protocol.topics import COORDINATOR, check_name
+from edgefl.storage.disk import store_errors
+
+_LOG = logging.getLogger(__name__)
+#: A token is used within a day of being printed, or printed again.
+TOKEN_LIFE_S = 86400.0
+#: How long spent tokens are kept, so that a later use is refused with its reason.
+REMEMBERED_S = 7 * 86400.0
+#: Longest name of a device that is replaced: its machine's number goes into a common name of 64 characters at most.
+LONGEST_REPLACED = 60
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """Record of an issued token: enough to recognise it, not enough to print it again.
+
+    ``holder``: fingerprint of the device's key that ``answer`` was given to. ``replaces``: number of the machine whose
+    place is taken; 0: a new device's token.
+    """
+
+    name: str = ""
+    key: bytes = b""
+    expires: float = 0.0
+    holder: str = ""
+    answer: t.Answer | None = None
+    replaces: int = 0
+
+
+def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_S, *, replace: bool = False) -> str:
+    """A token for a device; an earlier unused one of its name ends. Raises IdentityError.
+
+    ``replace``: another machine takes the name over from the one that has it, which goes on until then.
+    """
+    with fleet.changing() as devices:
+        check_issuable(fleet, devices, name, replace=replace)
+        return _issue(fleet, devices, [name], now, life_s, replace=replace)[0]
+
+
+def issue_tokens(
+    fleet: Fleet, file: Path, out: Path, now: float, life_s: float = TOKEN_LIFE_S, *, replace: bool = False
+) -> list[Path]:
+    """Write a token for each name in a list, as ``out``/NAME.token; nothing unless all names are right.
+
+    Raises ConfigError with the line of every name at fault, StoreError.
+    """
+    listed, problems, seen = list(_names(file)), list[Problem](), dict[str, int]()
+    with fleet.changing() as devices:
+        for line, name in listed:
+            try:
+                check_issuable(fleet, devices, name, replace=replace)
+                if name in seen:
+                    raise IdentityError(f"{name!r} is on line {seen[name]} already")
+                if _token_file(out, name).exists():
+                    raise StoreError(f"{_token_file(out, name)} is there already")
+            except EdgeFLError as error:
+                problems.append(Problem("name", error.message, line))
+            seen.setdefault(name, line)
+        if not listed:
+            problems.append(Problem("name", "the list has no name: write one on each line"))
+        if problems:
+            remedy = "No token was made. Mend these lines; for machines of names in use, give a list with --replace."
+            raise ConfigError(str(file), problems, remedy=remedy)
+        make_private_directory(out)
+        names = [name for _, name in listed]
+        texts = _issue(fleet, devices, names, now, life_s, replace=replace)
+    files = [_token_file(out, name) for name in names]
+    for path, text in zip(files, texts, strict=True):
+        write_private(path, f"{text}\n".encode())
+    return files
+
+
+def _token_file(out: Path, name: str) -> Path:
+    return out / f"{name}.token"
+
+
+def _names(file: Path) -> Iterator[tuple[int, str]]:
+    """Line number and name of each line's first column; without empty lines, comments and a header ``name``."""
+    with store_errors("read", file):
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+    for count, row in enumerate(csv.reader(text.splitlines()), start=1):
+        name = row[0].strip() if row else ""
+        if name and not name.startswith("#") and not (count == 1 and name.lower() == "name"):
+            yield count, name
+
+
+def _issue(
+    fleet: Fleet, devices: Devices, names: Sequence[str], now: float, life_s: float, *, replace: bool
+) -> list[str]:
+    """Tokens for names that were checked. Unused earlier ones of the names end, spent ones are forgotten in time."""
+    asked = frozenset(names)
+    for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
+        try:
+            known = issued_in(path)
+        except IdentityError as error:  # one token's matter: the others' devices enrol
+            _LOG.warning("%s %s", error.message, error.remedy)
+            continue
+        if known.expires + REMEMBERED_S < now or (known.name in asked and known.answer is None):
+            with store_errors("delete", path):
+                path.unlink(missing_ok=True)
+    texts = []
+    for name in names:
+        secret = secrets.token_bytes(t.SECRET_BYTES)
+        issued = Issued(name, t.proof_key(secret), now + life_s, replaces=devices[name].generation if replace else 0)
+        write_private(path_of(fleet, t.client_id(secret)), msgspec.msgpack.encode(issued))
+        token = t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der)
+        texts.append(t.encode_token(token))
+    return texts
+
+
+def is_expected(fleet: Fleet, client: str) -> bool:
+    """Whether a token with this client id is out: a cheap look before anything is decoded."""
+    return path_of(fleet, client).is_file()
+
+
+def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool = False) -> None:
+    """Raises IdentityError or ProtocolError for a name that no token can be for."""
+    check_name("device", name)
+    if name == COORDINATOR:
+        raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
+    if not replace:
+        check_free(devices, name)
+        return
+    if name not in devices:
+        there = ", ".join(sorted(devices)[:20]) or "none"
+        remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
+        raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
+    if len(name) > LONGEST_REPLACED:
+        text = f"a name of {len(name)} characters cannot be taken over; {LONGEST_REPLACED} is the most"
+        raise IdentityError(text, remedy="Enrol the machine under another name.")
+    if fleet.record.broker and not fleet.record.reload:
+        text = f"the broker at {fleet.record.broker} has to read its files when a machine is replaced"
+        remedy = f'Write a command that makes it do so into "reload" of {fleet.directory / "fleet.json"}, as init does.'
+        raise IdentityError(text, remedy=remedy)
+
+
+def check_free(devices: Devices, name: str) -> None:
+    """Raise IdentityError for a name in use: two devices with certificates of one name are indistinguishable."""
+    if name in devices:
+        state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
+        raise IdentityError(f"a device {name!r} {state}", remedy="Another machine takes its place by --replace.")
+
+
+def path_of(fleet: Fleet, client: str) -> Path:
+    """The file with the record of the token that has this client id."""
+    return fleet.directory / "tokens" / check_name("client", client)
+
+
+def issued_in(path: Path) -> Issued:
+    """The record of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
+    try:
+        return msgspec.msgpack.decode(read_private(path), type=Issued)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        remedy = "Delete it, and give the device another token with `edgefl-coordinator enroll`."
+        raise IdentityError(f"{path} is damaged: it is no record of a token ({error})", remedy=remedy) from error
