@@ -127,7 +127,7 @@ def _size(theta: Tensor) -> Tensor:
 
 
 class PovertyObserver:
-    """Finds a device's poverty layer among ``layers`` while it trains; ``named``: it is told by its name too.
+    """Finds a device's poverty layer among ``layers`` while it trains; ``named``: the result has its name too.
 
     ``batch`` after every step, ``epoch`` after every epoch. Batches are complete (every sample has every modality) or
     not; an epoch's first batch is no transition.
