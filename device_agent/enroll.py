@@ -74,7 +74,10 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
 async def _exchange(
     transport: MqttTransport, given: token.Token, client: str, request: token.Request, wait_s: float
 ) -> token.Answer:
-    """Repeat the request until an answer authenticated by the token; other answers are ignored."""
+    """Connect, and resend an enrolment request until an authenticated answer.
+
+    Other answers are ignored. Raises IdentityError after ``wait_s`` seconds, BrokerUnreachableError.
+    """
     key = token.proof_key(given.secret)
     found: asyncio.Future[token.Answer] = asyncio.get_running_loop().create_future()
 

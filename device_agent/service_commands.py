@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
+from device_agent.command import DATA, DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
 from edgefl.console import write_data
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 NAME = typer.Option(help="The service's name, where several devices are on this machine.")
 USER = typer.Option("--user", help="A service of your own, without root.")
 DRY = typer.Option("--dry-run", help="Print the files and commands, and do nothing.")
+INSTALL_DRY = typer.Option("--dry-run", help="Print the files and commands, and what is missing; do nothing.")
+#: Of Debian 12: the unit of a dry run is for it where there is no systemd.
+SYSTEMD = 252
 WHEEL = typer.Argument(metavar="WHEEL", help="The wheel, or a folder with it and what it needs (make wheels).")
 SERVICE = "edgefl-agent"
 
@@ -36,9 +41,10 @@ def say(line: str) -> None:
 class InstallOptions(RunOptions):
     """Options of ``install``: those that the service runs with, and its own."""
 
+    data: Annotated[str, DATA] = ""
     name: Annotated[str, NAME] = SERVICE
     user: Annotated[bool, USER] = False
-    dry_run: Annotated[bool, DRY] = False
+    dry_run: Annotated[bool, INSTALL_DRY] = False
 
 
 def install(given: InstallOptions) -> None:
@@ -48,7 +54,7 @@ def install(given: InstallOptions) -> None:
     needs root, unless with --user; the agent itself runs under the account edgefl.
     """
     from device_agent.device_checks import profile as profile_faults
-    from device_agent.service_install import install_steps, systemd_version
+    from device_agent.service_install import check_lasting, install_steps, systemd_version
     from edgefl.config.profiles import load_device
     from edgefl.data.sources import check_source
     from edgefl.transport.address import check_protected, parse_url
@@ -57,27 +63,56 @@ def install(given: InstallOptions) -> None:
     if place.state and given.state not in {None, place.state}:
         text = f"the machine's service keeps its state in {place.state}: leave it out, or give --user"
         raise typer.BadParameter(text, param_hint="--state")
-    check_source(given.data)
+    missing: list[str] | None = [] if given.dry_run else None
+    with _needed(missing):
+        if not given.data:
+            raise typer.BadParameter("which data does this device train on?", param_hint="--data")
+        check_source(given.data)
+    given = given if given.data else dataclasses.replace(given, data="DATA")
     profile = load_device(given.profile, given.overrides or [])
     where = whose(place.state or given.state, given.fleet, given.device)
-    if not (given.broker or where.broker):
-        more = f" --state {place.state}" if place.state else ""
-        remedy = f"is needed by a device that is not enrolled; to enrol it: edgefl-agent enroll -{more}"
-        raise typer.BadParameter(remedy, param_hint="--broker")
-    check_protected(given.broker or where.broker, insecure=given.insecure)
+    with _needed(missing):
+        if not (given.broker or where.broker):
+            more = f" --state {place.state}" if place.state else ""
+            remedy = f"is needed by a device that is not enrolled; to enrol it: edgefl-agent enroll -{more}"
+            raise typer.BadParameter(remedy, param_hint="--broker")
+        check_protected(given.broker or where.broker, insecure=given.insecure)
     for fault in profile_faults(profile.plan_only):
         say(f"warning: {profile.name}: {fault.detail} [{fault.id}]\nwhat to do: {fault.remedy}")
-    version = systemd_version()
+    version = SYSTEMD
+    with _needed(missing):
+        version = systemd_version()
     if profile.torch_device == "cuda" or (profile.unified and profile.torch_device == "auto"):
         warn_of_torch(profile)
     broker = parse_url(given.broker).masked_url() if given.broker and given.dry_run else given.broker
+    with _needed(missing):
+        check_lasting(place, run_words(given))
     steps = install_steps(place, run_words(given), broker, profile, version)
-    if given.dry_run:
+    if missing is not None:
         typer.echo(shown(steps))
+        for text in missing:
+            say(f"missing: {text}")
         return
     needs(place)
     carry_out(steps, say)
     typer.echo(f"{place.name} is installed and runs; see edgefl-agent status, and its log: {log_command(place)}")
+
+
+@contextlib.contextmanager
+def _needed(missing: list[str] | None) -> Iterator[None]:
+    """Errors inside go to ``missing``; None: they are raised."""
+    from edgefl.errors import EdgeFLError
+
+    try:
+        yield
+    except EdgeFLError as error:
+        if missing is None:
+            raise
+        missing.append(f"{error.message}\nwhat to do: {error.remedy}")
+    except typer.BadParameter as error:
+        if missing is None:
+            raise
+        missing.append(f"{error.param_hint}: {error.message}")
 
 
 def warn_of_torch(profile: DeviceProfile) -> None:

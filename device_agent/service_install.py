@@ -36,19 +36,30 @@ def systemd_version() -> int:
     return int(number.group(1))
 
 
+def check_lasting(place: Place, options: Sequence[str]) -> None:
+    """Raise ConfigError for files of a machine's service in a directory for temporary files."""
+    if place.system and (hidden := [path for path in _needed(options) if path.startswith(("/tmp/", "/var/tmp/"))]):  # noqa: S108
+        raise ConfigError("install", [Problem(path, _IN_TMP) for path in hidden], remedy="Move it, to /srv or /opt.")
+
+
+def _paths(options: Sequence[str]) -> list[str]:
+    return [word for word in options if word.startswith("/")]
+
+
+def _needed(options: Sequence[str]) -> list[str]:
+    """Paths that the service reads: its options', and Python's."""
+    return [*_paths(options), sys.prefix, os.path.realpath(sys.executable)]
+
+
 def install_steps(
     place: Place, options: Sequence[str], broker: str, profile: DeviceProfile, systemd: int
 ) -> list[Step]:
     """Steps that install the service or change it to these options.
 
-    Raises ConfigError for what it could not see, ServiceError where another program has its name. ``options``: of
-    ``edgefl-agent run``, paths absolute. ``broker``: its URL, "" for an enrolled device's own.
+    Raises ServiceError where another program has its name. ``options``: of ``edgefl-agent run``, paths absolute.
+    ``broker``: its URL, "" for an enrolled device's own.
     """
     check_own(place)
-    paths = [word for word in options if word.startswith("/")]
-    needed = [*paths, sys.prefix, os.path.realpath(sys.executable)]
-    if place.system and (hidden := [path for path in needed if path.startswith(("/tmp/", "/var/tmp/"))]):  # noqa: S108
-        raise ConfigError("install", [Problem(path, _IN_TMP) for path in hidden], remedy="Move it, to /srv or /opt.")
     command = [sys.executable, "-m", "device_agent.cli", "run", "$EDGEFL_RUN_OPTIONS"]
     command += ["--state", str(place.state)] if place.state else []
     service = Service(
@@ -62,9 +73,9 @@ def install_steps(
         watchdog_s=WATCHDOG_S,
         memory_bytes=profile.budget.record().memory_bytes,
         devices=_devices(profile),
-        reads_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in needed),
+        reads_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in _needed(options)),
     )
-    steps = _account_steps(place, paths) if place.system else []
+    steps = _account_steps(place, _paths(options)) if place.system else []
     steps += [
         Write(place.environment, environment_text(options, broker), 0o600),
         Write(place.unit, unit_text(service, systemd)),

@@ -128,10 +128,11 @@ CellName = Annotated[str, msgspec.Meta(max_length=MAX_CELL_NAME)]
 
 
 class TableColumn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column of a table that a modality is read from. ``values``: of a category, in the order of their codes.
+    """One column of a modality's table: name, kind and coding.
 
-    ``unit``: of a number; of a date, a number of days to the model, its form, such as %d.%m.%Y, "" for ISO 8601.
-    Columns of numbers are a sensor's channels, too; a column of texts is a text, one of paths a picture or a sound.
+    ``values``: the categories, in the order of their codes. ``unit``: a number's unit; a date's format, such as
+    %d.%m.%Y ("": ISO 8601; the model gets days). Sensor channels are number columns; a text modality is one text
+    column, an image or audio modality one file column.
     """
 
     name: CellName

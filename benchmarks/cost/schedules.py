@@ -1,8 +1,8 @@
 """End-to-end, progressive and layer-wise training of one model, measured side by side.
 
-The demo's model and data on two devices without budgets, so that every schedule can run; the same rounds, epochs,
-batches and seed. Each schedule is a whole run through broker, coordinator and agents; figures are those of the
-ledger: memory by the kernel's high-water mark, FLOPs counted, bytes counted.
+The demo's model on windows of five seconds, and two devices without budgets, so that every schedule can run; the same
+rounds, epochs, batches and seed. Each schedule is a whole run through broker, coordinator and agents. Figures are those
+of the ledger: memory by the kernel's high-water mark, FLOPs counted, bytes counted.
 
     python -m benchmarks.cost.schedules [--write docs/results/schedules.md]
 """
@@ -27,6 +27,8 @@ def measure(schedule: str, width: int, batch: int) -> RunReport:
     return run(
         "demo",
         FLEET,
+        "recipe=lw-zeros",
+        "data.source={basic_motions: {window: 50, step: 10}}",
         f"slots.schedule={schedule}",
         f"model.encoders={{acc: {encoder}, gyro: {encoder}}}",
         f"training.batch_size={batch}",

@@ -214,7 +214,10 @@ def wait_for_able(steps: Steps) -> None:
 
 
 def without(state: State) -> str:
-    """The devices out of the run, as a clause; "" for none."""
+    """Bracketed list of excluded devices, for the end of a sentence.
+
+    Such as " (revoked: a; left out of the run: b)", with the space; "" for none.
+    """
     found: dict[str, list[str]] = {}
     for name, device in sorted(state.devices.items()):
         if device.out:

@@ -117,7 +117,11 @@ class ModelTasks:
         self._report(await work)
 
     async def _ask(self, method: str, kind: type[T], request: Request, where: tuple[int, int] = (0, 0)) -> T:
-        """The worker's answer; one that is killed is started again, and asked again. ``where``: stage and round."""
+        """Call the worker, with restarts after SIGKILL, and decode its answer.
+
+        Raises WorkerFailedError at the ``TRIES``-th kill, or at once for other failures. ``where``: stage and round,
+        for the warning.
+        """
         tries = 0
         while True:
             try:

@@ -120,7 +120,11 @@ class Publisher:
             self._offer(one, manifest, state)
 
     def fetch(self, one: do.Fetch, manifest: Manifest, state: State) -> None:
-        """Get the objects of an update to the state ``manifest``, or go on with it."""
+        """Start, or resume, receiving a device's model update.
+
+        ``one``: the update announced, and whether to ask again at once; ``manifest``: the global model state that its
+        attempt began from, for the checks of parts and sizes; ``state``: the coordinator's run state.
+        """
         update = one.update
         seen = manifest | visible_parts(manifest, update.device, state.memory)
         own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.has("candidates"))

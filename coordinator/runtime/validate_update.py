@@ -93,9 +93,10 @@ def check_sizes(
 
 
 class Own(NamedTuple):
-    """Bounds of a device's prototypes: the data it introduced itself with, and the fewest samples of a row.
+    """Bounds on the sample counts of a device's prototypes.
 
-    ``by_class``: rows are classes; else they may be clusters.
+    ``claim``: samples, in all and by class, from the device's first hello (upper bound); ``min_count``: fewest samples
+    behind one prototype. ``by_class``: one prototype a class; else clusters, each bounded by all samples.
     """
 
     claim: Claim

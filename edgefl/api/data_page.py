@@ -34,7 +34,11 @@ def page_of(config: RunConfig, prepared: Prepared) -> str:
 
 
 def _texts(config: RunConfig, encoders: Mapping[str, EncoderSpec]) -> Callable[[str, str], str]:
-    """(modality, sample's id) -> its text in the folder with a manifest that it was read from; "": it has none."""
+    """Look-up function for a sample's raw text.
+
+    (modality, sample id) -> text, from the manifests of ``data.source`` and ``data.test``; "" if there is none. Windows
+    of a text ("id#n") give the whole text.
+    """
     found: dict[tuple[str, str], tuple[Path, str]] = {}
     for source in (config.data.source, config.data.test):
         if not source or not has_manifest(source):

@@ -113,7 +113,10 @@ def done(work: Work) -> Run | None:
 
 
 def run_or_resume(work: Work, carry_out: Callable[[LocalOptions], Run]) -> tuple[Run | None, str]:
-    """The cell's run, as it is if it is done, else begun or gone on with; or the error that it failed by."""
+    """Run a study's cell, or resume it, unless it is done.
+
+    (run, "") or (None, error message). Raises MissingDependencyError, as it concerns every cell.
+    """
     runs = Path(work.directory)
     options = LocalOptions(work.file, work.overrides, runs, trainers=work.trainers, in_process=work.in_process)
     try:

@@ -29,6 +29,9 @@ def command(
             "alone, or another port where that one is taken.",
         ),
     ] = "",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The port alone, as --host :PORT.", show_default=False)
+    ] = 0,
     device: Annotated[
         Literal["auto", "cpu", "cuda", "tensorrt"],
         typer.Option(help="Where to compute; auto: TensorRT, CUDA or the CPU, the first that works here."),
@@ -71,7 +74,7 @@ def command(
 
     if mqtt:
         check_protected(mqtt, insecure=False)
-    place = read_place(host, DEFAULT, LISTENER)
+    place = read_place(f"{host}:{port}" if port else host, DEFAULT, LISTENER)
     catalogue = load_catalogue(bundle_folder(bundle, runs), name=name, device=device, threads=threads)
     limits = Limits(
         body_bytes=max_body_mib * _MIB,

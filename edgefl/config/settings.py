@@ -136,7 +136,7 @@ class ModelConfig(Values):
 
 
 class MissingConfig(Values):
-    """Which modalities are taken away before training, to model devices and samples that lack them."""
+    """Simulated loss of modalities and labels before training."""
 
     rate: Share = Field(0.0, description="share of samples that lose a modality, as `lose` says")
     lose: Literal["each", "one"] = Field(

@@ -137,7 +137,11 @@ def _covering(has: Array, test: Flags, order: Indices, most: int) -> Flags:
 
 
 def _of_each_class(data: Dataset, rng: Generator) -> Flags:
-    """The samples [N] of every fifth unit, a sample or a recording, in order of group and class."""
+    """Stratified test split: flags [N] of about a fifth of the units.
+
+    Unit: a recording, or a sample without one. Strata: group and class, in random order within. Then a class with
+    several units gets at least one on each side; a class with one unit is only trained on.
+    """
     first, unit = _units(data)
     labels = np.zeros(len(first), dtype=np.int64) if data.labels is None else data.labels[first]
     groups = np.zeros(len(first)) if data.groups is None else np.unique(data.groups, return_inverse=True)[1][first]

@@ -32,7 +32,10 @@ def set_names(classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def classes_in(names: Sequence[str]) -> tuple[str, ...] | None:
-    """Classes of multi-label names [C]; None: a sample has one label."""
+    """Class names without the multi-label mark; None for single-label data.
+
+    Multi-label: every name begins with "&", such as "&cat".
+    """
     if not names or not all(name.startswith(_MARK) for name in names):
         return None
     return tuple(name[len(_MARK) :] for name in names)

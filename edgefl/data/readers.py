@@ -179,7 +179,11 @@ def _sensor(root: Path, value: object, to: Target) -> Array:
 
 
 def _recording(root: Path, value: object, to: Target) -> tuple[Array, Array]:
-    """Rows [T, C] at the target's rate, and where gaps lie between them [T]."""
+    """Sensor recording at the target's sampling rate, and its gaps.
+
+    ``value``: a .npy or .csv path below ``root``, or a list of rows. Gives rows [T, C] float32, and flags [T]: True for
+    the first row after a gap. Raises SampleError for anything else, DataError as ``regular``.
+    """
     if isinstance(value, dict):
         raise SampleError("is an object; a sensor's rows are a list")
     found = Recording(_listed(value)) if isinstance(value, list) else None

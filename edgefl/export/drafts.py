@@ -30,13 +30,12 @@ Parts = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class TrainedState:
-    """State of a run for an export.
+    """A run's trained model, as input to an export.
 
     ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
-    the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
-    trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record. ``plain``:
-    the mask of a call that names none, where the bundle has it. ``missing``: the recipe's slot, for the options of its
-    stand-in.
+    stored objects of the run's state, without heads with recomputed statistics. ``matcher``: prototype matching method;
+    ``networks``: names of the matching networks of a trained matcher, all among ``parts``. ``untrained``: parts without
+    any training. ``plain``: default mask of an inference call. ``missing``: recipe slot for missing modalities.
     """
 
     model: ModelSpec

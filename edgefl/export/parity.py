@@ -180,10 +180,11 @@ def _as_chosen(
 
 
 def shortfall(scores: Scores, rows: Tensor) -> float:
-    """Largest excess, over samples, of the best unchosen score over the smallest chosen one; 0 for none.
+    """Relative top-k error of an exported model's prototype choice.
 
-    ``rows`` [B, k] as the file chose them, -1 where it chose none. Infinite: too few or too many rows, one twice, or
-    one that must not match.
+    Largest excess, over samples, of the best unchosen score over the smallest chosen one, divided by the largest
+    absolute score (at least 1); 0 if the choice is right. ``rows`` [B, k] as the file chose them, -1 where it chose
+    none. Infinite: too few or too many rows, one twice, or one that must not match.
     """
     values, among = scores.values, scores.among.expand_as(scores.values)
     times = torch.zeros_like(values, dtype=torch.int64).scatter_add(1, rows.clamp(min=0), (rows >= 0).long())  # [B, P]

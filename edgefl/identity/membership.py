@@ -114,7 +114,11 @@ def _shut_out(fleet: Fleet, devices: Devices, name: str, before: Device, now: fl
 
 
 def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
-    """A fresh certificate for a device, which the broker knows by its old one."""
+    """Answer to a device's certificate renewal: a certificate or a refusal.
+
+    ``name``: the device, already authenticated by the broker; ``request``: its signing request. Too early with the same
+    key: the present certificate again, since the first answer may be lost.
+    """
     given = hashlib.sha256(request).hexdigest()
     with fleet.changing() as devices:
         device = devices.get(name)

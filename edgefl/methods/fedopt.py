@@ -122,7 +122,10 @@ def _adaptive(
 
 
 def _changes(previous: Tensors, combined: Tensors) -> dict[str, Array]:
-    """D of every tensor but the buffers, f32."""
+    """Server pseudo-gradient: ``combined`` minus ``previous`` for each weight, f32.
+
+    Without integers and batch-norm statistics. Raises ModelError for a new or reshaped tensor.
+    """
     changes: dict[str, Array] = {}
     for name, tensor in sorted(combined.items()):
         if not np.issubdtype(tensor.dtype, np.floating) or name.endswith(BUFFERS):

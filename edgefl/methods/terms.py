@@ -23,7 +23,10 @@ Flags: TypeAlias = "Mapping[str, Tensor]"
 
 
 class Terms(NamedTuple):
-    """Values [N], zero where they do not count, and which count [N]."""
+    """Loss values and the boolean mask of the valid ones.
+
+    Both [N], one a sample, or both scalars, one a modality or pair; a value is 0 where the mask is False.
+    """
 
     values: Tensor
     counts: Tensor

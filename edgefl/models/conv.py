@@ -19,7 +19,11 @@ _WIDE = 32
 
 
 class ConvEmbed(nn.Module):
-    """[B, H, W, C] in 0..1 -> tokens [B, 1 + patches, D]. ``patch`` is 2 to the number of convolutions."""
+    """Convolutional patch embedding with a class token.
+
+    Images [B, H, W, C] in 0..1 -> tokens [B, 1 + patches, D]. log2(``patch``) convolutions of stride 2, then a 1 x 1
+    one.
+    """
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()

@@ -89,7 +89,10 @@ class Stage(nn.Module):
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """[B, n, D] of queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None."""
+    """Multi-head scaled dot-product attention.
+
+    Queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None -> [B, n, D].
+    """
     q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (queries, keys, values))
     real = None if mask is None else mask[:, None, None, :]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=real, dropout_p=dropout).transpose(1, 2).flatten(2)

@@ -161,10 +161,10 @@ class StagedModel(nn.Module):
     def encode_batch(
         self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None = None
     ) -> dict[str, Tensor]:
-        """Inputs [n_m, …] of a batch of ``size`` rows -> h [n_m, D] of each modality.
+        """Encoder embeddings h [n_m, D] of a batch, by modality.
 
-        ``rows[m]`` [n_m]: which rows of the batch these are, None: all. Multiway encoders attend within a row over
-        the modalities that this row has; others ignore ``rows``.
+        ``inputs[m]``: [n_m, …]; ``rows[m]`` [n_m]: their rows among the batch's ``size``, None: all. ``depth``: number
+        of encoder stages, None: all. Multiway encoders share attention over a row's modalities; others ignore ``rows``.
         """
         if not self._multiway or len(inputs) < 2:
             return {m: self.encode(m, x, depth) for m, x in inputs.items()}

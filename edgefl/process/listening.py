@@ -91,7 +91,10 @@ def _listening(place: Place) -> socket.socket:
 
 
 def read_token(variable: str, what: str) -> str:
-    """The token in an environment variable, "" where there is none. Raises ConfigError for one that is guessed."""
+    """Access token from an environment variable; "" if unset.
+
+    ``what``: the setting's name for the error. Raises ConfigError for fewer than ``LEAST_TOKEN`` characters.
+    """
     token = os.environ.get(variable, "")
     if token and len(token) < LEAST_TOKEN:
         text = f"has {len(token)} characters; a token needs {LEAST_TOKEN}"

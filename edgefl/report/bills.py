@@ -30,7 +30,10 @@ _Line = tuple[str, str, str]  # a figure of the ledger, heading of its group, it
 
 
 class _Spent(NamedTuple):
-    """A row of a bill: a device's assignments in the run or a stage, of ``held`` rounds."""
+    """Cost table row: one device's assignments in a stage.
+
+    ``stage`` 0: the whole run; ``held``: number of rounds of that stage or run, with or without this device.
+    """
 
     device: DeviceRow
     stage: int

@@ -127,7 +127,11 @@ def _score(recent: _Scores, condition: _Condition, of: str = "") -> Figure:
 
 
 def _recent(run: RunReport) -> _Scores:
-    """The last scores, oldest first, of each input of the last evaluated round."""
+    """Last ``RECENT`` scores, oldest first, for each test condition.
+
+    A condition: (primary metric, available modalities, stand-in for the missing ones). Only conditions of the last
+    evaluated round, without the oracle.
+    """
     metric = quality.primary_metric(run)
     rows = [row for row in quality.latest(run.evaluations) if row.metric == metric and row.missing != ORACLE]
     rows.sort(key=lambda row: (-len(row.available), row.available, row.missing))

@@ -43,8 +43,9 @@ ShapeKey = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs[m]``: [n_m, *shape], or tokens that stand for them; ``rows[m]``: [n_m] or None (all).
+    """Batch of samples with missing modalities.
 
+    ``inputs[m]``: [n_m, *shape], or tokens that stand for them; ``rows[m]``: [n_m] or None (all).
     ``labels``: [B] int64 or None; ``pseudo_labels`` [B]: class or local cluster, -1: none, or None; ``complete``: rows
     that have every modality of the batch; ``targets``: [B] float32, NaN: none, of a numeric target, or None; ``sets``:
     [B, C] float32, 1 for each class of a sample that may have several, or None.

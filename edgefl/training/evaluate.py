@@ -145,7 +145,11 @@ class _Judged:
 
 
 def logits_of(given: AtHand, make: Make, tokens: Mapping[str, TokenState] | None = None) -> Tensor:
-    """[B, C] of samples that all have exactly the modalities ``given``, with stand-ins by ``make`` for the others."""
+    """Class logits [B, C] with missing modalities filled in.
+
+    ``given``: projections of a batch, the same modalities in every row; ``make``: makes stand-ins for the others;
+    ``tokens``: encoder tokens, for joint fusion only.
+    """
     filled = fill(make, given)
     has = {m: given.rows(True) for m in given.full}
     return given.model.classify(given.model.fuse(filled.values, has, tokens, counted=filled.counted))
@@ -329,10 +333,10 @@ def _rows(
 
 
 def probe_rows(data: Dataset, model: ModelSpec) -> np.ndarray:
-    """Indices of the probes, by which the weights cka compare the devices' models (FedMVP).
+    """Test-set indices of the probe samples for CKA weights (FedMVP).
 
-    One complete labelled sample a class (of unlabelled data: the first ones) of the coordinator's own; they are probes
-    only, and no longer part of the test. Raises DataError with fewer than two, for which no likeness is defined.
+    The first complete sample of each class; without labels the first ``UNLABELLED`` complete ones. The caller leaves
+    them out of the test. Raises DataError for fewer than two.
     """
     complete = np.logical_and.reduce([data.has(m) for m in model.encoders])
     if data.labels is None or not model.classes:

@@ -30,13 +30,12 @@ from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """Auxiliary state that terms need besides the model; empty where the recipe has no such term.
+    """State for loss terms besides the model, as far as used.
 
-    ``tables``: the global prototypes, and the ``matcher`` that finds them while training; ``initial``: stand-ins of a
-    run that has none yet. By modality:
-    ``private_heads``, copies that are trained along, and ``teachers``, the heads as received. ``received``:
-    "part|tensor" -> (parameter, its value when it came) of all trained; ``kept``: term -> the same names -> what the
-    device kept of each in its last round, zeros before.
+    ``tables``: global prototypes by modality; ``initial``: initial prototypes, before there are any; ``matcher``:
+    matching of samples to prototypes. ``private_heads``: modality -> copy of the head, trained but not sent;
+    ``teachers``: modality -> frozen head as received. ``received``: "part|tensor" -> (parameter, its received value)
+    for trained parts; ``kept``: term -> the same keys -> the device's stored value, zeros at first.
     """
 
     tables: Mapping[str, Table] = field(default_factory=dict)

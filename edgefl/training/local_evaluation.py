@@ -30,10 +30,11 @@ def personal_evaluation(
     kept: Mapping[str, Tensors],
     statistics: Callable[[], None],
 ) -> dict[str, float]:
-    """Metrics of the personal model: that of the device's last round with the layer it was sent for its poverty layer.
+    """Metrics of MMiC's personal model on the device's hold-out set.
 
-    (MMiC.) ``statistics``: takes batch norm's of ``model`` where the job asks for it. ``model`` holds afterwards what
-    it held before. Without such a model: no metrics.
+    Personal model: the weights ``kept`` from the device's last round, its poverty layer replaced by the one in
+    ``parts`` (sent by the server). ``statistics``: recomputes batch-norm statistics. ``model`` is restored afterwards.
+    {} if the recipe has no repair, the hold-out set is empty, or a trained part was not kept.
     """
     own = [part for part in job.stage.trained if part in kept]
     repair = chosen("repair", job.slots.repair)[0]

@@ -73,9 +73,10 @@ def make_optimizer(
 
 @dataclass(frozen=True)
 class Pass:
-    """A finished forward pass. ``seed``: of the pieces' dropout, None when run whole.
+    """Result of a forward pass, as input to the backward pass.
 
-    ``encoded[m]``: what the encoders gave, h [n_m, D] in the place of tokens, or for joint fusion tokens [n_m, N, D].
+    ``encoded[m]``: encoder outputs; its field ``tokens`` is h [n_m, D], or [n_m, N, D] for joint fusion. ``seed``:
+    dropout seed for the repeated pass over the micro-batches; None without micro-batches.
     """
 
     loss: Tensor

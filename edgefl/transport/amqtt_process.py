@@ -82,7 +82,10 @@ async def serve(configuration: Configuration) -> None:
 
 
 def main() -> None:
-    """Read the configuration and serve; a failure is one line on stderr."""
+    """Run the MQTT broker of the configuration file ``sys.argv[1]``.
+
+    An AMQTTError is one line on stderr.
+    """
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s %(message)s")
     configuration = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Configuration)
     try:

@@ -221,7 +221,10 @@ class MemoryTransport:
 
 
 def later(seconds: float, action: Callable[[], None]) -> None:
-    """Call ``action`` in the running loop, after the calls that wait already."""
+    """Schedule ``action`` on the running event loop after ``seconds``.
+
+    0: after the callbacks already queued.
+    """
     loop = asyncio.get_running_loop()
     if seconds > 0:
         loop.call_later(seconds, action)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.service_install import environment_text, install_steps, uninstall_steps
+from device_agent.service_install import check_lasting, environment_text, install_steps, uninstall_steps
 from device_agent.service_steps import Place, Remove, Run, Write, carry_out, place_of, shown
 from edgefl.config.profiles import load_device
 from edgefl.errors import ConfigError, ServiceError, StoreError
@@ -82,12 +82,14 @@ def test_home_is_seen_where_the_data_lies_there_alone(steps):
     assert "ProtectHome=read-only" in unit(steps(options=["--data", "/home/ada/data"]))
 
 
-def test_what_the_service_could_not_see_is_refused(steps, monkeypatch):
+def test_what_the_service_could_not_see_is_refused(tmp_path, monkeypatch):
+    place = here(tmp_path)._replace(system=True)
     with pytest.raises(ConfigError, match="/tmp/data: is in a directory for temporary files"):
-        steps(options=["--data", "/tmp/data"])
+        check_lasting(place, ["--data", "/tmp/data"])
     monkeypatch.setattr(sys, "prefix", "/tmp/a clone/.venv")
     with pytest.raises(ConfigError, match=r"/tmp/a clone/\.venv: is in a directory for temporary files"):
-        steps()
+        check_lasting(place, [])
+    check_lasting(place._replace(system=False), ["--data", "/tmp/data"])
 
 
 def test_a_service_of_ones_own_has_no_account_and_lingers(steps):
@@ -231,9 +233,20 @@ def test_a_dry_run_shows_the_unit_and_hides_the_password(tmp_path):
 
 
 def test_a_device_without_identity_and_broker_learns_how_to_enrol():
-    done = agent("install", "--dry-run", "--data", "basic_motions")
+    done = agent("install", "--data", "basic_motions")
     assert done.returncode == 2
     assert "enroll - --state /var/lib/edgefl-agent" in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_dry_run_shows_the_unit_whatever_is_missing_and_names_that():
+    done = agent("install", "--dry-run", PATH="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert "ExecStart=" in done.stdout
+    assert 'EDGEFL_RUN_OPTIONS="--data DATA"' in done.stdout
+    missing = [line for line in done.stderr.splitlines() if line.startswith("missing: ")]
+    for words in ("--data: which data", "--broker: is needed by a device that is not enrolled", "has no systemd"):
+        assert any(words in line for line in missing), words
+    assert agent("install").returncode == 2
 
 
 @pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs this machine")

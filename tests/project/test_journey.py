@@ -46,7 +46,7 @@ def test_the_story_goes_through_ten_files_in_order() -> None:
 def test_the_figures_are_those_of_the_demo() -> None:
     config, recipe = load_run("demo")
     plan = compile_run(
-        config, recipe, run="demo", shapes={"acc": (50, 3), "gyro": (50, 3)}, label_names=("walking", "running")
+        config, recipe, run="demo", shapes={"acc": (20, 3), "gyro": (20, 3)}, label_names=("walking", "running")
     )
     part = dict(initial_parts(plan.model, plan.seed))["acc/stage3"]
     size = len(encode_part(part))

@@ -141,9 +141,10 @@ def unlikely(samples: Mapping[str, Mapping[str, int]], modalities: Collection[st
 def substitute(
     load: Callable[[str, str], Tensors], plan: Mapping[str, Substitution | str], weights: Mapping[str, float]
 ) -> dict[str, tuple[str, str, Tensor]]:
-    """device -> (part, name, the f32 tensor to put there), for every substitution of ``plan``.
+    """Replacement for each device's poverty layer: its donors' weighted mean.
 
-    ``load``: (device, part) -> its tensors as uploaded; one donor's are in memory at a time. ``weights``: device ->
+    device -> (part, tensor name, f32 tensor); devices with a reason (str) in ``plan`` are skipped. ``load``: (device,
+    part) -> its tensors as uploaded; at most two donors' are in memory. ``weights``: device ->
     weight, renormalised over the donors; those without weight are passed over. Devices with the same substitution
     share one array. Raises MisfitError, naming the donor, for a tensor that is missing, misshapen or not finite, and
     ModelError when no donor has weight.
