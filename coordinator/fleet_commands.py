@@ -85,7 +85,7 @@ def enroll_command(
         fleet = Fleet(identity)
         if names is not None and out is not None:
             files = issue_tokens(fleet, names, out, time.time(), hours * 3600, replace=replace)
-            typer.echo(f"{len(files)} tokens are in {out}, one file a device, for {hours:g} hours: {files[0].name}, …")
+            typer.echo(f"tokens of {len(files)} devices are in {out}, a file each, for {hours:g} hours")
             say(f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until all have come")
             return
         typer.echo(issue_token(fleet, name, time.time(), hours * 3600, replace=replace))

@@ -14,7 +14,9 @@ from edgefl.records import FIGURES
 from edgefl.run_records import RunReport
 
 if TYPE_CHECKING:
-    from edgefl.report.presence import Enrolled
+    from collections.abc import Mapping
+
+    from edgefl.report.presence import Enrolled, SortBy
 
 
 def devices_command(
@@ -22,9 +24,10 @@ def devices_command(
         str,
         typer.Argument(
             metavar="RUN|drop|restore|revoke",
-            help="A run's id, the beginning of one, or `latest`; or the word drop, restore or revoke.",
+            help="A run's id, the beginning of one, or `latest`, the default where no --identity is given; or the word "
+            "drop, restore or revoke.",
         ),
-    ] = "latest",
+    ] = "",
     name: Annotated[
         str,
         typer.Argument(metavar="RUN|NAME", help="drop, restore: the run. revoke: the device to shut out of its fleet."),
@@ -32,9 +35,12 @@ def devices_command(
     device: Annotated[str, typer.Argument(help="drop, restore: the device.")] = "",
     runs: RunsOption = RUNS,
     identity: Annotated[
-        Path,
-        typer.Option(envvar="EDGEFL_IDENTITY", help="Directory of the fleet's identity: its devices are shown too."),
-    ] = Path("fleet"),
+        Path | None,
+        typer.Option(
+            envvar="EDGEFL_IDENTITY",
+            help="Directory of the fleet's identity, by default fleet: its devices are shown too; without RUN, alone.",
+        ),
+    ] = None,
     sort: Annotated[
         Literal["device", "state", "seen", "release", "identity"],
         typer.Option("--sort", help="Order: by name, state, last seen first, release, or certificate that ends first."),
@@ -46,6 +52,8 @@ def devices_command(
     State: last sign of life and its kind, release, certificate. Spending: budget and use.
 
     The devices of the run, and those of the fleet whose identity is in --identity. Without that, the ledger alone.
+    With --identity and no RUN, the fleet's devices: which of them are connected now, by their answer to a call, their
+    release, which machine has the name and since when, and the end of its certificate.
 
     `edgefl devices drop RUN DEVICE` leaves a device out of a run that is going on: it is asked for nothing more, and
     the open round does without it. `edgefl devices restore RUN DEVICE` takes it in again. Exit code 22: the run is not
@@ -55,7 +63,7 @@ def devices_command(
     of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it. Another
     machine gets its name by `edgefl-coordinator enroll --name NAME --replace`.
 
-    Examples: edgefl devices latest --format json · edgefl devices drop latest cam-01
+    Examples: edgefl devices latest --format json · edgefl devices drop latest cam-01 · edgefl devices --identity fleet
     """
     if run in {"drop", "restore"}:
         from edgefl.cli import control
@@ -66,8 +74,9 @@ def devices_command(
             )
         (control.drop if run == "drop" else control.restore)(name, device, runs, format)
         return
+    place = identity or Path("fleet")
     if run == "revoke" and not device:
-        _revoke(name, identity, format)
+        _revoke(name, place, format)
         return
     if name:
         raise typer.BadParameter(f"{device or name!r} is one word too many", param_hint="NAME")
@@ -76,10 +85,13 @@ def devices_command(
     from edgefl.cli.control import standing
     from edgefl.report import bills, presence, resources, rounds
 
-    enrolled = _enrolled(identity)
-    found = [] if enrolled and run == "latest" and not run_directories(runs) else [find_run(run, runs)]
-    report, now = _report(found[0]) if found else RunReport(), time.time()
-    status = standing(found[0]) if found and report.status == "running" else {}
+    enrolled = _enrolled(place)
+    if not run and (identity is not None or ((place / "fleet.json").is_file() and not run_directories(runs))):
+        _between_runs(place, enrolled, sort, format)
+        return
+    found = [find_run(run or "latest", runs)]
+    report, now = _report(found[0]), time.time()
+    status = standing(found[0]) if report.status == "running" else {}
     known = status.get("devices", {})
     live = {
         # a coordinator of before, which goes on after an upgrade, says less
@@ -104,7 +116,7 @@ def devices_command(
         }
         for device in report.devices
     ]
-    grids = (rounds.devices(report), bills.device_bill(report)) if found else ()
+    grids = (rounds.devices(report), bills.device_bill(report))
     whole = {"run": report.run, "presence": there, "devices": body}
     if format == "terminal" and "joining" in (report.status, status.get("phase")):
         joined = sorted(name for name, one in known.items() if one["online"])
@@ -113,6 +125,26 @@ def devices_command(
         if not there:
             return
     show(format, whole, presence.presence_grid(there, now), *grids)
+
+
+def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], sort: SortBy, form: str) -> None:
+    """Show the fleet's devices, and which of them are connected."""
+    import asyncio
+
+    from edgefl.cli.connected import connected
+    from edgefl.errors import BrokerError
+    from edgefl.identity.fleet import Fleet
+    from edgefl.report import presence
+
+    fleet, trouble, answers = Fleet(directory), "", None
+    try:
+        answers = asyncio.run(connected(fleet)) if enrolled else {}
+    except BrokerError as error:
+        trouble = f"which of them are connected is not known: {error.message}"
+    there = presence.between_runs(enrolled, answers, time.time(), sort)
+    show(form, {"run": "", "presence": there, "devices": []}, presence.fleet_grid(there, fleet.record.fleet))
+    if trouble:
+        typer.echo(trouble, err=True)
 
 
 def _report(directory: Path) -> RunReport:

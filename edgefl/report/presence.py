@@ -18,7 +18,7 @@ from edgefl.run_records import DeviceRow, RunReport
 FRESH_S = 120.0
 SortBy = Literal["device", "state", "seen", "release", "identity"]
 _BARRED: dict[str, Tone] = dict.fromkeys(("quarantined", "left out"), "warn")
-_TONES: dict[str, Tone] = {"online": "good", REVOKED: "bad", "expired": "bad", **_BARRED}
+_TONES: dict[str, Tone] = {"online": "good", "connected": "good", REVOKED: "bad", "expired": "bad", **_BARRED}
 
 
 class Enrolled(NamedTuple):
@@ -57,6 +57,15 @@ class Presence(msgspec.Struct, frozen=True):
     since: float | None = None
 
 
+_KEYS: dict[str, Callable[[Presence], object]] = {
+    "device": lambda one: one.device,
+    "state": lambda one: one.state,
+    "seen": lambda one: -(one.seen_at or 0.0),
+    "release": lambda one: [int(part) if part.isdigit() else 0 for part in one.release.split(".")],
+    "identity": lambda one: one.certificate_until or float("inf"),
+}
+
+
 def presences(
     report: RunReport,
     enrolled: Mapping[str, Enrolled],
@@ -71,14 +80,7 @@ def presences(
     known = {device.device: device for device in report.devices}
     names = sorted({*known, *enrolled})
     found = [_presence(report, name, known.get(name), enrolled.get(name), live.get(name), now) for name in names]
-    keys: dict[str, Callable[[Presence], object]] = {
-        "device": lambda one: one.device,
-        "state": lambda one: one.state,
-        "seen": lambda one: -(one.seen_at or 0.0),
-        "release": lambda one: [int(part) if part.isdigit() else 0 for part in one.release.split(".")],
-        "identity": lambda one: one.certificate_until or float("inf"),
-    }
-    return sorted(found, key=keys[by])  # type: ignore[arg-type]  # of one kind each
+    return sorted(found, key=_KEYS[by])  # type: ignore[arg-type]  # of one kind each
 
 
 def _presence(
@@ -108,6 +110,25 @@ def _presence(
     return Presence(name, state, at, source if at else "", release, platform, *identity)
 
 
+def between_runs(
+    enrolled: Mapping[str, Enrolled], answers: Mapping[str, tuple[str, str]] | None, now: float, by: SortBy = "device"
+) -> list[Presence]:
+    """Every device of a fleet without a run, sorted by ``by``.
+
+    ``answers``: release and platform of each that is connected; None: the broker could not be asked.
+    """
+    found = []
+    for name, own in sorted(enrolled.items()):
+        answer = (answers or {}).get(name)
+        state = "connected" if answer else "unknown" if answers is None else "away"
+        if own.revoked or own.until <= now:
+            state = REVOKED if own.revoked else "expired"
+        (release, platform), at, source = answer or ("", ""), now if answer else None, "call" if answer else ""
+        since = own.since or None
+        found.append(Presence(name, state, at, source, release, platform, own.until, own.generation, since))
+    return sorted(found, key=_KEYS[by])  # type: ignore[arg-type]  # of one kind each
+
+
 def _quarantined(report: RunReport, name: str) -> bool:
     kinds = [event.kind for event in report.events if event.device == name]
     last = [kind for kind in kinds if kind in {"quarantined", "readmitted"}]
@@ -135,3 +156,21 @@ def presence_grid(found: list[Presence], now: float) -> Grid:
     later = [row for row in found if (row.generation or 1) > 1]
     notes = [f"{row.device}: machine {row.generation}, since {units.moment(row.since)}." for row in later]
     return table("Who is there", columns, found, notes, "No device has joined yet.")
+
+
+def fleet_grid(found: list[Presence], fleet: str) -> Grid:
+    """One row per device of a fleet without a run, within 80 columns."""
+
+    def day(at: float | None) -> str:
+        return units.moment(at)[:10]
+
+    columns: list[Column[Presence]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("now", lambda row: Cell(row.state, tone=_TONES.get(row.state, "")), text=True, whole=True),
+        Column("release", lambda row: row.release or units.NOTHING, text=True),
+        Column("machine", lambda row: str(row.generation or units.NOTHING)),
+        Column("since", lambda row: day(row.since), text=True, whole=True),
+        Column("identity until", lambda row: day(row.certificate_until), text=True, whole=True),
+    ]
+    empty = "No device is enrolled: edgefl-coordinator enroll --name cam-01"
+    return table(f"Devices of fleet {fleet}", columns, found, empty=empty)

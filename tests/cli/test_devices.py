@@ -181,7 +181,7 @@ def test_a_fleet_without_a_run_shows_its_devices(tmp_path: Path, shown: Callable
     enrolled(a_fleet(tmp_path / "fleet"), "cam-01", tmp_path / "state")
     given = ["--identity", str(tmp_path / "fleet"), "--runs", str(tmp_path / "runs")]
     (row,) = json.loads(shown(*given, "--format", "json"))["presence"]
-    assert (row["device"], row["state"], row["seen_at"]) == ("cam-01", "never seen", None)
+    assert (row["device"], row["state"], row["seen_at"]) == ("cam-01", "unknown", None)
     text = shown(*given)
     assert max(map(len, text.splitlines())) <= 80
     assert time.strftime("%Y-%m", time.localtime(row["certificate_until"])) in text

@@ -98,7 +98,7 @@ def test_fifty_devices_are_enrolled_by_one_command_and_one_enrollments(fleet: Fl
     words = ["enroll", "--from", str(file), "--out", str(out), "--identity", str(fleet.directory)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "50 tokens are in " in done.output
+    assert "tokens of 50 devices are in " in done.output
 
     async def scene() -> None:
         told: list[str] = []

@@ -155,7 +155,7 @@ def test_a_revoked_device_is_told_so_and_told_again(
     error = run(scene())
     assert max(waits) >= link.REVOKED_S / 2
     assert "this device's certificate was revoked" in error.message
-    assert "another name" in error.remedy
+    assert "--replace" in error.remedy
 
 
 def test_the_level_and_source_of_a_warning_are_not_in_its_text_too(lines: io.StringIO) -> None:
