@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Protocol
 
@@ -81,14 +81,24 @@ def _to_json(line: dict[str, object]) -> str:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
-    text = str(value)
+    text = value if isinstance(value, str) else _plain(value)
     if text.isprintable() and " " not in text:
         return text
     return json.dumps(
         text, ensure_ascii=not text.replace("\n", "").isprintable()
     )  # what a terminal would obey, as codes
+
+
+def _plain(value: object) -> str:
+    """Numbers in four digits, mappings as "a:1,b:2" without what they lack, sequences by commas."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        known = {key: one for key, one in value.items() if one not in (None, "", {}, (), [])}
+        return ",".join(f"{key or 'all'}:{_plain(one)}" for key, one in known.items())
+    if isinstance(value, (list, tuple)):
+        return ("; " if any(isinstance(one, Mapping) for one in value) else ",").join(map(_plain, value))
+    return str(value)
 
 
 class LineHandler(logging.Handler):

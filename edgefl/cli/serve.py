@@ -29,9 +29,7 @@ def command(
             "alone, or another port where that one is taken.",
         ),
     ] = "",
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The port alone, as --host :PORT.", show_default=False)
-    ] = 0,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The port alone, as --host :PORT.")] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda", "tensorrt"],
         typer.Option(help="Where to compute; auto: TensorRT, CUDA or the CPU, the first that works here."),

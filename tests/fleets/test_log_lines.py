@@ -119,6 +119,17 @@ def test_text_is_what_it_was() -> None:
     assert out.getvalue().splitlines()[1][9:] == '! warning        source=x text="a\\nb"'
 
 
+def test_nested_fields_are_plain_text_without_what_they_lack() -> None:
+    out = io.StringIO()
+    budget = {"memory_bytes": None, "payload_bytes": 8388608.0, "energy_j": 0.5}
+    scores = [{"available": ["acc", "gyro"], "value": 0.97812}, {"available": ["acc"], "value": 1.0}]
+    line_writer("text", out)("device_joined", budget=budget, samples={"": 5, "acc": 4}, values=scores)
+    assert out.getvalue().split("device_joined")[1].strip() == (
+        "budget=payload_bytes:8388608,energy_j:0.5 samples=all:5,acc:4 "
+        'values="available:acc,gyro,value:0.9781; available:acc,value:1"'
+    )
+
+
 @pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\x9b2Jb c", "a\rb", "a\u202eb"])
 def test_what_a_terminal_would_obey_is_written_as_its_code(text: str) -> None:
     """A topic or a reason of whoever speaks on the broker reaches the agent's log."""
