@@ -8,13 +8,15 @@ from collections import Counter
 from edgefl.models.spec import is_matcher
 from edgefl.report import quality, resources, units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, amount, limit_column, measure, table
-from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, RoundRow, RunReport
+from edgefl.report.waits import Wait, waits
+from edgefl.run_records import BundleRow, DeviceRow, RoundRow, RunReport
 
 _TONES: dict[str, Tone] = {"failed": "bad", "running": "dim"}
 #: Events that name a device and are no sign of its life: what the operator does, what the coordinator concludes.
 _NO_SIGN = ("left_out", "taken_in", "readmitted", "device_left")
 #: After the parts of the closing round.
 CLOSING = " (closing round: every eligible device, the model does not change)"
+_WAITED = "The device that answered last, and what took it longest in the round."
 _LATE_NOTE = (
     "An update made from the model of s rounds ago moves the model by the change it makes, times (1 + s) to the power "
     "of −alpha. Too old: made from a model older than round.max_staleness, and dropped."
@@ -49,9 +51,7 @@ def rounds(report: RunReport) -> Grid:
     metric = quality.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
     ended = {"running": report.status} if report.status in {"stopped", "interrupted"} else {}  # the open round
-    assigned: dict[tuple[int, int], list[AssignmentRow]] = {}
-    for one in report.assignments:
-        assigned.setdefault((one.stage, one.round), []).append(one)
+    assigned, waited = resources.by_round(report), waits(report)
 
     def score(row: RoundRow) -> str:
         return quality.score(scores.get((row.stage, row.round)))
@@ -66,6 +66,9 @@ def rounds(report: RunReport) -> Grid:
         here = assigned.get((row.stage, row.round), [])
         both = [resources.measured(name, here) for name in ("payload_up_bytes", "payload_down_bytes") if here]
         return amount((moved := resources.total("payload", both)).value, "B", why=moved.reason)
+
+    def of(row: RoundRow) -> Wait:
+        return waited.get((row.stage, row.round), Wait())
 
     def seconds(row: RoundRow) -> float | None:
         return None if row.ended_at is None else row.ended_at - row.started_at
@@ -82,6 +85,8 @@ def rounds(report: RunReport) -> Grid:
         Column(metric, score, "%" if units.is_share(metric) else "", tip="All modalities given."),
         Column("payload", payload, "MiB", tip="Tensors sent and received by all devices."),
         measure("time", seconds, "s", why="the round has not ended"),
+        Column("waited for", lambda row: of(row).text, text=True, tip=_WAITED),
+        measure("evaluation", lambda row: of(row).evaluation_s, "s", why="not evaluated"),
     ]
     if any(map(stale, report.rounds)):
         columns.append(Column("late updates", _late, tip="Made from earlier models, and by how many rounds."))
