@@ -97,8 +97,10 @@ def _tick(state: State, event: v.Tick, now: float) -> Step:
     if not state.connected:
         return state, []
     out: list[Instruction] = []
-    if now - state.heartbeat_at >= state.heartbeat_s:
-        state = replace(state, heartbeat_at=now, sequence=state.sequence + 1)
+    due = now - state.heartbeat_at >= state.heartbeat_s
+    state = replace(state, heartbeat_at=now) if due else state
+    if due and (state.run or state.working_on):  # without a run MQTT's keep-alive holds the connection, for a tenth
+        state = replace(state, sequence=state.sequence + 1)
         beat = m.Heartbeat(state.device, state.session, state.sequence, state.working_on, event.memory_free_bytes)
         out.append(v.Send(beat))
     if state.update is not None and now - state.announced_at >= ANNOUNCE_S:

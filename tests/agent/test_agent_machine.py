@@ -222,10 +222,37 @@ def test_a_hello_says_who_greets_and_the_first_heartbeat_comes_when_it_is_due():
     state, out = play(initial(DEVICE, v.Saved(), FACTS), v.Connected(), now=1000.0)
     (hello,) = sent(out, m.Hello)
     assert (hello.device, hello.session, hello.modalities) == ("d1", "s1", FACTS.modalities)
+    state, _ = play(state, m.Welcome("c1", run="r1"), now=1000.0)
     state, out = play(state, v.Tick(), now=1000.0 + state.heartbeat_s - 0.5)
     assert sent(out, m.Heartbeat) == []
     state, out = play(state, v.Tick(), now=1000.0 + state.heartbeat_s)
     assert [(beat.device, beat.session, beat.sequence) for beat in sent(out, m.Heartbeat)] == [("d1", "s1", 1)]
+
+
+def test_a_device_without_a_run_sends_no_heartbeats():
+    def beats(state, *events):
+        """The state an hour after these, and what it sent by then."""
+        began, said = state.heartbeat_at, []
+        state, _ = play(state, *events, now=began)
+        for second in range(1, 3601):
+            state, out = play(state, v.Tick(), now=began + second)
+            said += [one for one in out if isinstance(one, v.Send)]
+        return state, said
+
+    state, out = beats(initial(DEVICE, v.Saved(), FACTS), v.Connected())
+    assert out == []
+    state, out = beats(state, m.Welcome("c1", run="r1"))
+    assert len(out) == 360
+    for over in (m.Drain("r1", "left out of the run"), m.Drain("r1", "the run is finished", final=True)):
+        state, out = beats(state, m.Welcome("c1", run="r1"), over)
+        assert out == []
+
+
+def test_a_device_at_work_sends_heartbeats_before_its_coordinator_is_back():
+    state = initial(DEVICE, v.Saved(offer=offer()), FACTS)
+    state, _ = play(state, v.Connected(), now=100.0)
+    state, out = play(state, v.Tick(), now=110.0)
+    assert sent(out, m.Heartbeat) == [m.Heartbeat("d1", "s1", 1, offer().attempt)]
 
 
 def test_an_offer_that_comes_before_the_data_is_known_is_answered_as_soon_as_it_is():
