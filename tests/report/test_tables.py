@@ -150,7 +150,7 @@ def test_a_table_has_its_columns_and_rows_in_every_format(ran: Ran, read: Callab
 
 
 def test_every_kind_of_budget_has_a_row_and_the_one_that_is_not_measured_its_reason() -> None:
-    every = {name: 100 for name in Budget.__struct_fields__}
+    every = dict.fromkeys(Budget.__struct_fields__, 100)
     device = msgspec.structs.replace(run_report().devices[0], budget=Budget(**every))
     row = run_report().assignments[0]
     rows = table(RunReport(run="r", devices=(device,), assignments=(row,)), "budgets").rows
