@@ -49,7 +49,7 @@ def month_table(price: RunPrice) -> Grid:
         Column("energy", energy, "J", "runs"),
     ]
     note = (
-        f"Runs: payload up and down of every round, and {PACKET_SHARE:.0%} for the packets it travels in; without "
+        f"Runs: payload up and down of every round, and {100 * PACKET_SHARE:.0f} % for the packets it travels in; no "
         "losses. Waiting: MQTT's keep-alive over TLS. Joules of the rounds, without those of waiting."
     )
     plural = "s" if price.runs_a_month != 1 else ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from edgefl.records import FIGURES, Figure
+from edgefl.records import FIGURES, Figure, Traffic
 from edgefl.report import decisions, resources
 from edgefl.report.resources import step_limit
+from edgefl.report.rounds import idle_month, wire_bytes
 from edgefl.report.totals import totals
 from edgefl.report.waits import Wait, waits
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, RunReport
@@ -44,7 +45,8 @@ COLUMNS = {
     "devices": _types(
         "run device profile samples:i step_memory_limit:f payload_limit:f flops_limit:f energy_limit:f disk_limit:f "
         "agent_version machine rounds_trained:i end_to_end_step_peak_bytes:f end_to_end_flops:f "
-        "end_to_end_payload_bytes:f end_to_end_refusal"
+        "end_to_end_payload_bytes:f end_to_end_refusal wire_bytes:f link_bytes:f idle_bytes:f idle_s:f "
+        "idle_month_bytes:f"
     ),
 }
 
@@ -132,15 +134,22 @@ def _refusals(report: RunReport) -> Iterator[Row]:
 
 
 def _devices(report: RunReport) -> Iterator[Row]:
-    done = resources.by_device(report)
+    done, wire = resources.by_device(report), wire_bytes(report)
     for row in report.devices:
         budget, price = row.budget, report.end_to_end.get(row.device)
         limits = (step_limit(row), budget.payload_bytes, budget.flops, budget.energy_j, budget.disk_bytes)
         trained = sum(one.status == "done" for one in done[row.device])
         yield (
             *(row.device, row.profile, row.samples.get("", 0), *limits, row.agent_version, row.capabilities.machine),
-            *(trained, *_price(price, trained)),
+            *(trained, *_price(price, trained), wire.get(row.device), *_link(row.capabilities.traffic)),
         )
+
+
+def _link(told: Traffic) -> Row:
+    """Bytes on the link since the agent's start, and while it had no run; seconds of that, and a month at that rate."""
+    if not told.seconds:
+        return None, None, None, None
+    return told.bytes, told.idle_bytes, told.idle_s, idle_month(told)
 
 
 def _price(price: EndToEnd | None, rounds: int) -> Row:

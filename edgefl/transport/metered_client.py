@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,12 +22,44 @@ IDLE_AFTER_S = 60.0
 _PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
 
 
+#: Fields of Linux' tcp_info: bytes received, and segments either way; bytes sent, retransmitted ones included.
+_RECEIVED, _SEGMENTS, _SENT = struct.Struct("=128xQ"), struct.Struct("=136xII"), struct.Struct("=200xQ")
+#: Headers of IPv4 and of TCP with time stamps.
+HEADER_BYTES = 52
+
+
 @dataclass
 class Meter:
-    """Bytes through the socket, over all connections of a transport."""
+    """Bytes through the socket, and on the link, over all connections of a transport."""
 
     sent: int = 0
     received: int = 0
+    opened: socket.socket | None = None
+    closed_bytes: int = 0  # on the link, of connections before
+
+    def close(self) -> None:
+        """Count the connection that ends."""
+        self.closed_bytes, self.opened = self.closed_bytes + (link_bytes(self.opened) or 0), None
+
+    @property
+    def on_link(self) -> int | None:
+        """Bytes both ways by the kernel's count, with TLS and headers; None where it tells none."""
+        here = link_bytes(self.opened)
+        return None if here is None else self.closed_bytes + here
+
+
+def link_bytes(opened: socket.socket | None) -> int | None:
+    """Bytes of a connection on the link both ways; None where the kernel does not tell, or it is closed."""
+    if opened is None or not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        told = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SENT.size)
+    except OSError:
+        return None
+    if len(told) < _SENT.size:  # before Linux 4.19
+        return None
+    payload = _SENT.unpack(told)[0] + _RECEIVED.unpack_from(told)[0]
+    return int(payload + HEADER_BYTES * sum(_SEGMENTS.unpack_from(told)))
 
 
 class MeteredClient(Client):
@@ -60,6 +93,14 @@ class MeteredClient(Client):
             raise
         self._meter.received += len(data)
         return data
+
+    def _call_socket_open(self, sock: Any) -> None:
+        self._meter.opened = sock
+        super()._call_socket_open(sock)
+
+    def _call_socket_close(self, sock: Any) -> None:
+        self._meter.close()
+        super()._call_socket_close(sock)
 
     def publish(self, *arguments: Any, **named: Any) -> MQTTMessageInfo:
         """As paho's."""

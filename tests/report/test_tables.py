@@ -16,8 +16,8 @@ from report_fixture import MIB, NO_ENERGY, run_report
 
 import edgefl
 from edgefl.cli import main
-from edgefl.records import Budget, Figure
-from edgefl.report import bills, resources, story, units
+from edgefl.records import Budget, Figure, Traffic
+from edgefl.report import bills, resources, rounds, story, units
 from edgefl.report.tables import COLUMNS, table
 from edgefl.report.totals import totals
 from edgefl.report.waits import waits
@@ -197,6 +197,31 @@ def test_the_share_of_a_price_that_leaves_out_devices_is_not_said() -> None:
     del priced["nano"]
     part = bills.fleet_totals(msgspec.structs.replace(run_report(), end_to_end=priced))
     assert (part.rows[1][4].text[:1], part.rows[1][-1].text) == ("≥", "")
+
+
+def test_a_month_is_so_many_runs_and_the_waiting_at_its_measured_rate() -> None:
+    base = run_report()
+    traffic = Traffic(bytes=9 * MIB, seconds=7200.0, idle_bytes=MIB // 24, idle_s=3600.0)
+    first, second, *_ = base.devices
+    first = msgspec.structs.replace(first, capabilities=msgspec.structs.replace(first.capabilities, traffic=traffic))
+    report = msgspec.structs.replace(base, devices=(first, second))
+    found = [dict(zip(COLUMNS["devices"], row, strict=True)) for row in table(report, "devices").rows]
+    both = sum(
+        figure.value or 0.0
+        for row in base.assignments
+        if row.device == first.device and row.measured
+        for figure in (row.measured["wire_up_bytes"], row.measured["wire_down_bytes"])
+    )
+    assert found[0]["wire_bytes"] == pytest.approx(both)
+    assert (found[0]["link_bytes"], found[0]["idle_month_bytes"]) == (9 * MIB, pytest.approx(30 * MIB, rel=1e-4))
+    assert [found[1][name] for name in ("link_bytes", "idle_bytes", "idle_s", "idle_month_bytes")] == [None] * 4
+    grid = rounds.devices(report)
+    names = {column.label: cell for column, cell in zip(grid.columns, grid.rows[0], strict=True)}
+    month = 30 * (found[0]["wire_bytes"] / MIB) + found[0]["idle_month_bytes"] / MIB
+    shown = [names[f"bytes on the link: {name}"].text for name in ("in this run", "waiting, a month")]
+    assert 30 * float(shown[0]) + float(shown[1]) == pytest.approx(month, rel=0.01)
+    assert names["bytes on the link: since its start"].text == "9.00"
+    assert rounds.idle_month(Traffic(5000, 60.0, 5000, 59.0)) is None, "a handshake is no month"
 
 
 def waiting(*events: EventRow, **changes: object) -> str:

@@ -420,6 +420,30 @@ def test_a_broker_that_falls_silent_counts_as_lost(broker: Broker, monkeypatch: 
     run(scenario())
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not tell")
+def test_bytes_on_the_link_are_the_kernels_over_all_connections(broker: Broker) -> None:
+    async def scenario() -> None:
+        transport = MqttTransport(broker.url, "on-link")
+        assert transport.bytes_on_link is None
+        seen = Recorder(transport)
+        await transport.connect()
+        for _ in range(10):
+            await transport.publish("on-link/x", bytes(100_000))
+        inside, on_link = transport.bytes_sent + transport.bytes_received, transport.bytes_on_link
+        assert on_link is not None
+        headers = on_link - inside
+        assert headers % 52 == 0, "plain TCP, and nothing sent again on loopback"
+        assert 10 <= headers / 52 < 1000
+        assert transport._client is not None
+        transport._client._sock.shutdown(socket.SHUT_RDWR)
+        await until(lambda: seen.connections == [True, False, True])
+        assert transport.bytes_on_link >= on_link + 4 * 52
+        await transport.close()
+        assert transport.bytes_on_link is None
+
+    run(scenario())
+
+
 def test_pings_go_out_twice_as_often_while_messages_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("edgefl.transport.metered_client.time.monotonic", lambda: clock[0])
