@@ -153,6 +153,15 @@ class Moments(msgspec.Struct, frozen=True):
     counts: tuple[int, ...] = ()
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """Bytes on a device's link both ways, headers included, since its agent started; of these, while it had no run."""
+
+    bytes: int = 0
+    seconds: float = 0.0  # connected; 0: not measured
+    idle_bytes: int = 0
+    idle_s: float = 0.0
+
+
 class Capabilities(msgspec.Struct, frozen=True):
     """Hardware and free resources of a device, as measured by its agent."""
 
@@ -170,6 +179,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     gpu_free_bytes: int = 0  # of the GPU's own, without the CUDA context and what others used; 0: not measured yet
     gpu_idle_bytes: int = 0  # what the idle trainer's allocator holds of a GPU
     power_mode: str = ""  # of a Jetson, such as "MODE_30W"; "": not known
+    traffic: Traffic = Traffic()
 
 
 def kind_of_machine(has: Capabilities) -> str:

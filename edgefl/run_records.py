@@ -113,6 +113,8 @@ class EndToEnd(msgspec.Struct, frozen=True):
     flops: float = 0.0
     payload_bytes: float = 0.0  # down and up
     refusal: Refusal | None = None
+    compute_s: float = 0.0  # of a round, 0 where the device's speed is not known
+    energy_j: float = 0.0  # of a round, 0 where its power is not known
 
 
 class Reference(msgspec.Struct, frozen=True):

@@ -100,12 +100,14 @@ class Inbound:
         """Restart every device's silence from now, after the coordinator was offline."""
         self._heard = dict.fromkeys(self._heard, now)
 
-    def silent(self, now: float) -> list[DeviceOffline]:
-        """Devices silent for longer than ``silence_s``, once each."""
+    def silent(self, now: float, excused: Container[str] = ()) -> list[DeviceOffline]:
+        """Devices silent for longer than ``silence_s``, once each; ``excused``: those that are asked for nothing."""
         late = [name for name, at in self._heard.items() if now - at > self._silence_s]
-        for name in late:
-            self._show(name, (self._heard.pop(name), "silence since", False))
-        return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in late]
+        last = {name: self._heard.pop(name) for name in late}
+        gone = [name for name in late if name not in excused]
+        for name in gone:
+            self._show(name, (last[name], "silence since", False))
+        return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in gone]
 
     def sightings(self, ahead: float, known: Container[str]) -> list[SightingRow]:
         """Ledger rows of signs of life since the last call; ``ahead``: seconds from our clock to the epoch's."""

@@ -224,7 +224,8 @@ class Runner:
                     self._collect(still_needed(self.state))
                 if self._connected:
                     self._publisher.tick()
-                    for late in self._inbound.silent(now):
+                    out = [name for name, device in self.state.devices.items() if device.out]
+                    for late in self._inbound.silent(now, out):
                         self._events.put_nowait(late)
                     for stranger in self._inbound.strangers(now):
                         self._events.put_nowait(stranger)

@@ -16,6 +16,7 @@ from device_agent.core.offer_check import check_offer, is_older_run, is_repeated
 from device_agent.core.retained import restore_residuals, retained, retained_before, taken_over
 from device_agent.core.spent import spent, spent_before
 from device_agent.core.state import Event, Instruction, State, TaskPhase, TrainerPhase
+from device_agent.core.traffic import measured
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages as m
 from edgefl.records import Attempt, Figures, Refusal, digest_of
@@ -94,16 +95,17 @@ def _repeat(state: State, out: list[Instruction], now: float) -> Step:
 
 
 def _tick(state: State, event: v.Tick, now: float) -> Step:
+    state = measured(state, event, now)
     if not state.connected:
         return state, []
     out: list[Instruction] = []
     if now - state.heartbeat_at >= state.heartbeat_s:
-        state = replace(state, heartbeat_at=now, sequence=state.sequence + 1)
+        beats = bool(state.run or state.working_on)  # else MQTT's keep-alive holds the connection, for a tenth
+        state = replace(state, heartbeat_at=now, sequence=state.sequence + beats)
         beat = m.Heartbeat(state.device, state.session, state.sequence, state.working_on, event.memory_free_bytes)
-        out.append(v.Send(beat))
-    if state.update is not None and now - state.announced_at >= ANNOUNCE_S:
-        return _announce(state, out, now)
-    return state, out
+        out += [v.Send(beat)] * beats
+    announce = now - state.announced_at >= ANNOUNCE_S
+    return _announce(state, out, now) if announce else (state, out)
 
 
 def _hello(state: State, now: float) -> Step:

@@ -142,6 +142,8 @@ class State(msgspec.Struct, frozen=True):
     greeted_at: float = 0.0
     heartbeat_s: float = HEARTBEAT_S
     heartbeat_at: float = 0.0
+    ticked_at: float = 0.0
+    link_bytes: int = 0  # at the last tick
     sequence: int = 0
     trainer: TrainerPhase = TrainerPhase.DOWN
     abandoned: Attempt | None = None
@@ -231,6 +233,7 @@ class Tick(Event, frozen=True):
     """Time passed."""
 
     memory_free_bytes: int = 0
+    link_bytes: int | None = None  # of all connections so far; None: not known
 
 
 class Send(Instruction, frozen=True):

@@ -173,7 +173,7 @@ class Agent:
             # Looking costs 0.25 ms, and only a heartbeat says what is free.
             if time.monotonic() + self.tick_s >= self.state.heartbeat_at + self.state.heartbeat_s:
                 free_bytes = control_group.memory().free_bytes
-            self._events.put_nowait(v.Tick(free_bytes))
+            self._events.put_nowait(v.Tick(free_bytes, self.transport.bytes_on_link))
             self._transfers.tick(connected=self.state.connected)
             if self.state.abandoned is not None:
                 self.trainer.interrupt()  # again: the first may have come before the trainer had read its order

@@ -110,6 +110,7 @@ class PlanOptions(NamedTuple):
     """Options of ``edgefl plan``; what is left out is the run's.
 
     ``profiles``: of the devices to plan for; ``samples``: per device; ``batch_sizes``: to price the schedules with.
+    ``runs_a_month``: to price a month of each device; 0: none.
     """
 
     profiles: Sequence[str] = ()
@@ -117,6 +118,7 @@ class PlanOptions(NamedTuple):
     trainer_base: str = ""
     convention: str = ""
     batch_sizes: Sequence[int] = ()
+    runs_a_month: int = 0
 
 
 def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> RunPrice:

@@ -332,6 +332,15 @@ class Account(msgspec.Struct, frozen=True):
     flops: float = 0.0
 
 
+class DeviceMonth(msgspec.Struct, frozen=True):
+    """A device's month: bytes of its runs and of waiting, on the link; joules of its runs, None: unknown."""
+
+    device: str = ""
+    runs_bytes: int = 0
+    idle_bytes: int = 0
+    energy_j: float | None = None
+
+
 class RunPrice(msgspec.Struct, frozen=True):
     """Predicted costs of a run: stages of each schedule, placements of devices.
 
@@ -355,3 +364,5 @@ class RunPrice(msgspec.Struct, frozen=True):
     fewest_rounds: int = 0  # after which a stage may end; 0: after all of them
     omits: str = ""  # the upload that may leave out parts, so that bytes up are the most; "": none does
     spending: Spending | None = None  # of a private run
+    runs_a_month: int = 0
+    months: tuple[DeviceMonth, ...] = ()  # of each device, if runs a month are given

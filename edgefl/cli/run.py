@@ -154,6 +154,15 @@ def plan_command(
     convention: Annotated[
         str, typer.Option(metavar="NAME", help="Also show the schedules by a paper's accounting: lw-fedmml.")
     ] = "",
+    runs_a_month: Annotated[
+        int,
+        typer.Option(
+            "--runs-a-month",
+            min=0,
+            metavar="N",
+            help="Also what a month of N runs costs each device, waiting included.",
+        ),
+    ] = 0,
     details: Annotated[
         bool,
         typer.Option(
@@ -169,12 +178,12 @@ def plan_command(
     The first sentence is the verdict: who fits, and whose budget is tightest; or who does not fit, by which numbers,
     and what would help. Then what each device would train in each stage, and this schedule beside the others.
 
-    Examples: edgefl plan demo --device jetson-nano --device single-stage · edgefl plan demo --html plan.html
+    Examples: edgefl plan demo --device jetson-nano --device single-stage · edgefl plan demo --runs-a-month 30
     """
     from edgefl.api.planning import plan_of
     from edgefl.api.run_inputs import PlanOptions
 
-    options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [])
+    options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [], runs_a_month)
     plan = plan_of(run, set_ or [], options)
     if html is not None:
         write_out(html, plan.to_html())

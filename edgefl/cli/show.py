@@ -122,6 +122,13 @@ def report_command(
             "report.parquet by default.",
         ),
     ] = None,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--tables",
+            help="csv, parquet: every table, a file each, in the folder of --output; by default RUN's tables.",
+        ),
+    ] = False,
     static: Annotated[
         bool, typer.Option("--static", help="HTML without scripts: pictures to print and to mail, a fifth of the size.")
     ] = False,
@@ -129,10 +136,19 @@ def report_command(
 ) -> None:
     """Show a run: test accuracy with and without each modality, what every device spent, who was refused and why.
 
-    Examples: edgefl report latest --format html · edgefl report demo-2026 --format csv -o run.csv
+    Examples: edgefl report latest --format html · edgefl report demo-2026 --format csv --tables -o tables
     """
+    if every and format not in ("csv", "parquet"):
+        raise typer.BadParameter("it goes with --format csv or parquet; JSON has every table", param_hint="--tables")
     directory = find_run(run, runs)
     report = referenced(priced(read_run(directory), directory), directory)
+    if every:
+        from edgefl.report.tables import COLUMNS
+
+        for name in COLUMNS:
+            content = _content(report, format, name, to_terminal=False, static=False, verbose=False)
+            write_out((output or directory / "tables") / f"{name}.{format}", content)
+        return
     if format in ("html", "parquet") and output is None:
         output = directory / f"report.{format}"
     elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:
@@ -141,7 +157,9 @@ def report_command(
     write_out(output or Path("-"), content, to_read=format == "terminal")
 
 
-def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool, verbose: bool) -> str | bytes:
+def _content(
+    report: RunReport, form: str, table: str = "figures", *, to_terminal: bool, static: bool, verbose: bool
+) -> str | bytes:
     """The report in the wanted format; terminal tables have colours only where they go to a terminal."""
     from edgefl.report import writers
 
@@ -150,9 +168,11 @@ def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool, v
     if form == "parquet":
         from edgefl.report.parquet import to_parquet
 
-        return to_parquet(report)
-    if form != "terminal":
-        return {"json": writers.to_json, "csv": writers.to_csv}[form](report)
+        return to_parquet(report, table)
+    if form == "csv":
+        return writers.to_csv(report, table)
+    if form == "json":
+        return writers.to_json(report)
     return drawn(lambda console: writers.print_report(report, console, verbose=verbose), to_terminal=to_terminal)
 
 

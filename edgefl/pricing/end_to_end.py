@@ -29,10 +29,12 @@ class _Whole(NamedTuple):
     traffic: StageTraffic
     price: Pricer
 
-    def cost(self, samples: dict[str, int]) -> Cost:
-        """Cost for a device with these samples."""
-        job = replace(self.job, stage=restrict(self.job.stage, [m for m in self.job.model.encoders if samples.get(m)]))
-        return cost_of(job, Candidate(samples=samples), self.price(job, samples), self.traffic)
+    def cost(self, row: DeviceRow) -> Cost:
+        """Cost of a round for a device, by its samples and speed."""
+        held = [m for m in self.job.model.encoders if row.samples.get(m)]
+        job = replace(self.job, stage=restrict(self.job.stage, held))
+        device = Candidate(row.device, row.capabilities, samples=row.samples)
+        return cost_of(job, device, self.price(job, row.samples), self.traffic)
 
 
 def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, EndToEnd]:
@@ -53,8 +55,8 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
 
 def _price(whole: _Whole, row: DeviceRow) -> EndToEnd:
     rounds = max(1, whole.job.stage.rounds)
-    cost = whole.cost(row.samples)
+    cost = whole.cost(row)
     usual = (rounds - 1) * (cost.payload_down_bytes + cost.payload_up_bytes)
     payload = (cost.joining_down_bytes + cost.signature_bytes + cost.whole_up_bytes + usual) / rounds
     device = Candidate(row.device, row.capabilities, row.budget, row.samples)
-    return EndToEnd(cost.step_peak_bytes, cost.flops, payload, verdict(cost, device))
+    return EndToEnd(cost.step_peak_bytes, cost.flops, payload, verdict(cost, device), cost.compute_s, cost.energy_j)

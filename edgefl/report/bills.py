@@ -24,6 +24,7 @@ from edgefl.report.resources import (
     step_limit,
     uses,
 )
+from edgefl.report.totals import Total, totals
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 _Line = tuple[str, str, str]  # a figure of the ledger, heading of its group, its own heading
@@ -89,6 +90,16 @@ _RATIO_NOTE = (
     "above 1.25 it is coloured. Seconds and joules have one only where the profile was measured on this kind of "
     "machine (`edgefl-agent profile`)."
 )
+#: Totals of the fleet -> their words.
+_TOTALS = {
+    "step_peak_bytes": "step memory, largest",
+    "flops": "FLOPs",
+    "payload_bytes": "payload, both ways",
+    "wire_bytes": "on the wire, both ways",
+    "compute_s": "time in training steps",
+    "energy_j": "energy",
+}
+_WHOLE_NOTE = "End to end: the planner's price of the same device rounds with all parts trained at once."
 NOTES = (_STEP_NOTE, _SUM_NOTE, _RATIO_NOTE)
 
 
@@ -236,6 +247,29 @@ def _facts(device: DeviceRow, spent: Sequence[_Spent]) -> str:
         for what, use in most.items()
     ]
     return " · ".join(filter(None, told))
+
+
+def fleet_totals(report: RunReport) -> Grid:
+    """One row per figure over all devices: measured, predicted, predicted end to end, and the share of that."""
+
+    def cell(get: Callable[[Total], Figure]) -> Callable[[Total], Cell]:
+        return lambda row: measurement_cell(get(row), row.unit)
+
+    def share(row: Total) -> Cell:
+        whole = row.name not in _ESTIMATED and not row.end_to_end.reason
+        return ratio_cell(row.measured, row.end_to_end) if whole else Cell()
+
+    columns: list[Column[Total]] = [
+        Column("figure", lambda row: _TOTALS[row.name], key=True, text=True),
+        Column("unit", lambda row: units.printed_unit(row.unit), text=True),
+        Column("spent", cell(lambda row: row.measured)),
+        Column("predicted", cell(lambda row: row.predicted)),
+        Column("predicted", cell(lambda row: row.end_to_end), "", "end to end"),
+        Column("spent is", share, "", "end to end"),
+    ]
+    rows = [row for row in totals(report) if row.name in _TOTALS]
+    held = any(row.measured.value is not None for row in rows)
+    return table("All devices together", columns, rows if held else [], [_WHOLE_NOTE], "No round yet.")
 
 
 def stage_totals(report: RunReport) -> Grid:

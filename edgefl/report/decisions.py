@@ -70,7 +70,7 @@ class _Absence(NamedTuple):
 
 def refusals(report: RunReport) -> Grid:
     """Table of refusals, each once: device, stage, rounds, decided by, reason, both numbers, outcome."""
-    found = _collected(report)
+    found = collected(report)
     order = {device.device: index for index, device in enumerate(report.devices)}
 
     def why(row: _Decision) -> Cell:
@@ -104,7 +104,7 @@ def sentences(report: RunReport) -> list[str]:
     A sentence a device; of more than ``_APART`` devices with one reason, one sentence with the worst.
     """
     decided: dict[tuple[str, str], dict[str, list[_Decision]]] = {}
-    for row in (row for row in _collected(report) if not row.instead and row.refusal.reason not in _BY_FLEET):
+    for row in (row for row in collected(report) if not row.instead and row.refusal.reason not in _BY_FLEET):
         decided.setdefault((row.decided_by, row.refusal.reason), {}).setdefault(row.device, []).append(row)
     found = []
     for (by, why), devices in decided.items():
@@ -203,7 +203,7 @@ def _none_refused(report: RunReport) -> str:
     return "No device was refused, declined or dropped."
 
 
-def _collected(report: RunReport) -> dict[_Decision, set[int]]:
+def collected(report: RunReport) -> dict[_Decision, set[int]]:
     """Refusal -> its rounds, also of replanned devices and repeated attempts, whose refusals
     are in the events only."""
     found: dict[_Decision, set[int]] = {}

@@ -51,6 +51,7 @@ _LOOK = {
     timeline.REFUSED: (MUTED, 3),
     timeline.LEFT_OUT: (INK, 6),
     timeline.AWAY: (WARN, 12),
+    timeline.NOT_YET: (LINE, 5),
 }
 
 

@@ -1,23 +1,14 @@
-"""A run's figures as Parquet: the rows of the CSV, with typed columns."""
+"""A run's tables as Parquet: the rows of the CSV, with typed columns."""
 
 from __future__ import annotations
 
-from edgefl.report.writers import CSV_COLUMNS, SCHEMA, figure_rows
+from edgefl.report.tables import table
+from edgefl.report.writers import SCHEMA
 from edgefl.run_records import RunReport
 
-#: Columns that are no texts.
-_NUMBERS = {
-    **dict.fromkeys(("stage", "round", "attempt"), "int64"),
-    **dict.fromkeys(("predicted", "measured", "needed", "allowed"), "float64"),
-}
 
-
-#: Column -> name of its type, in the order of ``figure_rows``.
-FIGURE_TYPES = {name: _NUMBERS.get(name, "string") for name in CSV_COLUMNS}
-
-
-def to_parquet(report: RunReport) -> bytes:
-    """A row per device, attempt and figure, in the base unit that its column ``unit`` names; a missing number is null.
+def to_parquet(report: RunReport, name: str = "figures") -> bytes:
+    """A table, in the base units that its columns name; a missing number is null.
 
     Texts are those of the ledger: without the quotes that keep a spreadsheet from taking them for formulas. The file's
     metadata names the report's form. Needs the extra ``parquet``.
@@ -25,9 +16,10 @@ def to_parquet(report: RunReport) -> bytes:
     import pyarrow as pa
     from pyarrow import parquet
 
-    fields = [(name, pa.type_for_alias(kind)) for name, kind in FIGURE_TYPES.items()]
+    types, rows = table(report, name)
+    fields = [(column, pa.type_for_alias(kind)) for column, kind in types.items()]
     schema = pa.schema(fields, metadata={"edgefl.schema": SCHEMA})
-    rows = [dict(zip(FIGURE_TYPES, row, strict=True)) for row in figure_rows(report)]
+    records = [dict(zip(types, row, strict=True)) for row in rows]
     out = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), out)
+    parquet.write_table(pa.Table.from_pylist(records, schema=schema), out)
     return bytes(out.getvalue())

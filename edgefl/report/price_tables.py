@@ -9,12 +9,12 @@ from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.models.spec import is_lora
 from edgefl.plan.job import Placement
-from edgefl.plan.periods import whole_exchanges
 from edgefl.plan.stages import is_closing, trained_stages
 from edgefl.records import Cost
 from edgefl.report import units
 from edgefl.report.folding import fold
 from edgefl.report.grid import Cell, Column, Grid, Row, measure, table
+from edgefl.report.month_table import month_table, stage_total
 from edgefl.report.schedule_table import batch_column, totals
 from edgefl.report.verdict import limit_name, percent, refusal_words, tightest_limit
 
@@ -26,6 +26,7 @@ def price_grids(price: RunPrice, *, details: bool = True) -> list[Grid]:
     """
     tables = [_placements, totals]
     tables += [_accounts] if price.accounts else []
+    tables += [month_table] if price.months else []
     tables += [_memory_of_devices, _costs, _stages, _memory_of_stages] if details else []
     return [fold(made(price), "stage", "device") for made in tables]
 
@@ -180,27 +181,6 @@ def _placements(price: RunPrice) -> Grid:
             f"at most {units.mib(largest)} travels each way, as which it is counted here."
         )
     return table("Devices", columns, price.devices, [note])
-
-
-def stage_total(placement: Placement, period: int = 1, *, joins: bool) -> Cost:
-    """FLOPs and bytes of all rounds of a stage at a device; ``joins``: its first stage.
-
-    The sum of the rounds' predictions: the first brings whole parts and stores a frozen prefix, the last sends whole
-    parts, and the run's first has no prototypes to bring. ``period``: rounds from one whole exchange to the next.
-    """
-    cost, rounds = placement.cost, placement.stage.rounds
-    later, more = rounds - 1, whole_exchanges(rounds, period) - 1
-    between = later - more
-    first = placement.predicted_first.get("flops")
-    brought = cost.joining_down_bytes - cost.prototypes_down_bytes if joins else cost.entering_down_bytes
-    return Cost(
-        flops=later * cost.flops + (first.value or 0.0 if first is not None else cost.flops),
-        payload_down_bytes=brought + more * cost.payload_down_bytes + between * cost.layer_bytes,
-        payload_up_bytes=more * cost.payload_up_bytes
-        + cost.whole_up_bytes
-        + between * cost.layers_up_bytes
-        + joins * cost.signature_bytes,
-    )
 
 
 def _trains(placement: Placement) -> str:

@@ -90,6 +90,14 @@ def by_device_and_stage(report: RunReport) -> dict[tuple[str, int], list[Assignm
     return rows
 
 
+def by_round(report: RunReport) -> dict[tuple[int, int], list[AssignmentRow]]:
+    """Assignments of each round, by stage and round."""
+    rows: dict[tuple[int, int], list[AssignmentRow]] = {}
+    for row in report.assignments:
+        rows.setdefault((row.stage, row.round), []).append(row)
+    return rows
+
+
 def device_row(report: RunReport, name: str) -> DeviceRow:
     """The device's own row; an empty one when it never said hello."""
     return next((device for device in report.devices if device.device == name), DeviceRow(device=name))
@@ -140,10 +148,44 @@ def process_limit(device: DeviceRow) -> float | None:
 LIMITED = {
     "memory": "step memory",
     "process memory": "process memory",
+    "GPU memory": "GPU memory",
     "byte": "bytes of a round",
     "FLOP": "FLOPs of a round",
     "energy": "energy of a round",
+    "disk": "disk",
 }
+_PAYLOAD = ("payload_up_bytes", "payload_down_bytes")
+#: Budget -> its field in a profile, and the figures it limits the sum of; none: it is checked before, not measured.
+LIMITS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "memory": ("step_memory_bytes", ("step_peak_bytes",)),
+    "process memory": ("memory_bytes", ("process_peak_bytes",)),
+    "GPU memory": ("gpu_memory_bytes", ("cuda_reserved_peak_bytes",)),
+    "byte": ("payload_bytes", _PAYLOAD),
+    "FLOP": ("flops", ("flops",)),
+    "energy": ("energy_j", ("energy_j",)),
+    "disk": ("disk_bytes", ()),
+}
+_UNITS = {"FLOP": "FLOP", "energy": "J"}
+
+
+class Limit(NamedTuple):
+    """A device's budget of a round: its kind, a key of ``LIMITED``; field, amount, and figures it limits the sum of."""
+
+    what: str
+    name: str
+    allowed: float
+    unit: str
+    figures: tuple[str, ...]
+
+
+def limits(device: DeviceRow) -> list[Limit]:
+    """The device's budgets of a round, of every kind that it has."""
+    fields = {what: (name, getattr(device.budget, name), figures) for what, (name, figures) in LIMITS.items()}
+    return [
+        Limit(what, name, float(allowed), _UNITS.get(what, "B"), figures)
+        for what, (name, allowed, figures) in fields.items()
+        if allowed is not None
+    ]
 
 
 class Use(NamedTuple):
@@ -161,15 +203,8 @@ class Use(NamedTuple):
 
 def uses(device: DeviceRow, row: AssignmentRow) -> Iterator[Use]:
     """Measured use of each of the device's limited budgets by an assignment."""
-    budget, process = device.budget, process_limit(device)
-    memory = ("memory", step_limit(device), "B", ("step_peak_bytes",))
-    for what, allowed, unit, names in (
-        memory if process is None else ("process memory", process, "B", ("process_peak_bytes",)),
-        ("byte", budget.payload_bytes, "B", ("payload_up_bytes", "payload_down_bytes")),
-        ("FLOP", budget.flops, "FLOP", ("flops",)),
-        ("energy", budget.energy_j, "J", ("energy_j",)),
-    ):
+    for what, _, allowed, unit, names in limits(device):
         values = [row.measured[name].value for name in names if name in row.measured]
-        if allowed and len(values) == len(names) and None not in values:
+        if allowed and names and len(values) == len(names) and None not in values:
             spent = sum(filter(None, values))
             yield Use(spent / allowed, row.device, what, row.stage, row.round, spent, allowed, unit)

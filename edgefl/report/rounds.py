@@ -6,15 +6,26 @@ import statistics
 from collections import Counter
 
 from edgefl.models.spec import is_matcher
+from edgefl.records import Traffic
 from edgefl.report import quality, resources, units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, amount, limit_column, measure, table
-from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, RoundRow, RunReport
+from edgefl.report.waits import Wait, waits
+from edgefl.run_records import BundleRow, DeviceRow, RoundRow, RunReport
 
 _TONES: dict[str, Tone] = {"failed": "bad", "running": "dim"}
 #: Events that name a device and are no sign of its life: what the operator does, what the coordinator concludes.
 _NO_SIGN = ("left_out", "taken_in", "readmitted", "device_left")
 #: After the parts of the closing round.
 CLOSING = " (closing round: every eligible device, the model does not change)"
+#: Seconds of 30 days; a shorter wait, with the connection's handshake in it, says little of a month.
+MONTH_S, LEAST_WAIT_S = 30 * 86400, 600.0
+_NO_LINK = "not told: no TCP connection, or a kernel without its count"
+_SHORT_WAIT = "had no run for less than ten minutes since its start, or its link is not counted"
+_LINK_NOTE = (
+    "Bytes on the link, both ways. In this run: at the broker's socket, from offer to update. The others by the "
+    "kernel, with TLS, IP and TCP, since the agent's start, up to its last hello; waiting: while it had no run."
+)
+_WAITED = "The device that answered last, and what took it longest in the round."
 _LATE_NOTE = (
     "An update made from the model of s rounds ago moves the model by the change it makes, times (1 + s) to the power "
     "of −alpha. Too old: made from a model older than round.max_staleness, and dropped."
@@ -49,9 +60,7 @@ def rounds(report: RunReport) -> Grid:
     metric = quality.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
     ended = {"running": report.status} if report.status in {"stopped", "interrupted"} else {}  # the open round
-    assigned: dict[tuple[int, int], list[AssignmentRow]] = {}
-    for one in report.assignments:
-        assigned.setdefault((one.stage, one.round), []).append(one)
+    assigned, waited = resources.by_round(report), waits(report)
 
     def score(row: RoundRow) -> str:
         return quality.score(scores.get((row.stage, row.round)))
@@ -66,6 +75,9 @@ def rounds(report: RunReport) -> Grid:
         here = assigned.get((row.stage, row.round), [])
         both = [resources.measured(name, here) for name in ("payload_up_bytes", "payload_down_bytes") if here]
         return amount((moved := resources.total("payload", both)).value, "B", why=moved.reason)
+
+    def of(row: RoundRow) -> Wait:
+        return waited.get((row.stage, row.round), Wait())
 
     def seconds(row: RoundRow) -> float | None:
         return None if row.ended_at is None else row.ended_at - row.started_at
@@ -82,6 +94,8 @@ def rounds(report: RunReport) -> Grid:
         Column(metric, score, "%" if units.is_share(metric) else "", tip="All modalities given."),
         Column("payload", payload, "MiB", tip="Tensors sent and received by all devices."),
         measure("time", seconds, "s", why="the round has not ended"),
+        Column("waited for", lambda row: of(row).text, text=True, tip=_WAITED),
+        measure("evaluation", lambda row: of(row).evaluation_s, "s", why="not evaluated"),
     ]
     if any(map(stale, report.rounds)):
         columns.append(Column("late updates", _late, tip="Made from earlier models, and by how many rounds."))
@@ -164,12 +178,16 @@ def late_updates(report: RunReport) -> Grid:
 
 def devices(report: RunReport) -> Grid:
     """Table of devices: hardware, budget of a round, data."""
-    may = "may spend per round"
+    may, link = "may spend per round", "bytes on the link"
 
     def gpu(row: DeviceRow) -> Cell:
         name, size = row.capabilities.gpu, row.capabilities.gpu_memory_bytes
         return Cell(name or "none", tone="" if name else "dim", tip=f"{units.mib(size)} of its own" if size else "")
 
+    def told(row: DeviceRow) -> Traffic:
+        return row.capabilities.traffic
+
+    wire = wire_bytes(report)
     moded = any(row.capabilities.power_mode for row in report.devices)
     columns: list[Column[DeviceRow]] = [
         Column("device", lambda row: row.device, key=True, text=True),
@@ -186,9 +204,29 @@ def devices(report: RunReport) -> Grid:
         limit_column("payload", lambda row: row.budget.payload_bytes, "B", may),
         limit_column("disk", lambda row: row.budget.disk_bytes, "B", may),
         Column("samples", lambda row: units.samples(row.samples), "", "data", text=True),
+        measure("in this run", lambda row: wire.get(row.device), "B", link, why="not measured"),
+        measure("since its start", lambda row: told(row).bytes or None, "B", link, why=_NO_LINK),
+        measure("waiting", lambda row: told(row).idle_bytes if told(row).seconds else None, "B", link, why=_NO_LINK),
+        measure("waiting, a month", lambda row: idle_month(told(row)), "B", link, why=_SHORT_WAIT),
         Column("last seen", lambda row: units.moment(last_seen(report, row.device)), text=True),
     ]
-    return table("Devices", columns, report.devices, empty="No device has joined yet.")
+    notes = [_LINK_NOTE] if any(told(row).seconds for row in report.devices) else []
+    return table("Devices", columns, report.devices, notes, "No device has joined yet.")
+
+
+def wire_bytes(report: RunReport) -> dict[str, float]:
+    """Device -> bytes on the wire in this run's rounds, both ways; devices without a measurement are left out."""
+    found: dict[str, float] = {}
+    for device, rows in resources.by_device(report).items():
+        both = [resources.measured(name, rows).value for name in ("wire_up_bytes", "wire_down_bytes")]
+        if None not in both:
+            found[device] = sum(filter(None, both))
+    return found
+
+
+def idle_month(traffic: Traffic) -> float | None:
+    """Bytes of a month of waiting, at the measured rate; None of a wait under ten minutes."""
+    return traffic.idle_bytes / traffic.idle_s * MONTH_S if traffic.idle_s >= LEAST_WAIT_S else None
 
 
 def last_seen(report: RunReport, device: str) -> float | None:

@@ -6,14 +6,22 @@ import re
 import statistics
 from typing import NamedTuple
 
-from edgefl.records import EvaluationRow
+from edgefl.records import EvaluationRow, Figure
 from edgefl.report import decisions, quality, resources, rounds, units
 from edgefl.report.attendance import attendance
+from edgefl.report.totals import totals
 from edgefl.run_records import Reference, RoundRow, RunReport
 
 _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
 
 
+#: Totals of the sentence -> their words behind a number, or in place of one.
+_IN_ALL = {
+    "step_peak_bytes": "of step memory at most",
+    "flops": "FLOPs",
+    "payload_bytes": "of payload",
+    "energy_j": "joules",
+}
 #: Devices that missed rounds and are named in the sentence.
 _NAMED = 2
 #: Share of a score that a run may lie below a simple model, by the model's name; of others ``_LITTLE``.
@@ -88,6 +96,27 @@ def tightest_where(report: RunReport) -> str:
     spent, allowed = (units.quantity(value, use.unit) for value in (use.spent, use.allowed))
     what = resources.LIMITED[use.what]
     return f"Tightest budget: {use.device}, {what}, {spent} of {allowed} in stage {use.stage}, round {use.round}."
+
+
+def in_all(report: RunReport) -> str:
+    """ "All devices together: step memory up to 13.3 MiB, 39.1 GFLOP, …; end to end, predicted: 48.0 MiB, …"; or ""."""
+    found = [one for one in totals(report) if one.name in _IN_ALL]
+    if all(one.measured.value is None for one in found):
+        return ""
+    spent = [_amount(_IN_ALL[one.name], one.measured, one.unit) for one in found]
+    whole = [_amount(_IN_ALL[one.name], one.end_to_end, one.unit) for one in found]
+    priced = any(one.end_to_end.value is not None for one in found)
+    beside = f"; end to end, predicted for the same device rounds: {', '.join(whole)}" if priced else ""
+    return f"All devices together: {', '.join(spent)}{beside}."
+
+
+def _amount(words: str, figure: Figure, unit: str) -> str:
+    """ "13.3 MiB of step memory", "at least 3.20 J", or "joules not known (no energy sensor)"."""
+    if figure.value is None:
+        why = figure.reason.partition(":")[0]  # where it was looked for is below the table
+        return f"{words.removeprefix('of ') or unit} not known ({why})"
+    least = "at least " if figure.reason else ""
+    return f"{least}{units.quantity(figure.value, unit)} {words if words.startswith('of ') else ''}".rstrip()
 
 
 def headline(report: RunReport) -> str:

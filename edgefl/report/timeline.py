@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -11,10 +12,13 @@ from edgefl.run_records import AssignmentRow, EventRow, RunReport
 
 #: Activities of a device, in the order in which a legend names them.
 FETCHES, TRAINS, SENDS, FAILS = "fetches, prepares", "trains", "sends", "no update"
-WAITS, REFUSED, LEFT_OUT, AWAY = "waits", "refused", "left out", "away"
-ACTIVITIES = (TRAINS, FETCHES, SENDS, FAILS, WAITS, REFUSED, LEFT_OUT, AWAY)
+WAITS, REFUSED, LEFT_OUT, AWAY, NOT_YET = "waits", "refused", "left out", "away", "not joined yet"
+ACTIVITIES = (TRAINS, FETCHES, SENDS, FAILS, WAITS, REFUSED, LEFT_OUT, AWAY, NOT_YET)
 #: Of several at one moment, the one further to the front is shown.
-_OVER = (LEFT_OUT, AWAY, FETCHES, TRAINS, SENDS, FAILS, REFUSED, WAITS)
+_OVER = (LEFT_OUT, AWAY, NOT_YET, FETCHES, TRAINS, SENDS, FAILS, REFUSED, WAITS)
+
+#: Reason of a device that its coordinator has given up: how long it was silent.
+_SILENT = re.compile(r"silent for ([0-9.]+) s$")
 
 
 class Span(NamedTuple):
@@ -79,16 +83,25 @@ def _filled(device: str, held: Sequence[Span], seconds: float) -> Iterator[Span]
 
 
 def _away(report: RunReport, run: Length) -> Iterator[Span]:
-    """Spans of absence: before a device joins, and from each leaving to its return."""
+    """Spans of absence: before a device's first join, and from each leaving to its return."""
     left = {device.device: run.began for device in report.devices}
+    known: set[str] = set()
     for event in report.events:
         if event.kind == "device_joined" and event.device in left:
-            yield Span(event.device, AWAY, left.pop(event.device) - run.began, event.at - run.began)
+            absence = AWAY if event.device in known else NOT_YET
+            yield Span(event.device, absence, left.pop(event.device) - run.began, event.at - run.began)
+            known.add(event.device)
         elif event.kind == "device_left":
-            left.setdefault(event.device, event.at)
+            left.setdefault(event.device, event.at - _silence(event))
     if any(event.kind == "device_joined" for event in report.events):
         for device, at in left.items():
-            yield Span(device, AWAY, at - run.began, run.seconds)
+            yield Span(device, AWAY if device in known else NOT_YET, at - run.began, run.seconds)
+
+
+def _silence(event: EventRow) -> float:
+    """Seconds from the last sign of life to the event of a device's leaving; 0 where its last will came."""
+    told = _SILENT.match(str(event.data.get("reason", "")))
+    return float(told[1]) if told else 0.0
 
 
 def _worked(report: RunReport, run: Length) -> Iterator[Span]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from edgefl.config.yaml_files import yaml_text
-from edgefl.records import FIGURES, Figure
+from edgefl.records import FIGURES
 from edgefl.report import (
     bills,
     budget_plots,
@@ -26,6 +26,7 @@ from edgefl.report import (
     resources,
     rounds,
     story,
+    tables,
     time_table,
     units,
 )
@@ -38,10 +39,6 @@ SCHEMA = "edgefl.report/1"
 #: First characters of a cell that a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?|-?inf|nan")
-CSV_COLUMNS = (
-    "run", "device", "stage", "round", "attempt", "status", "figure", "unit",
-    "predicted", "measured", "kind", "source", "reason", "refusal", "needed", "allowed",
-)  # fmt: skip
 #: The page's charts, in order.
 PICTURES = (
     budget_plots.memory,
@@ -81,15 +78,20 @@ MEANINGS: dict[str, str] = {
 
 
 def to_json(report: RunReport) -> str:
-    """The whole report as indented JSON; ``schema`` names its form."""
-    body = {"schema": SCHEMA, **msgspec.to_builtins(report)}
+    """The whole report as indented JSON, with every table but the figures, which are in ``assignments``."""
+    every = {name: _records(tables.table(report, name)) for name in tables.COLUMNS if name != "figures"}
+    body = {"schema": SCHEMA, **msgspec.to_builtins(report), "tables": every}
     return msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
 
 
-def to_csv(report: RunReport) -> str:
-    """One line per device, attempt and figure, in base units (B, FLOP, s, J, °C). A missing number is an empty field
-    with its ``reason`` in the next column."""
-    return csv_text(CSV_COLUMNS, figure_rows(report))
+def _records(table: tables.Table) -> list[dict[str, str | float | None]]:
+    return [dict(zip(table.types, row, strict=True)) for row in table.rows]
+
+
+def to_csv(report: RunReport, name: str = "figures") -> str:
+    """A table in base units (B, FLOP, s, J, °C). A missing number is an empty field, with its ``reason``."""
+    types, rows = tables.table(report, name)
+    return csv_text(list(types), rows)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
@@ -99,20 +101,6 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | float | None]
     writer.writerow(map(inert, columns))
     writer.writerows([inert(_field(cell)) for cell in row] for row in rows)
     return out.getvalue()
-
-
-def figure_rows(report: RunReport) -> Iterator[tuple[str | float | None, ...]]:
-    """A row of ``CSV_COLUMNS`` for each device, attempt and figure; None is a missing number."""
-    for row in report.assignments:
-        refusal = row.refusal
-        where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
-        why = ("", None, None) if refusal is None else (refusal.reason, refusal.needed, refusal.allowed)
-        for name in [name for name in FIGURES if name in row.predicted or name in row.measured]:
-            plan, told = row.predicted.get(name, Figure()), row.measured.get(name) or resources.unknown(row)
-            origin = (told.kind if told.value is not None else "missing", told.source)
-            yield (*where, name, FIGURES[name], plan.value, told.value, *origin, told.reason, *why)
-        if refusal is not None and not row.predicted and not row.measured:
-            yield (*where, "", "", None, None, "", "", "", *why)
 
 
 def inert(cell: object) -> object:
@@ -144,6 +132,7 @@ def print_report(report: RunReport, console: Console, *, verbose: bool = False) 
         print_grids(grids, console, brief=True)
         return
     grids = [
+        *with_rows(bills.fleet_totals(report)),
         quality.evaluation(report),
         *with_rows(*quality.grids(report)),
         bills.device_bill(report),
@@ -183,11 +172,12 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         took=took(report),
         done=f"{len(rounds_done)} rounds in {stages} stage{'' if stages == 1 else 's'}",
         headline=story.headline(report),
-        told=[text for text in (story.tightest_where(report), story.no_saving(report)) if text],
+        told=[text for text in (story.in_all(report), story.tightest_where(report), story.no_saving(report)) if text],
         troubles=troubles[:MAX_TROUBLES],
         more_troubles=len(troubles[MAX_TROUBLES:]),
         evaluation=quality.evaluation(report).filled(),
         quality=with_rows(*quality.grids(report)),
+        totals=bills.fleet_totals(report),
         fleet_bill=bills.device_bill(report).filled(),
         bills=bills.bills(report),
         unbilled=len(resources.by_device(report)) - len(bills.billed(report)),

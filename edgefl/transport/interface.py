@@ -83,6 +83,11 @@ class Transport(Protocol):
         """Bytes read so far, measured at the same place."""
         ...
 
+    @property
+    def bytes_on_link(self) -> int | None:
+        """Bytes both ways with TLS and headers; None where they are not known, and while it is not connected."""
+        ...
+
     async def connect(self) -> None:
         """Connect once; afterwards the transport reconnects by itself until closed. Raises BrokerError."""
         ...

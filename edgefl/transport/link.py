@@ -35,8 +35,9 @@ from edgefl.transport.metered_client import Meter, MeteredClient
 _LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-#: Silence after which a ping goes out; the broker ends the connection after half as long again.
-KEEPALIVE_S = 30
+#: Silence after which a ping goes out; the broker ends the connection after half as long again. Over TLS a ping and its
+#: answer take 246 bytes on the link, headers included: 10.1 MiB a month of a device that waits.
+KEEPALIVE_S = 60
 #: How long opening the socket, TLS included, may take: several round trips of a bad mobile link.
 CONNECT_TIMEOUT_S = 5.0
 #: How long the broker keeps an absent client's session: a device switched off overnight finds its messages, one that

@@ -151,6 +151,7 @@ class MemoryTransport:
         self.will = will
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.bytes_on_link = None
         self._broker = broker
         self._client_id = client_id
         self._patterns: list[str] = []

@@ -4,24 +4,62 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paho.mqtt.client import Client
+from paho.mqtt.client import Client, MQTTMessageInfo
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 
 #: How long to wait for the broker to close its side after DISCONNECT: a round trip, generously.
 HANG_UP_S = 0.5
+#: Silence after which a ping goes out while messages come and go: in a run a lost link is noticed in twice that.
+BUSY_KEEPALIVE_S = 30
+#: Without a message for as long, a connection is idle, and its own keep-alive holds. Heartbeats come every 10 s.
+IDLE_AFTER_S = 60.0
 #: Reasons of MQTT 5. paho admits the second one in a PUBACK, and not the first.
 _PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
 
 
+#: Fields of Linux' tcp_info: bytes received, and segments either way; bytes sent, retransmitted ones included.
+_RECEIVED, _SEGMENTS, _SENT = struct.Struct("=128xQ"), struct.Struct("=136xII"), struct.Struct("=200xQ")
+#: Headers of IPv4 and of TCP with time stamps.
+HEADER_BYTES = 52
+
+
 @dataclass
 class Meter:
-    """Bytes through the socket, over all connections of a transport."""
+    """Bytes through the socket, and on the link, over all connections of a transport."""
 
     sent: int = 0
     received: int = 0
+    opened: socket.socket | None = None
+    closed_bytes: int = 0  # on the link, of connections before
+
+    def close(self) -> None:
+        """Count the connection that ends."""
+        self.closed_bytes, self.opened = self.closed_bytes + (link_bytes(self.opened) or 0), None
+
+    @property
+    def on_link(self) -> int | None:
+        """Bytes both ways by the kernel's count, with TLS and headers; None where it tells none."""
+        here = link_bytes(self.opened)
+        return None if here is None else self.closed_bytes + here
+
+
+def link_bytes(opened: socket.socket | None) -> int | None:
+    """Bytes of a connection on the link both ways; None where the kernel does not tell, or it is closed."""
+    if opened is None or not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        told = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SENT.size)
+    except OSError:
+        return None
+    if len(told) < _SENT.size:  # before Linux 4.19
+        return None
+    payload = _SENT.unpack(told)[0] + _RECEIVED.unpack_from(told)[0]
+    return int(payload + HEADER_BYTES * sum(_SEGMENTS.unpack_from(told)))
 
 
 class MeteredClient(Client):
@@ -37,6 +75,7 @@ class MeteredClient(Client):
         self.alert: ssl.SSLError | None = None  # the peer's last TLS alert; paho only logs it
         self._aimed: dict[str, Any] = {}
         self.oversize: set[int] = set()  # ids of messages that the broker refused for their size
+        self._moved_at = time.monotonic()  # the last message, either way
 
     def aim(self, host: str, port: int, **options: Any) -> None:
         """Have the next ``reconnect`` dial this address. ``options``: as of ``connect_async``; default, as before."""
@@ -60,6 +99,33 @@ class MeteredClient(Client):
             raise
         self._meter.received += len(data)
         return data
+
+    def _call_socket_open(self, sock: Any) -> None:
+        self._meter.opened = sock
+        super()._call_socket_open(sock)
+
+    def _call_socket_close(self, sock: Any) -> None:
+        self._meter.close()
+        super()._call_socket_close(sock)
+
+    def publish(self, *arguments: Any, **named: Any) -> MQTTMessageInfo:
+        """As paho's."""
+        self._moved_at = time.monotonic()
+        return super().publish(*arguments, **named)
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        self._moved_at = time.monotonic()
+        return super()._handle_publish()
+
+    def loop_misc(self) -> MQTTErrorCode:
+        """As paho's, with pings twice as often while messages come and go."""
+        agreed = self._keepalive
+        if time.monotonic() - self._moved_at < IDLE_AFTER_S:
+            self._keepalive = min(agreed, BUSY_KEEPALIVE_S)
+        try:
+            return super().loop_misc()
+        finally:
+            self._keepalive = agreed
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
         """As paho's, which leaks the socket when the handshake fails."""

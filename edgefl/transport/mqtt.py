@@ -149,6 +149,11 @@ class MqttTransport:
         """Bytes read from the socket."""
         return self._meter.received
 
+    @property
+    def bytes_on_link(self) -> int | None:
+        """Bytes both ways by the kernel's count."""
+        return self._meter.on_link
+
     async def connect(self) -> None:
         """See ``Transport.connect``; call once."""
         if self._link is not None or self._closed:

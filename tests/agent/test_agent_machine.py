@@ -14,7 +14,7 @@ from device_agent.core.machine import ANNOUNCE_S, MachineError, initial, step
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Hyper, Job, Stage
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Budget, Figure, ObjectRef, Refusal
+from edgefl.records import Attempt, Budget, Figure, ObjectRef, Refusal, Traffic
 
 ID = "a" * 64
 FACTS = v.DataFacts({"acc": (50, 3)}, {"": 32, "acc": 32}, (20, 12), ("rest", "run"), base_bytes=1000)
@@ -222,10 +222,54 @@ def test_a_hello_says_who_greets_and_the_first_heartbeat_comes_when_it_is_due():
     state, out = play(initial(DEVICE, v.Saved(), FACTS), v.Connected(), now=1000.0)
     (hello,) = sent(out, m.Hello)
     assert (hello.device, hello.session, hello.modalities) == ("d1", "s1", FACTS.modalities)
+    state, _ = play(state, m.Welcome("c1", run="r1"), now=1000.0)
     state, out = play(state, v.Tick(), now=1000.0 + state.heartbeat_s - 0.5)
     assert sent(out, m.Heartbeat) == []
     state, out = play(state, v.Tick(), now=1000.0 + state.heartbeat_s)
     assert [(beat.device, beat.session, beat.sequence) for beat in sent(out, m.Heartbeat)] == [("d1", "s1", 1)]
+
+
+def test_a_device_without_a_run_sends_no_heartbeats():
+    def beats(state, *events):
+        """The state an hour after these, and what it sent by then."""
+        began, said = state.heartbeat_at, []
+        state, _ = play(state, *events, now=began)
+        for second in range(1, 3601):
+            state, out = play(state, v.Tick(), now=began + second)
+            said += [one for one in out if isinstance(one, v.Send)]
+        return state, said
+
+    state, out = beats(initial(DEVICE, v.Saved(), FACTS), v.Connected())
+    assert out == []
+    state, out = beats(state, m.Welcome("c1", run="r1"))
+    assert len(out) == 360
+    for over in (m.Drain("r1", "left out of the run"), m.Drain("r1", "the run is finished", final=True)):
+        state, out = beats(state, m.Welcome("c1", run="r1"), over)
+        assert out == []
+
+
+def test_bytes_of_the_link_are_told_with_the_next_hello_and_those_of_waiting_apart():
+    def told(state):
+        return sent(play(state, v.Connected(), now=200.0)[1], m.Hello)[0].capabilities.traffic
+
+    state = initial(DEVICE, v.Saved(), FACTS)
+    state, _ = play(state, v.Tick(link_bytes=None), now=100.0)
+    state, _ = play(state, v.Connected(), v.Tick(link_bytes=5000), now=102.0)
+    assert told(state) == Traffic(5000, 2.0, 5000, 2.0)
+    state, _ = play(state, v.Tick(link_bytes=5100), now=110.0)
+    state, _ = play(state, m.Welcome("c1", run="r1"), v.Tick(link_bytes=9100), now=130.0)
+    state, _ = play(state, m.Drain("r1", final=True), v.Tick(link_bytes=9200), now=140.0)
+    assert told(state) == Traffic(9200, 40.0, 5200, 20.0)
+    state, _ = play(state, v.Disconnected(), v.Tick(link_bytes=None), now=160.0)
+    state, _ = play(state, v.Connected(), v.Tick(link_bytes=50), now=170.0)
+    assert told(state) == Traffic(9250, 50.0, 5250, 30.0), "another transport counts from nothing"
+
+
+def test_a_device_at_work_sends_heartbeats_before_its_coordinator_is_back():
+    state = initial(DEVICE, v.Saved(offer=offer()), FACTS)
+    state, _ = play(state, v.Connected(), now=100.0)
+    state, out = play(state, v.Tick(), now=110.0)
+    assert sent(out, m.Heartbeat) == [m.Heartbeat("d1", "s1", 1, offer().attempt)]
 
 
 def test_an_offer_that_comes_before_the_data_is_known_is_answered_as_soon_as_it_is():

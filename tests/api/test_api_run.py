@@ -24,7 +24,7 @@ from edgefl.budget.fit import DevicePlan, RunPrice
 from edgefl.errors import ConfigError, ExportError
 from edgefl.plan.job import Placement
 from edgefl.records import Refusal
-from edgefl.report.writers import CSV_COLUMNS, figure_rows
+from edgefl.report.tables import COLUMNS, table
 
 BOTH = ("acc", "gyro")
 
@@ -122,8 +122,8 @@ def test_a_report_as_frames(done: Done, folder: Path) -> None:
     assert (report.id, report.status, report.accuracy) == (cell.run.id, "done", cell.run.accuracy)
     assert report == edgefl.load_report(cell.run.directory)
     figures = report.to_pandas()
-    assert list(figures.columns) == list(CSV_COLUMNS)
-    assert len(figures) == len(list(figure_rows(report.record))) > 0
+    assert list(figures.columns) == list(COLUMNS["figures"])
+    assert len(figures) == len(table(report.record, "figures").rows) > 0
     types = {name: str(kind) for name, kind in figures.dtypes.items()}
     assert {name for name, kind in types.items() if kind == "int64"} == {"stage", "round", "attempt"}
     assert {name for name, kind in types.items() if kind == "float64"} == {"predicted", "measured", "needed", "allowed"}
@@ -141,8 +141,8 @@ def test_a_report_as_frames(done: Done, folder: Path) -> None:
 
 def test_missing_figures_are_missing_and_not_zero() -> None:
     frame = Report(run_report(), Path("r")).to_pandas()
-    rows = list(figure_rows(run_report()))
-    absent = sum(row[CSV_COLUMNS.index("measured")] is None for row in rows)
+    rows = table(run_report(), "figures").rows
+    absent = sum(row[list(COLUMNS["figures"]).index("measured")] is None for row in rows)
     assert absent > 0
     assert frame.measured.isna().sum() == absent
 

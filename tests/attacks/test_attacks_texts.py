@@ -19,7 +19,8 @@ from edgefl.errors import StoreError
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.records import Attempt, Capabilities, Figure, Refusal, Speed, kind_of_machine
-from edgefl.report.writers import CSV_COLUMNS, to_csv
+from edgefl.report.tables import COLUMNS
+from edgefl.report.writers import to_csv
 from edgefl.run_records import AssignmentRow, RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -92,7 +93,7 @@ def test_no_cell_of_the_csv_is_a_formula(start: str) -> None:
     (line,) = list(csv.DictReader(io.StringIO(to_csv(RunReport(run="r1", assignments=(row,))))))
     assert [line[name] for name in ("source", "reason", "refusal")] == ["'" + text] * 3
     assert line["measured"] == "-1.5e-07", "numbers are numbers"
-    assert set(line) == set(CSV_COLUMNS)
+    assert set(line) == set(COLUMNS["figures"])
 
 
 def test_damage_in_the_coordinators_store_is_named_and_no_device_is_blamed(tmp_path: Path) -> None:

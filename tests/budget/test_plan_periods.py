@@ -5,13 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price
 
-from edgefl.budget.fit import place
+from edgefl.budget.fit import DevicePlan, RunPrice, place
 from edgefl.budget.stage_cost import bytes_of
 from edgefl.models.spec import part_names
 from edgefl.plan.job import Candidate, Hyper, Job, Placement, Stage
 from edgefl.plan.periods import whole_exchanges
-from edgefl.records import LAYER, Budget, Cost
-from edgefl.report.price_tables import stage_total
+from edgefl.records import LAYER, Budget, Cost, Refusal
+from edgefl.report.month_table import months, stage_total
 
 NAMES = tuple(part_names(MODEL))
 STAGE = Stage(1, MODEL.stages, 4, present=NAMES, trained=NAMES)
@@ -64,3 +64,20 @@ def test_a_stage_adds_up_to_its_whole_exchanges_and_its_layers():
     assert total.payload_down_bytes == 110 + 2 * 100 + 7 * 5
     assert total.payload_up_bytes == 3 * 90 + 7 * 15
     assert stage_total(placement, joins=True).payload_up_bytes == 10 * 90
+
+
+def test_a_month_is_its_runs_with_their_packets_and_the_waiting_between():
+    """Two stages of one round: 110 down and 90 up where it joins, 30 down and 90 up where it enters the stage."""
+    cost = Cost(payload_down_bytes=100, payload_up_bytes=90, whole_up_bytes=90, joining_down_bytes=110)
+    cost = replace(cost, entering_down_bytes=30, energy_j=2.5)
+    first, second = (replace(STAGE, index=index, rounds=1) for index in (1, 2))
+    placed = [Placement(stage=stage, cost=cost) for stage in (first, second)]
+    closing = Placement(stage=replace(STAGE, index=3, rounds=0), cost=cost)
+    refused = replace(placed[1], refusal=Refusal("payload", 2.0, 1.0, "B"))
+    slow = replace(placed[0], cost=replace(cost, energy_j=0.0))
+    devices = [DevicePlan("a", placement=one) for one in (*placed, closing)]
+    devices += [DevicePlan("b", placement=one) for one in (slow, refused)]
+    both, one = months(RunPrice(devices=tuple(devices)), 30)
+    assert (both.device, both.runs_bytes, both.energy_j) == ("a", round(30 * 320 * 1.05), 30 * 2 * 2.5)
+    assert (one.device, one.runs_bytes, one.energy_j) == ("b", 30 * 200 * 1.05, None)
+    assert 10 < both.idle_bytes / 2**20 < 11

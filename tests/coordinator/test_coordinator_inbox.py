@@ -61,6 +61,16 @@ def test_silence_is_told_once_and_not_held_against_anyone_after_an_outage() -> N
     assert inbound.silent(105.0) == []
 
 
+def test_the_silence_of_a_device_that_is_asked_for_nothing_is_no_absence() -> None:
+    inbound = Inbound(10.0, 1.0)
+    inbound.heard("a", 0.0)
+    inbound.heard("b", 0.0)
+    assert [left.device for left in inbound.silent(11.0, excused=["a"])] == ["b"]
+    assert inbound.signs[0]["a"] == (0.0, "message", True)
+    inbound.heard("a", 20.0)
+    assert [left.device for left in inbound.silent(31.0)] == ["a"]
+
+
 def test_who_is_online_without_a_hello_is_asked_a_few_times() -> None:
     inbound = Inbound(10.0, 1.0)
     assert read(inbound, m.Presence("a", "s", online=True), "presence") is None

@@ -17,7 +17,8 @@ from report_fixture import MIB, NO_ENERGY, run_report
 from edgefl.records import Refusal
 from edgefl.report import charts
 from edgefl.report.parquet import to_parquet
-from edgefl.report.writers import CSV_COLUMNS, SCHEMA, to_csv, to_html, to_json
+from edgefl.report.tables import COLUMNS
+from edgefl.report.writers import SCHEMA, to_csv, to_html, to_json
 from edgefl.run_records import AssignmentRow, RunReport
 
 REFUSED = AssignmentRow(device="a", status="refused", refusal=Refusal("data", 3, 16, "samples"))
@@ -39,6 +40,7 @@ def page(report: RunReport) -> str:
 def test_json_holds_every_row_and_comes_back(report: RunReport) -> None:
     body = json.loads(to_json(report))
     assert body.pop("schema") == SCHEMA
+    assert body.pop("tables").keys() == COLUMNS.keys() - {"figures"}
     assert msgspec.convert(body, RunReport, strict=False) == msgspec.convert(
         msgspec.to_builtins(report), RunReport, strict=False
     )
@@ -46,7 +48,7 @@ def test_json_holds_every_row_and_comes_back(report: RunReport) -> None:
 
 def test_csv_tells_figures_in_base_units_and_null_with_its_reason(report: RunReport) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(report))))
-    assert tuple(rows[0]) == CSV_COLUMNS
+    assert tuple(rows[0]) == tuple(COLUMNS["figures"])
     energy = next(row for row in rows if row["figure"] == "energy_j" and row["device"] == "nano")
     assert (energy["measured"], energy["reason"], energy["unit"]) == ("", NO_ENERGY, "J")
     assert energy["kind"] == "missing"
@@ -66,7 +68,7 @@ def test_parquet_has_the_rows_of_the_csv_with_types_and_units(report: RunReport)
     evil = msgspec.structs.replace(report, run="=1+1", assignments=(*report.assignments, REFUSED))
     found = parquet.read_table(io.BytesIO(to_parquet(evil)))
     types = {field.name: str(field.type) for field in found.schema}
-    assert tuple(types) == CSV_COLUMNS
+    assert tuple(types) == tuple(COLUMNS["figures"])
     assert {name for name, kind in types.items() if kind == "int64"} == {"stage", "round", "attempt"}
     assert {name for name, kind in types.items() if kind == "double"} == {"predicted", "measured", "needed", "allowed"}
     assert found.schema.metadata[b"edgefl.schema"] == SCHEMA.encode()

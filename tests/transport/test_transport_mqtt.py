@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from paho.mqtt.client import Client
 from transport_fixtures import (
     TLS_PEM,
     CountingProxy,
@@ -33,8 +34,8 @@ from transport_fixtures import (
 from edgefl.errors import BrokerError
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import Broker, start_broker
-from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Settings, TlsFiles, backoff_s
-from edgefl.transport.metered_client import Meter
+from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, KEEPALIVE_S, Link, Settings, TlsFiles, backoff_s
+from edgefl.transport.metered_client import Meter, MeteredClient
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
 
@@ -417,6 +418,49 @@ def test_a_broker_that_falls_silent_counts_as_lost(broker: Broker, monkeypatch: 
         await transport.close()
 
     run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not tell")
+def test_bytes_on_the_link_are_the_kernels_over_all_connections(broker: Broker) -> None:
+    async def scenario() -> None:
+        transport = MqttTransport(broker.url, "on-link")
+        assert transport.bytes_on_link is None
+        seen = Recorder(transport)
+        await transport.connect()
+        for _ in range(10):
+            await transport.publish("on-link/x", bytes(100_000))
+        inside, on_link = transport.bytes_sent + transport.bytes_received, transport.bytes_on_link
+        assert on_link is not None
+        headers = on_link - inside
+        assert headers % 52 == 0, "plain TCP, and nothing sent again on loopback"
+        assert 10 <= headers / 52 < 1000
+        assert transport._client is not None
+        transport._client._sock.shutdown(socket.SHUT_RDWR)
+        await until(lambda: seen.connections == [True, False, True])
+        assert transport.bytes_on_link >= on_link + 4 * 52
+        await transport.close()
+        assert transport.bytes_on_link is None
+
+    run(scenario())
+
+
+def test_pings_go_out_twice_as_often_while_messages_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("edgefl.transport.metered_client.time.monotonic", lambda: clock[0])
+    paces: list[int] = []
+    monkeypatch.setattr(Client, "loop_misc", lambda client: paces.append(client._keepalive))
+    for method in ("publish", "_handle_publish"):
+        monkeypatch.setattr(Client, method, lambda client, *arguments: None)
+    client = MeteredClient(Meter(), client_id="pace")
+    client.keepalive = KEEPALIVE_S
+    for moves in (client.publish, client._handle_publish):
+        moves(*([] if moves == client._handle_publish else ["x"]))
+        for after in (0.0, 59.0, 61.0):
+            clock[0] += after
+            client.loop_misc()
+            clock[0] -= after
+    assert paces == [30, 30, 60, 30, 30, 60]
+    assert client.keepalive == 60, "what the broker is told at the next connection"
 
 
 def test_giving_up_does_not_wait_for_a_deaf_broker() -> None:
