@@ -213,7 +213,7 @@ class Feed:
 
     def _frozen(self, now: float) -> Snapshot:
         state = self._state
-        devices = tuple(_view(device) for device in state.devices.values())
+        devices = tuple(_view(device) for _, device in sorted(state.devices.items()))
         counts = Counter(device.group for device in devices)
         self._remember(now, tuple(counts[group] for group in GROUPS))
         return Snapshot(

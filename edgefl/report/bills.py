@@ -265,7 +265,7 @@ def fleet_totals(report: RunReport) -> Grid:
         Column("spent", cell(lambda row: row.measured)),
         Column("predicted", cell(lambda row: row.predicted)),
         Column("predicted", cell(lambda row: row.end_to_end), "", "end to end"),
-        Column("spent is", share, "", "end to end"),
+        Column("ratio", share, "×", "end to end", tip="spent over predicted end to end"),
     ]
     rows = [row for row in totals(report) if row.name in _TOTALS]
     held = any(row.measured.value is not None for row in rows)

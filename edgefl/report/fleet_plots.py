@@ -41,7 +41,7 @@ _HEAT: dict[str, tuple[str, ...]] = {
     "payload both ways (MiB)": ("payload_up_bytes", "payload_down_bytes"),
     "from offer to update (s)": ("wall_s",),
 }
-#: Activity -> colour, thickness of its bar.
+#: Activity -> colour, thickness of its bar; before its first join a device has none.
 _LOOK = {
     timeline.TRAINS: (BLUE, 16),
     timeline.FETCHES: (GREEN, 9),
@@ -51,7 +51,6 @@ _LOOK = {
     timeline.REFUSED: (MUTED, 3),
     timeline.LEFT_OUT: (INK, 6),
     timeline.AWAY: (WARN, 12),
-    timeline.NOT_YET: (LINE, 5),
 }
 
 
@@ -78,12 +77,12 @@ def over_time(report: RunReport) -> Chart | None:
             "round": f"stage {span.stage}, round {span.round}" if span.round else "",
         }
         for span in spans
-        if span.device in shown
+        if span.device in shown and span.activity in _LOOK
     ]
     begins: dict[int, float] = {}
     for row in report.rounds:
         begins.setdefault(row.stage, (row.started_at - run.began) / size)
-    done = [activity for activity in timeline.ACTIVITIES if any(span.activity == activity for span in spans)]
+    done = [activity for activity in _LOOK if any(span.activity == activity for span in spans)]
     busy = timeline.busy(spans, run.seconds)
     crowd: Values = [{**row, "start": float(row["start"]) / size} for row in busy if row["activity"] in done]
     pauses: Values = [

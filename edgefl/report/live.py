@@ -84,7 +84,7 @@ class LiveView:
             self.console.print(self._draw())
 
     def _draw(self) -> Group:
-        every = list(self.state.devices.values())
+        every = [device for _, device in sorted(self.state.devices.items())]
         shown, rest = every[:MAX_DEVICES], every[MAX_DEVICES:]
         blocks: list[Text | Table] = [Text(), _head(self.state), _table(shown)]
         for device in (device for device in shown if device.why):

@@ -17,6 +17,7 @@ _BOTH_WAYS = {
 TOTALS = ("step_peak_bytes", "process_peak_bytes", "flops", *_BOTH_WAYS, "compute_s", "energy_j")
 #: Total -> field of the price of a round end to end.
 _PRICED = {name: name for name in EndToEnd.__struct_fields__ if name != "refusal"}
+_NOT_PLANNED = {"wire_bytes": "the plan has the payload alone", "process_peak_bytes": "the plan has the step alone"}
 _NOT_PRICED = "no price of this end to end"
 
 
@@ -38,6 +39,8 @@ def totals(report: RunReport) -> list[Total]:
 def _total(report: RunReport, name: str, parts: tuple[str, ...]) -> Total:
     spent = _sum([resources.fleet(part, report) for part in parts])
     planned = _sum([resources.predicted(part, report.assignments) for part in parts])
+    if name in _NOT_PLANNED:
+        planned = Figure(kind="predicted", reason=_NOT_PLANNED[name])
     return Total(name, FIGURES.get(name, "B"), spent, planned, _end_to_end(name, report))
 
 

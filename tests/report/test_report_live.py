@@ -315,3 +315,13 @@ def test_the_bound_that_takes_labels_is_no_mask_among_others() -> None:
     assert "50.0 % zero mask, 60.0 % prototype mask" in text
     assert "oracle" not in text
     assert {mask for _, _, mask in state.scores} == {"zero", "prototype"}
+
+
+def test_devices_stand_by_name_however_they_came() -> None:
+    view = LiveView(Console(file=io.StringIO(), width=100), plain=True)
+    for at, name in enumerate(("zebra", "ant", "mole")):
+        view.feed(EventRow(float(at), "device_joined", device=name))
+    drawn = Console(file=io.StringIO(), width=100)
+    drawn.print(view._draw())
+    text = drawn.file.getvalue()  # type: ignore[attr-defined]
+    assert text.index("ant") < text.index("mole") < text.index("zebra")

@@ -169,13 +169,13 @@ def test_a_round_is_cut_into_what_the_device_did() -> None:
     )
     assert timeline.length(report) == (1000.0, 24.0)
     assert [(span.device, span.activity, span.start, span.end) for span in timeline.spans(report)] == [
-        ("box", "away", 0, 2),
+        ("box", "not joined yet", 0, 2),
         ("box", "waits", 2, 10),
         ("box", "fetches, prepares", 10, 12),
         ("box", "trains", 12, 16),
         ("box", "sends", 16, 19),
         ("box", "waits", 19, 24),
-        ("wrist", "away", 0, 2),
+        ("wrist", "not joined yet", 0, 2),
         ("wrist", "waits", 2, 10),
         ("wrist", "no update", 10, 14),
         ("wrist", "away", 14, 24),

@@ -260,7 +260,7 @@ def test_a_run_that_goes_on_shows_what_was_before(tmp_path: Path) -> None:
     feed = Feed("r1", {})
     feed.replay(log, length)
     before = feed.take()
-    assert [one.name for one in before.devices] == ["orin-nano", "nano", "gpu-box", "tiny"]
+    assert [one.name for one in before.devices] == ["gpu-box", "nano", "orin-nano", "tiny"]
     assert {one.heard_by for one in before.devices} == {"ledger"}
     assert before.rounds_done == 1
     again = fed(EventRow(4e9, "run_started", data={"stages": 6, "rounds_total": 12}), feed=feed)
