@@ -65,7 +65,7 @@ def test_paths_of_a_run_file_are_relative_to_it(place: Path) -> None:
 
 def test_names_of_what_is_shipped_stay_names() -> None:
     config, recipe = load_run("demo")
-    assert (config.recipe, recipe.name) == ("lw-zeros", "lw-zeros")
+    assert (config.recipe, recipe.name) == ("lw-prototypes", "lw-prototypes")
     assert isinstance(config.data.source, dict)
 
 
