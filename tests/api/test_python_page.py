@@ -7,7 +7,9 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import edgefl
@@ -98,3 +100,15 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatc
     assert [cell.error for cell in names["rates"].cells] == ["", ""]  # type: ignore[attr-defined]
     cells = names["study"].cells  # type: ignore[attr-defined]
     assert [cell.error for cell in cells] == [""] * 4
+
+
+def test_the_readmes_code_trains_on_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code.splitlines()) == 4
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    activity = rng.integers(0, 2, 80)
+    acc, gyro = (rng.normal(activity[:, None, None], 0.5, (80, 20, 3)).astype(np.float32) for _ in range(2))
+    names: dict[str, Any] = {"acc": acc, "gyro": gyro, "activity": activity}
+    exec(code, names)  # noqa: S102  # the README's own
+    assert names["run"].accuracy > 0.9
