@@ -184,7 +184,7 @@ def devices(report: RunReport) -> Grid:
         name, size = row.capabilities.gpu, row.capabilities.gpu_memory_bytes
         return Cell(name or "none", tone="" if name else "dim", tip=f"{units.mib(size)} of its own" if size else "")
 
-    def told(row: DeviceRow) -> Traffic:
+    def traffic(row: DeviceRow) -> Traffic:
         return row.capabilities.traffic
 
     wire = wire_bytes(report)
@@ -205,12 +205,14 @@ def devices(report: RunReport) -> Grid:
         limit_column("disk", lambda row: row.budget.disk_bytes, "B", may),
         Column("samples", lambda row: units.samples(row.samples), "", "data", text=True),
         measure("in this run", lambda row: wire.get(row.device), "B", link, why="not measured"),
-        measure("since its start", lambda row: told(row).bytes or None, "B", link, why=_NO_LINK),
-        measure("waiting", lambda row: told(row).idle_bytes if told(row).seconds else None, "B", link, why=_NO_LINK),
-        measure("waiting, a month", lambda row: idle_month(told(row)), "B", link, why=_SHORT_WAIT),
+        measure("since its start", lambda row: traffic(row).bytes or None, "B", link, why=_NO_LINK),
+        measure(
+            "waiting", lambda row: traffic(row).idle_bytes if traffic(row).seconds else None, "B", link, why=_NO_LINK
+        ),
+        measure("waiting, a month", lambda row: idle_month(traffic(row)), "B", link, why=_SHORT_WAIT),
         Column("last seen", lambda row: units.moment(last_seen(report, row.device)), text=True),
     ]
-    notes = [_LINK_NOTE] if any(told(row).seconds for row in report.devices) else []
+    notes = [_LINK_NOTE] if any(traffic(row).seconds for row in report.devices) else []
     return table("Devices", columns, report.devices, notes, "No device has joined yet.")
 
 

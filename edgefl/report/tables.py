@@ -82,13 +82,13 @@ def _budgets(report: RunReport) -> Iterator[Row]:
     for row in report.assignments:
         device = devices.get(row.device, DeviceRow(row.device))
         for limit in resources.limits(device):
-            told = [row.measured.get(name) or resources.unknown(row) for name in limit.figures]
+            spent = [row.measured.get(name) or resources.unknown(row) for name in limit.figures]
             plan = [row.predicted.get(name, Figure()).value for name in limit.figures]
             if limit.what == "process memory":  # planned as the step above the idle trainer
                 plan = [row.predicted.get("step_peak_bytes", Figure()).value, device.capabilities.trainer_base_bytes]
-            measured = _sum([figure.value for figure in told])
+            measured = _sum([figure.value for figure in spent])
             share = None if measured is None or not limit.allowed else measured / limit.allowed
-            missing = dict.fromkeys(figure.reason for figure in told if figure.value is None)
+            missing = dict.fromkeys(figure.reason for figure in spent if figure.value is None)
             reason = "; ".join(missing) if limit.figures else "checked before the round, not measured"
             yield (*_where(row), limit.name, limit.unit, _sum(plan), measured, limit.allowed, share, reason)
 
@@ -145,11 +145,11 @@ def _devices(report: RunReport) -> Iterator[Row]:
         )
 
 
-def _link(told: Traffic) -> Row:
+def _link(traffic: Traffic) -> Row:
     """Bytes on the link since the agent's start, and while it had no run; seconds of that, and a month at that rate."""
-    if not told.seconds:
+    if not traffic.seconds:
         return None, None, None, None
-    return told.bytes, told.idle_bytes, told.idle_s, idle_month(told)
+    return traffic.bytes, traffic.idle_bytes, traffic.idle_s, idle_month(traffic)
 
 
 def _price(price: EndToEnd | None, rounds: int) -> Row:

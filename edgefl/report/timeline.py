@@ -100,8 +100,8 @@ def _away(report: RunReport, run: Length) -> Iterator[Span]:
 
 def _silence(event: EventRow) -> float:
     """Seconds from the last sign of life to the event of a device's leaving; 0 where its last will came."""
-    told = _SILENT.match(str(event.data.get("reason", "")))
-    return float(told[1]) if told else 0.0
+    match = _SILENT.match(str(event.data.get("reason", "")))
+    return float(match[1]) if match else 0.0
 
 
 def _worked(report: RunReport, run: Length) -> Iterator[Span]:

@@ -59,7 +59,7 @@ def waits(report: RunReport) -> dict[_Round, Wait]:
     for row in report.assignments:
         if row.status not in {"refused", "quarantined", "left_out"}:
             asked[row.stage, row.round][row.device] = row
-    found = {}
+    result = {}
     for one in report.rounds:
         key = one.stage, one.round
         if one.ended_at is None:
@@ -67,12 +67,12 @@ def waits(report: RunReport) -> dict[_Round, Wait]:
         last = max(asked[key], key=lambda name: (answered[key].get(name, one.ended_at), name), default="")
         wait = _longest(one, asked[key].get(last), began.get(key, one.started_at), spans[last])
         after = evaluated[key] - one.ended_at if key in evaluated else None
-        found[key] = wait._replace(evaluation_s=after)
-    return found
+        result[key] = wait._replace(evaluation_s=after)
+    return result
 
 
 def _longest(row: RoundRow, assigned: AssignmentRow | None, began: float, spans: list[timeline.Span]) -> Wait:
-    """The device's longest activity within the round; without an update, by what it told of its training."""
+    """The device's longest activity within the round; without an update, by its own training time."""
     ended, spent = row.ended_at or began, dict.fromkeys((*_FOR.values(), _TRANSFER), 0.0)
     for span in spans:
         if span.activity in _FOR:

@@ -53,13 +53,13 @@ def link_bytes(opened: socket.socket | None) -> int | None:
     if opened is None or not hasattr(socket, "TCP_INFO"):
         return None
     try:
-        told = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SENT.size)
+        info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SENT.size)
     except OSError:
         return None
-    if len(told) < _SENT.size:  # before Linux 4.19
+    if len(info) < _SENT.size:  # before Linux 4.19
         return None
-    payload = _SENT.unpack(told)[0] + _RECEIVED.unpack_from(told)[0]
-    return int(payload + HEADER_BYTES * sum(_SEGMENTS.unpack_from(told)))
+    payload = _SENT.unpack(info)[0] + _RECEIVED.unpack_from(info)[0]
+    return int(payload + HEADER_BYTES * sum(_SEGMENTS.unpack_from(info)))
 
 
 class MeteredClient(Client):

@@ -86,7 +86,9 @@ def read(request: pytest.FixtureRequest, ran: Ran) -> Callable[[str], Any]:
 def test_which_device_is_closest_to_its_limit_and_in_what(ran: Ran, read: Callable[[str], Any]) -> None:
     budgets = read("budgets")
     most = budgets.loc[budgets.share.astype(float).idxmax()]
-    assert story.tightest(ran.report) is not None
+    tightest = story.tightest(ran.report)
+    assert tightest is not None
+    assert float(most.share) == pytest.approx(tightest.share) == pytest.approx(float(most.measured) / most.allowed)
     used, allowed = (units.quantity(float(most[name]), most.unit) for name in ("measured", "allowed"))
     what = {"payload_bytes": "bytes of a round", "flops": "FLOPs of a round"}[most.budget]
     where = f"in stage {most.stage}, round {most['round']}."
@@ -112,7 +114,7 @@ def test_joules(ran: Ran, read: Callable[[str], Any]) -> None:
     if row.measured == row.measured and row.measured is not None:  # a machine with a sensor
         assert f"{units.quantity(row.measured, 'J')}" in ran.page
     else:
-        assert f"joules not known ({row.reason.partition(':')[0]})" in ran.page
+        assert f"joules not known ({row.reason.partition(':')[0]}); end to end, predicted" in ran.page
 
 
 def test_why_a_device_was_refused(ran: Ran, read: Callable[[str], Any]) -> None:
@@ -128,6 +130,17 @@ def test_which_round_was_slow_and_why(ran: Ran, read: Callable[[str], Any]) -> N
     told = f"{slow.waited_for}: {slow.waited_on} {units.seconds(float(slow.waited_s))}"
     assert slow.waited_for in {"wide", "narrow"}
     assert re.search(rf"{re.escape(units.number(float(slow.seconds)))} {re.escape(told)}", ran.page), told
+
+
+def test_bytes_of_a_month(ran: Ran, read: Callable[[str], Any]) -> None:
+    devices = read("devices").set_index("device")
+    month = 30 * devices.wire_bytes.astype(float) / MIB  # of a fleet that has waited for less than ten minutes
+    told = re.search(r"wide (\S+) (\S+) (\S+) \d{4}-", ran.page)
+    assert told is not None
+    assert 30 * float(told[1]) == pytest.approx(month.wide, rel=0.01)
+    assert told[2] == units.number(float(devices.link_bytes.wide) / MIB)
+    assert told[3] == units.number(float(devices.idle_bytes.wide) / MIB)
+    assert devices.idle_month_bytes.isna().all()
 
 
 def test_accuracy_by_round_and_modality(ran: Ran, read: Callable[[str], Any]) -> None:
