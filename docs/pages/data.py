@@ -56,7 +56,7 @@ A string is a path relative to the folder, which it cannot leave; for text it is
 that ends in .txt or .npy. Files are read as their encoder takes them: texts by its vocabulary or its checkpoint's
 tokenizer, pictures at `image_size` (or the size that a named encoder was made for; grey ones among coloured ones become
 coloured). Without one, all pictures have to be of one size. With `window`, a line whose recordings are cut gives
-a sample a window, `w1#0`, `w1#1`, …, with the line's label; [data.md](data.md) has all of it.
+a sample a window, `w1#0`, `w1#1`, …, with the line's label; [file formats](data_formats.md) has the rules.
 
 ### A file: `.npz`
 
@@ -71,10 +71,10 @@ Feature vectors [N, d] are signals of d steps and one channel.
 
 `source: {{name: {{option: value}}}}`; the option `part: test` takes the official test half, `part: reserved` what the
 option `reserve` keeps from both. `data.test` takes the same form, with options of its own
-([data.md](data.md#tasks-from-the-named-sets)).
+([tasks from the named sets](public_data.md#tasks-from-the-named-sets)).
 `basic_motions` comes with the extra `demo`. The others do not come with EdgeFL: they are looked for in the folders
 `$EDGEFL_DATA/<name>/`, by default in `~/.local/share/edgefl/data/<name>/`. `edgefl data fetch har_hapt` brings what the
-shipped run `har` trains on ([data.md](data.md#public-data-sets)).
+shipped run `har` trains on ([public data sets](public_data.md)).
 
 {origins}
 
