@@ -163,5 +163,6 @@ def _is_shared(error: EdgeFLError) -> bool:
 def _sentence(entry: Entry, options: RunOptions) -> str:
     if entry.status in {"waiting", "cancelled"}:
         return f"run {entry.run} is {entry.status}"
-    status = {"running": "interrupted", "failed": f"failed (code {entry.code})"}.get(entry.status, entry.status)
-    return f"run {entry.run} is {status}; see it with: edgefl report {options.directory / entry.run}"
+    ends = {"running": "is interrupted", "failed": f"has failed (code {entry.code})"}
+    end = ends.get(entry.status, f"is {entry.status}")
+    return f"run {entry.run} {end}; see it with: edgefl report {options.directory / entry.run}"

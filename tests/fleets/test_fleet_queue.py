@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-from fleet_fixture import RUN, Fleet, Program, of_kind, share
+from fleet_fixture import RUN, SHAPES, Fleet, Program, of_kind, share
 from test_fleet_control import edgefl, halted
 
-from edgefl.errors import RunError, StoreError
+from edgefl.errors import BudgetError, StoreError
 
 pytestmark = pytest.mark.timeout(240)
 SETTINGS = "round: {devices: 2, quorum: 1.0}\n"
-#: More devices than there are.
-TOO_MANY = "round: {devices: 9, quorum: 1.0, join_s: 1}\n"
+#: Modalities that no device has.
+NOBODYS = RUN.replace("acc:", "lidar:").replace("gyro:", "camera:").replace("test.npz", "nobodys.npz")
 
 
-def run_file(fleet: Fleet, name: str, settings: str = SETTINGS) -> str:
-    (fleet.directory / f"{name}.yaml").write_text(RUN.replace("name: fleet", f"name: {name}") + settings)
+def run_file(fleet: Fleet, name: str, text: str = RUN) -> str:
+    (fleet.directory / f"{name}.yaml").write_text(text.replace("name: fleet", f"name: {name}") + SETTINGS)
     return f"{name}.yaml"
 
 
@@ -41,21 +41,22 @@ def started(program: Program) -> list[str]:
 
 
 @pytest.mark.slow
-def test_runs_follow_each_other_with_the_same_agents_past_one_that_fails(tmp_path: Path) -> None:
+def test_runs_follow_each_other_with_the_same_agents_past_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Fleet(tmp_path) as fleet:
         processes = agents(fleet)
-        queue = coordinator(fleet, run_file(fleet, "a"), run_file(fleet, "b", TOO_MANY), run_file(fleet, "c"))
-        assert queue.wait() == RunError.exit_code, queue.story()
-        print(queue.story(), edgefl(fleet, "runs", "queue"))
+        monkeypatch.setitem(SHAPES, "camera", (8, 2))
+        share(30, "lidar", "camera").save_npz(tmp_path / "nobodys.npz")
+        queue = coordinator(fleet, run_file(fleet, "a"), run_file(fleet, "b", NOBODYS), run_file(fleet, "c"))
+        assert queue.wait() == BudgetError.exit_code, queue.story()
         assert queued(fleet) == {"a": "done", "b": "failed", "c": "done"}
         assert started(queue) == ["a", "b", "c"]
         assert all(agent.alive for agent in processes)
-        *_, first, second, third = queue.log.read_text().splitlines()
-        assert [line.split(" is ")[1].split(";")[0] for line in (first, second, third)] == [
-            "done",
-            "failed (code 17)",
-            "done",
-        ]
+        *_, first, second, third = (line.partition("; ")[0] for line in queue.log.read_text().splitlines())
+        a, b, c = sorted(path.name for path in fleet.runs.glob("?-*"))
+        assert [first, second, third] == [f"run {a} is done", f"run {b} has failed (code 13)", f"run {c} is done"]
+        assert f"{b}: no device can train stage 1" in " ".join(edgefl(fleet, "runs", "queue").split())
 
 
 @pytest.mark.slow
@@ -72,7 +73,6 @@ def test_a_queue_is_edited_killed_in_a_run_gone_on_with_and_stopped_run_by_run(t
             assert "it has begun" in edgefl(fleet, "runs", "cancel", "b", status=22)
             assert "1 to 2" in edgefl(fleet, "runs", "reorder", "e", "3", status=22)
             edgefl(fleet, "runs", "reorder", "e", "1")
-            print(edgefl(fleet, "runs", "queue"))
             queue.kill()
             expected = {"a": "done", "b": "interrupted", "d": "cancelled", "e": "waiting", "c": "waiting"}
             assert queued(fleet) == expected
@@ -89,7 +89,6 @@ def test_a_queue_is_edited_killed_in_a_run_gone_on_with_and_stopped_run_by_run(t
         assert queued(fleet) == {"a": "done", "b": "done", "d": "cancelled", "e": "stopped", "c": "done"}
         assert left.alive
         assert right.alive
-        print(queue.story())
         again = coordinator(fleet, "--resume", "queue")
         assert again.wait() == 0
         assert not started(again)
