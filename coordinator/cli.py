@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,15 +16,20 @@ import typer
 from coordinator.fleet_commands import enroll_command, enrollments_command, init_command
 from coordinator.host_commands import app as host_app
 from coordinator.options import DEBUG, IDENTITY, say
+from coordinator.runtime.queue_file import QUEUE
 from edgefl.console import fit_outputs, guarded, show_version, write_data
 from edgefl.errors import EdgeFLError, StoreError, missing_dependency
 from edgefl.log_lines import line_writer
 from edgefl.run_records import EventRow
+from edgefl.storage.disk import ledger_file
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-FILE = typer.Argument(metavar="RUN.yaml", help="Run file or the name of a shipped one; not needed with --resume.")
+FILES = typer.Argument(
+    metavar="RUN.yaml…",
+    help="Run file or the name of a shipped one; several are executed one after another. Not needed with --resume.",
+)
 BROKER = typer.Option(
     envvar="EDGEFL_BROKER",
     help="mqtt://user:password@host:port, mqtts://…, or auto: start one. Default: what the run file says.",
@@ -32,7 +38,7 @@ FLEET = typer.Option(help="Name of the fleet; its agents use the same. Default: 
 INSECURE = typer.Option("--insecure", envvar="EDGEFL_INSECURE", help="Accept a broker elsewhere without TLS.")
 DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
 RUN = typer.Option("--run", metavar="RUN", help="Id of the new run; default: its name, date and time.")
-RESUME = typer.Option(metavar="RUN", help="Go on with this run where it stopped.")
+RESUME = typer.Option(metavar="RUN", help="Go on with this run where it stopped; queue: with the queue.")
 UNLESS_STOPPED = typer.Option("--unless-stopped", help="With --resume: not if its operator has stopped it (code 22).")
 LEDGER = typer.Option(metavar="URL", help="Database of the ledger, such as postgresql://…; default: a file.")
 SET = typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the run file: round.quorum=0.8")
@@ -62,7 +68,7 @@ def commands(version: Annotated[bool, VERSION] = False) -> None:
 
 @app.command("run")
 def run_command(
-    file: Annotated[str, FILE] = "",
+    files: Annotated[list[str] | None, FILES] = None,
     broker: Annotated[str, BROKER] = "",
     fleet: Annotated[str, FLEET] = "",
     directory: Annotated[Path, DIRECTORY] = Path("runs"),
@@ -86,15 +92,27 @@ def run_command(
 
     Agents connect to the same broker with `edgefl-agent run --broker URL --fleet NAME`. Ctrl-C stops the run;
     --resume RUN goes on where it stopped.
+
+    Several run files are a queue, whose runs begin one after another for the same agents; one that fails or is stopped
+    does not keep the next from beginning. `edgefl runs queue` shows it, --resume queue goes on with it after an end.
+    The exit code is that of the first run that failed.
     """
+    named = files or []
+    queued = len(named) > 1 or (resume == QUEUE and ledger_file(directory / QUEUE) is None)
+    if run and (queued or run == QUEUE):
+        raise typer.BadParameter(
+            "runs of the queue are named after their files, and none is `queue`", param_hint="--run"
+        )
     log = line_writer(log_format, program="coordinator") if log_format else None
     with guarded(debug, tell=log if log_format == "json" else None):
-        with showing(events, silent=log is not None, verbose=verbose) as emit:
+        show = partial(showing, events, silent=log is not None, verbose=verbose)
+        tell = (lambda text: log("notice", text=text)) if log else say
+        with contextlib.nullcontext() if queued else show() as emit:
             from coordinator.runtime.start import RunOptions, execute  # here: a missing package is an event too
 
             page = web_at if web or web_at or web_control else None
             options = RunOptions(
-                file,
+                "" if queued else "".join(named),
                 run,
                 resume,
                 broker,
@@ -110,7 +128,11 @@ def run_command(
                 track or (),
                 unless_stopped,
             )
-            report = execute(options, emit, (lambda text: log("notice", text=text)) if log else say)
+            if emit is None:
+                from coordinator.runtime.queue import execute_queue
+
+                raise typer.Exit(execute_queue(named, options, show, tell, tell if events or log else typer.echo))
+            report = execute(options, emit, tell)
         if not events and log is None:
             typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
 
@@ -137,7 +159,6 @@ def backup_command(
     """
     with guarded(debug):
         from coordinator.runtime.backup import back_up
-        from edgefl.storage.disk import ledger_file
 
         if bool(run) == every:
             raise typer.BadParameter("name a run, or --all", param_hint="RUN")

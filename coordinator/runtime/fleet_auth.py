@@ -91,11 +91,16 @@ class Guard:
         if stamp == self._seen:
             return False
         self._seen = stamp
+        before = self.fleet.record.revision
         try:
             self._devices, self.fleet.record = self.fleet.devices(), self.fleet.read_record()
         except EdgeFLError as error:
             self._say(f"the list of revoked devices cannot be read, so the last one read stays: {error.message}")
             return False
+        if self.fleet.record.revision != before and self._post is not None:
+            for name in self._devices:  # one that waits says nothing; who is away is told with its first message
+                if not self._is_revoked(name):
+                    self._post(name, m.Addresses(self.fleet.urls, self.fleet.record.revision))
         return True
 
     def _is_revoked(self, name: str) -> bool:

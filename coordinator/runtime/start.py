@@ -69,6 +69,7 @@ class RunOptions(NamedTuple):
     then the fleet); ``insecure``: a broker on another machine may be without TLS. ``web``: where the live page
     is, "" for its usual place; ``web_control``: it may act on the run. ``log``: a writer of log lines.
     ``track``: writers such as tensorboard:DIR. ``unless_stopped``: a run that its operator has stopped stays so.
+    ``url``: of a broker that a queue keeps open for its runs; "": the run has one to itself.
     """
 
     file: str = ""
@@ -86,6 +87,7 @@ class RunOptions(NamedTuple):
     log: WriteLine | None = None
     track: Sequence[str] = ()
     unless_stopped: bool = False
+    url: str = ""
 
     def ledger_of(self, run: str) -> str | Path:
         """The ledger, existing or planned, of this run."""
@@ -177,12 +179,8 @@ async def _run(
     sys.setswitchinterval(_SWITCH_S)
     keep_for_parts()
     directory, fleet = options.directory / plan.run, options.fleet
-    if guard is not None:
-        from coordinator.runtime.fleet_auth import fleets_broker
-
-        opened = fleets_broker(guard.fleet, options.broker, say)
-    else:
-        opened = _broker(options.broker, directory / "broker", fleet, say)
+    kept = contextlib.nullcontext(options.url) if options.url else None
+    opened = kept or _opened(options.broker, directory / "broker", fleet, guard, say)
     with _shown(options, plan.run, emit) as (show, watch):
         async with opened as url:
             own = None if guard is None else guard.fleet.transport(url=url)
@@ -190,7 +188,7 @@ async def _run(
             ledger = str(options.ledger_of(plan.run))
             environment = Environment(directory, transport, fleet, show, ledger, url, guard=guard, watch=watch)
             report = await run_plan(plan, environment, resume=bool(options.resume))
-        if watch is not None and report.status == "done":
+        if watch is not None and report.status == "done" and not options.url:  # the queue's next run waits for no page
             await _stay(watch)
         return report
 
@@ -285,6 +283,31 @@ def _heed_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+@contextlib.contextmanager
+def broker_kept(options: RunOptions, place: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """The URL of a broker that stays open over several runs; started in ``place`` unless it is elsewhere."""
+    if "://" in options.broker:
+        check_protected(options.broker, insecure=options.insecure)
+    guard = _guard(options.identity, options.fleet)
+    opened = _opened(options.broker, place, options.fleet or "default", guard, say)
+    loop = asyncio.new_event_loop()  # a run has its own; a broker is bound to none
+    with contextlib.closing(loop), contextlib.ExitStack() as stack:
+        url = loop.run_until_complete(opened.__aenter__())
+        stack.callback(lambda: loop.run_until_complete(opened.__aexit__(None, None, None)))
+        yield url
+
+
+def _opened(
+    wanted: str, place: Path, fleet: str, guard: Guard | None, say: Callable[[str], None]
+) -> contextlib.AbstractAsyncContextManager[str]:
+    """The URL of the fleet's broker, started if it is ours and does not run."""
+    if guard is None:
+        return _broker(wanted, place, fleet, say)
+    from coordinator.runtime.fleet_auth import fleets_broker
+
+    return fleets_broker(guard.fleet, wanted, say)
 
 
 @contextlib.asynccontextmanager

@@ -87,6 +87,9 @@ def prune(runs: Path, policy: Policy, form: str, *, dry_run: bool) -> None:
 
 def _chosen(runs: Path, policy: Policy) -> list[tuple[Path, str]]:
     """Every directory of a run, or of what is left of one, newest first, and why it stays."""
+    from coordinator.runtime.queue_file import read
+
+    queued = {entry.run for entry in read(runs).of("running", "waiting")}
     there = [path for path in runs.iterdir() if path.is_dir() and not path.is_symlink()] if runs.is_dir() else []
     begun = {path for path in there if _begun(path)}
     chosen = [(path, "") for path in sorted(begun)]
@@ -96,7 +99,7 @@ def _chosen(runs: Path, policy: Policy) -> list[tuple[Path, str]]:
         if at:
             why = _kept(place, at, why, policy)
             place += 1
-        chosen.append((path, "it is running" if is_held(path) else why))
+        chosen.append((path, "it is running" if is_held(path) else "the queue has it" if path.name in queued else why))
     return chosen
 
 

@@ -32,10 +32,15 @@ _CHECK_TONES: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
 
 def runs_command(
     action: Annotated[
-        Literal["list", "pause", "resume", "stop", "prune"],
-        typer.Argument(help="List the runs, control one that is running, or delete old ones."),
+        Literal["list", "pause", "resume", "stop", "prune", "queue", "add", "reorder", "cancel"],
+        typer.Argument(help="List the runs, control one that is running, delete old ones, or see to the queue."),
     ] = "list",
-    run: Annotated[str, typer.Argument(metavar="RUN", help="pause, resume, stop: which run.")] = "",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="pause, resume, stop, reorder, cancel: which run; add: its run file.")
+    ] = "",
+    place: Annotated[
+        int, typer.Argument(metavar="N", min=0, help="reorder: its place among those that wait, from 1.")
+    ] = 0,
     runs: RunsOption = RUNS,
     keep: Annotated[int | None, typer.Option(min=0, metavar="N", help="prune: leave the newest N runs.")] = None,
     older_than: Annotated[str, typer.Option(metavar="30d", help="prune: only runs that ended so long ago.")] = "",
@@ -52,6 +57,9 @@ def runs_command(
 
     prune: runs that are done or failed are deleted, with their rows in the ledger; one that is running never is.
 
+    queue: what `edgefl-coordinator run A.yaml B.yaml` executes, in order. add: append a run file. reorder, cancel: of
+    runs that wait.
+
     Examples: edgefl runs --format json · edgefl runs pause latest · edgefl runs prune --keep 20 --older-than 30d
     """
     if action == "prune":
@@ -59,6 +67,9 @@ def runs_command(
 
         policy = Policy(keep, seconds(older_than) if older_than else None, keep_bundles, unfinished)
         prune(runs, policy, format, dry_run=dry_run)
+        return
+    if action in {"queue", "add", "reorder", "cancel"}:
+        _queue(action, run, place, runs, format)
         return
     if action != "list":
         from edgefl.cli import control
@@ -74,6 +85,20 @@ def runs_command(
     keys = ("run", "name", "recipe", "status", "started_at", "finished_at")
     body = [{key: getattr(report, key) for key in keys} for report in found]
     show(format, body, runs_table(found, str(runs), time.time()))
+
+
+def _queue(action: str, run: str, place: int, runs: Path, form: str) -> None:
+    from edgefl.cli import queue
+
+    if action != "queue" and not run:
+        what = "which run file?" if action == "add" else "which run? Its id, or the beginning of one"
+        raise typer.BadParameter(what, param_hint="RUN")
+    if action == "reorder":
+        queue.reorder(run, place, runs, form)
+    elif action == "queue":
+        queue.queue(runs, form)
+    else:
+        {"add": queue.add, "cancel": queue.cancel}[action](run, runs, form)
 
 
 def _paused(report: RunReport, runs: Path) -> RunReport:

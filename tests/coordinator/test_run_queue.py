@@ -1,0 +1,167 @@
+"""The queue of runs: its order on disk, what is refused before its first run, and faults that all runs share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_coordinator_cli import coordinator, run_file
+
+from coordinator.runtime.queue_file import QUEUE, Entry, Queue, cancelled, edit, read, reordered, taken
+from edgefl.cli.main import main
+from edgefl.console import INTERRUPTED
+from edgefl.errors import BrokerError, ConfigError, ControlError, StoreError
+from edgefl.storage.disk import hold_directory
+
+__all__ = ["run_file"]
+FULL = Queue(
+    "auto", (Entry("a", "a.yaml", "done"), *(Entry(run, f"{run}.yaml") for run in ("b", "c", "day-1", "day-2")))
+)
+
+
+def order(queue: Queue) -> str:
+    return " ".join(f"{entry.run}:{entry.status}" for entry in queue.entries)
+
+
+def edgefl(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    return ended.value.code
+
+
+def test_the_next_run_is_the_interrupted_one_else_the_first_that_waits() -> None:
+    queue = taken(FULL)
+    assert order(queue) == "a:done b:running c:waiting day-1:waiting day-2:waiting"
+    assert taken(queue) == queue
+    assert taken(Queue()) == Queue()
+
+
+def test_a_waiting_run_is_moved_among_those_that_wait() -> None:
+    queue = reordered(taken(FULL), "day-2", 1)
+    assert order(queue) == "a:done b:running day-2:waiting c:waiting day-1:waiting"
+    assert reordered(queue, "day-2", 3).entries == taken(FULL).entries
+    for place in (0, 4):
+        with pytest.raises(ControlError, match=f"no place {place}"):
+            reordered(queue, "c", place)
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "remedy"),
+    [
+        ("b", "it has begun", "`edgefl runs stop b` ends it"),
+        ("a", "it is done", "nothing to do"),
+        ("day", "fits 2 runs", "These are: day-1, day-2"),
+        ("x", "has no run 'x'", "Waiting runs are: c, day-1, day-2"),
+    ],
+)
+def test_what_does_not_wait_is_not_cancelled(run: str, text: str, remedy: str) -> None:
+    with pytest.raises(ControlError, match=text) as refused:
+        cancelled(taken(FULL), run)
+    assert remedy in refused.value.remedy
+
+
+def test_edits_of_several_programs_are_all_kept_and_whole(tmp_path: Path) -> None:
+    def append(run: str, queue: Queue) -> Queue:
+        time.sleep(0.01)
+        return Queue(queue.broker, (*queue.entries, Entry(run)))
+
+    threads = [threading.Thread(target=edit, args=(tmp_path, partial(append, str(n)))) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {entry.run for entry in read(tmp_path).entries} == {str(n) for n in range(12)}
+    assert (tmp_path / QUEUE / "queue.json").stat().st_mode & 0o777 == 0o600
+    (tmp_path / QUEUE / "queue.json").write_text('{"entries": [{}]}')
+    with pytest.raises(StoreError, match=r"queue\.json is damaged"):
+        read(tmp_path)
+
+
+def test_all_run_files_are_checked_before_the_first_begins(tmp_path: Path, run_file: Path) -> None:
+    bad, elsewhere = tmp_path / "bad.yaml", tmp_path / "elsewhere.yaml"
+    bad.write_text(run_file.read_text().replace("stages: 2", "stages: 0"))
+    elsewhere.write_text(run_file.read_text() + "broker: mqtt://u:secret@127.0.0.1:1\n")
+    refused = coordinator(tmp_path, str(run_file), str(bad))
+    assert refused.returncode == ConfigError.exit_code
+    assert f"error: {bad}: " in refused.stderr
+    refused = coordinator(tmp_path, str(run_file), str(elsewhere))
+    assert refused.returncode == ConfigError.exit_code
+    assert f"error: {elsewhere}: " in refused.stderr
+    assert "its runs share one" in refused.stderr
+    assert "secret" not in refused.stderr
+    refused = coordinator(tmp_path, str(run_file), str(tmp_path / "nothing.yaml"))
+    assert "nothing.yaml" in refused.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [QUEUE], "nothing is left of those before it"
+    assert "--run" in coordinator(tmp_path, str(run_file), str(run_file), "--run", "r1").stderr
+    assert "there is no queue" in coordinator(tmp_path, "--resume", QUEUE).stderr
+
+
+def test_no_broker_ends_the_queue_and_leaves_it_to_go_on_with(tmp_path: Path, run_file: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ended = coordinator(tmp_path, str(run_file), str(run_file), "--broker", f"mqtt://u:secret@127.0.0.1:{port}")
+    assert ended.returncode == BrokerError.exit_code
+    first, second = (entry.run for entry in read(tmp_path / "runs").entries)
+    assert [line.partition(";")[0] for line in ended.stdout.splitlines()[-2:]] == [
+        f"run {first} is interrupted",
+        f"run {second} is waiting",
+    ]
+    assert b"secret" not in (tmp_path / "runs" / QUEUE / "queue.json").read_bytes()
+    again = coordinator(tmp_path, "--resume", QUEUE)
+    assert again.returncode == ConfigError.exit_code
+    assert "--broker: name the URL that the queue was started with" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_whole_queue_whose_broker_comes_back_under_its_url(
+    tmp_path: Path, run_file: Path, number: signal.Signals
+) -> None:
+    words, urls = [str(run_file), str(run_file)], []
+    for _ in range(2):
+        command = [sys.executable, "-m", "coordinator.cli", "run", *words, "--events", "--directory", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert "run_started" in process.stdout.readline()
+            urls.append((tmp_path / QUEUE / "broker" / "url").read_text())
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode == INTERRUPTED
+        assert "same options and --resume queue" in errors
+        assert [entry.status for entry in read(tmp_path).entries] == ["running", "waiting"]
+        words = ["--resume", QUEUE]
+    assert urls[0] == urls[1]
+
+
+def test_terminals_edit_a_queue_that_nobody_works_through(
+    tmp_path: Path, run_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    assert edgefl("runs", "queue", "--runs", str(runs)) == 0
+    assert "There is no queue" in capfd.readouterr().out
+    for _ in range(2):
+        assert edgefl("runs", "add", str(run_file), "--runs", str(runs)) == 0
+    assert "waits, at place 2\nNo coordinator works through it" in capfd.readouterr().out
+    first, second = (entry.run for entry in read(runs).entries)
+    assert edgefl("runs", "reorder", second, "1", "--runs", str(runs)) == 0
+    assert edgefl("runs", "cancel", first, "--runs", str(runs)) == 0
+    assert order(read(runs)) == f"{second}:waiting {first}:cancelled"
+    with hold_directory(runs / QUEUE):
+        capfd.readouterr()
+        assert edgefl("runs", "queue", "--runs", str(runs)) == 0
+        assert "No coordinator" not in capfd.readouterr().out
+        assert "`edgefl runs add FILE` appends" in coordinator(tmp_path, str(run_file), str(run_file)).stderr
+    assert edgefl("runs", "add", "--runs", str(runs)) == 2
+    for path in runs.glob("*/*"):
+        os.utime(path, (0, 0))
+    assert edgefl("runs", "prune", "--keep", "0", "--runs", str(runs)) == 0
+    assert "the queue has it" in capfd.readouterr().out
+    assert {path.name for path in runs.iterdir()} == {QUEUE, second}, "what was cancelled goes"
