@@ -1,4 +1,4 @@
-"""The glossaries of docs and the code have the same words, and docstrings of the product say what a thing is in them."""
+"""The glossaries of docs and the code have the same words, and docstrings of the product are plain."""
 
 from __future__ import annotations
 
