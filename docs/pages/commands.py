@@ -36,7 +36,7 @@ def commands() -> Iterator[str]:
     """Lines of the page."""
     yield GENERATED
     yield "# Commands\n"
-    yield "The same as with `--help`.\n"
+    yield "Look up here every command with its arguments, options and exit codes, as `--help` says them.\n"
     yield f"## edgefl\n\n{HELP.strip()}\n"
     yield "`--debug` may stand anywhere and shows where an error happened; `--version` shows the version.\n"
     for verb, (where, _) in VERBS.items():

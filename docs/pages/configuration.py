@@ -20,6 +20,8 @@ from pages.markdown import GENERATED, table
 INTRODUCTION = """\
 # Configuration
 
+Look up here every field of a run file, a recipe and a device profile, with its type, default and meaning.
+
 A **run file** says what is trained, on which data, by which devices; it names a **recipe** (the method) and, for local
 mode, a **device profile** for each device. All three are YAML. A name without a folder or `.yaml` is a shipped one.
 `--set a.b=c` on a command line overrides a field, and may be repeated; lists take an index

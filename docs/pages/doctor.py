@@ -9,6 +9,8 @@ from pages.markdown import GENERATED, table
 
 ABOUT = """# What is wrong with a device: `edgefl-agent doctor`
 
+Look up here what each fault that `doctor` reports means, and the way out.
+
 ```
 edgefl-agent doctor                        # an enrolled device: its identity, its broker dialled as the agent does
 edgefl-agent doctor --broker mqtts://broker.example:8883 --ca ca.pem

@@ -15,7 +15,7 @@ _Row = tuple[int, Entry, str]  # place among the waiting, or 0; entry; status
 
 
 def queue(runs: Path, form: str) -> None:
-    """What runs, what waits and how the others ended."""
+    """Table of a queue: running, waiting and ended runs."""
     _show(read(runs), runs, form)
 
 
@@ -65,7 +65,7 @@ def _show(queue: Queue, runs: Path, form: str) -> None:
 
 
 def _notes(queue: Queue, runs: Path) -> list[str]:
-    """What is to be done, if anything, and why runs failed."""
+    """Next step, if any, and reasons of failed runs."""
     ahead = bool(queue.of("running", "waiting"))
     idle = f"No coordinator works through it: `edgefl-coordinator run --resume {QUEUE}` does, with the start's options."
     failures = [f"{entry.run}: {entry.error}" for entry in queue.of("failed")]

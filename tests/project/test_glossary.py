@@ -1,4 +1,4 @@
-"""The glossaries of docs and the code have the same words, and docstrings of the product say what a thing is in them."""
+"""The glossary's words, and docstrings in plain ones."""
 
 from __future__ import annotations
 

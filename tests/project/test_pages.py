@@ -94,6 +94,27 @@ def test_a_command_of_the_pages_can_be_parsed(page: Path, words: list[str], tmp_
     parse(words)
 
 
+#: Generated reference, looked up row by row; and a page that still grows a section.
+LONG = {"commands.md", "configuration.md", "doctor.md", "server.md"}
+#: Pages whose first sentence is to be written.
+NO_OPENING = {"comparing.md", "server.md"}
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_a_page_has_at_most_1500_words(page: Path) -> None:
+    words = len(page.read_text(encoding="utf-8").split())
+    assert words <= 1500 or page.name in LONG, f"{words} words: split it by what a person wants to do"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_a_page_begins_with_what_its_reader_will_have(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    title = next(index for index, line in enumerate(lines) if line.startswith("# "))
+    first = next(line for line in lines[title + 1 :] if line)
+    assert first.startswith(("At the end ", "Look up here ")) or page.name in NO_OPENING
+
+
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 LINKING = [
     ROOT / "README.md",
