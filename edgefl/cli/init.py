@@ -175,9 +175,10 @@ def command(
     for text in warnings:
         typer.secho(f"warning: {safe_text(text)}", fg="yellow")
     same = source if source.is_file() else data.path
-    typer.echo(
-        f"\nNext: edgefl run {shlex.quote(str(run_file))}   (without a broker, memory not measured: --in-process)"
-    )
+    without = (
+        "" if devices else "   (without a broker, memory not measured: --in-process)"
+    )  # profiles have budgets of it
+    typer.echo(f"\nNext: edgefl run {shlex.quote(str(run_file))}{without}")
     typer.echo(f"Then: edgefl predict latest {shlex.quote(str(same))}, or files like it")
 
 

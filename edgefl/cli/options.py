@@ -51,10 +51,10 @@ def show(form: str, body: object, *grids: Grid) -> None:
 
 
 def bundle_folder(text: str, runs: Path) -> Path:
-    """The folder that BUNDLE names: a path, or the bundles of the run of that name. Raises ExportError."""
+    """Folder of BUNDLE: a path, of a run's folder its bundles; or a run's name. Raises ExportError."""
     path = Path(text)
     if path.exists() or len(path.parts) > 1:
-        return path
+        return path / BUNDLES if (path / BUNDLES).is_dir() else path
     try:
         run = find_run(text, runs)
     except RunError as error:

@@ -297,7 +297,7 @@ def find_bundles(path: Path) -> dict[Path, Manifest]:
             return find_bundles(Path(sets[0]))
         if sets:
             raise ExportError(
-                f"{directory} holds bundles of {len(sets)} label sets",
+                f"{directory} holds {len(sets)} folders of bundles",
                 remedy=f"Give those of one: {' or '.join(sets)}.",
             )
         raise ExportError(

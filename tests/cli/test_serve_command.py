@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from serve_fixture import bundles
 
 import edgefl.serve.server
 from edgefl.cli.main import main
+from edgefl.cli.options import bundle_folder
 from edgefl.process.listening import Place
 
 
@@ -26,3 +29,10 @@ def test_only_without_host_another_port_will_do(words: list[str], place: Place, 
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(bundles() / "acc"), *words])
     assert (ended.value.code, found) == (0, [place])
+
+
+def test_a_runs_folder_stands_for_its_bundles(tmp_path: Path):
+    (tmp_path / "run" / "bundles" / "a").mkdir(parents=True)
+    (tmp_path / "run" / "bundles" / "a-int8").mkdir()
+    assert bundle_folder(str(tmp_path / "run"), tmp_path) == tmp_path / "run" / "bundles"
+    assert bundle_folder(str(tmp_path / "run" / "bundles"), tmp_path) == tmp_path / "run" / "bundles"

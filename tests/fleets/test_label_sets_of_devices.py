@@ -148,7 +148,7 @@ def test_bundles_answer_one_set_each(averaged: Any) -> None:
     place, _, report, _ = averaged
     rows = export_run(place / "run").rows
     assert [row.name for row in rows] == [f"{s}/{m}" for s in ("shape", "size") for m in ("a", "b", "a+b")]
-    with pytest.raises(ExportError, match="holds bundles of 2 label sets") as raised:
+    with pytest.raises(ExportError, match="holds 2 folders of bundles") as raised:
         find_bundles(place / "run" / "bundles")
     assert str(place / "run" / "bundles" / "size") in str(raised.value.remedy)
     told = {row.metric: row.value for row in report.evaluations if row.round == 2 and len(row.available) == 2}
