@@ -102,6 +102,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatc
     assert [cell.error for cell in cells] == [""] * 4
 
 
+@pytest.mark.slow
 def test_the_readmes_code_trains_on_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(code.splitlines()) == 4
