@@ -79,7 +79,7 @@ class Report:
 
     @explained("report")
     def to_html(self, *, interactive: bool = True) -> str:
-        """The page of ``edgefl report --format html``, one file. ``interactive``: with scripts (0.9 MB) in it."""
+        """The page of ``edgefl report --html``, one file. ``interactive``: with scripts (0.9 MB) in it."""
         from edgefl.report.writers import to_html
 
         return to_html(self.record, interactive=interactive)

@@ -58,7 +58,7 @@ class LazyGroup(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself, loaded now."""
-        name, stand_in, rest = super().resolve_command(ctx, verb_first(args))
+        name, stand_in, rest = super().resolve_command(ctx, with_page(verb_first(args)))
         return name, None if stand_in is None else load(str(name), debug=self.debug), rest
 
 
@@ -66,6 +66,19 @@ def verb_first(words: list[str]) -> list[str]:
     """The words of a command line with a verb of two words, such as ``data fetch``, as one."""
     pair = " ".join(words[:2])
     return [pair, *words[2:]] if pair in VERBS else words
+
+
+def with_page(words: list[str]) -> list[str]:
+    """The words of a command line, with an empty value where ``--html`` names no file.
+
+    Only a word that ends in .html, or ``-``, is its file: in ``report --html latest``, latest is the run.
+    """
+    given: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        given.append(word)
+        if word == "--html" and after != "-" and not after.endswith(".html"):
+            given.append("")
+    return given
 
 
 def load(verb: str, *, debug: bool = False) -> object:

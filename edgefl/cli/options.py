@@ -35,6 +35,12 @@ BundleArgument = Annotated[
         help="A bundle's folder, the folder of all bundles, or a run: its id, the beginning of one, or `latest`.",
     ),
 ]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html", metavar="[FILE.html]", help="Also write a page of one file; `-`: to stdout, alone."
+    ),
+]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]
 
 
@@ -73,6 +79,13 @@ def drawn(draw: Callable[[Console], None], *, to_terminal: bool) -> str:
     with console.capture() as captured:
         draw(console)
     return captured.get()
+
+
+def wrote_page(html: str | None, default: Path, page: Callable[[], str]) -> bool:
+    """Write the page that ``--html`` asks for. True where it took stdout."""
+    if html is not None:
+        write_out(Path(html or default), page())
+    return html == "-"
 
 
 def write_out(path: Path, content: str | bytes, *, to_read: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from edgefl.api.runs import PAGE, RUNS
-from edgefl.cli.options import Format, Overrides, RunFile, RunsOption, Verbose, show, write_out
+from edgefl.cli.options import Format, Html, Overrides, RunFile, RunsOption, Verbose, show, write_out, wrote_page
 from edgefl.run_records import EventRow, RunReport
 
 
@@ -169,7 +169,7 @@ def plan_command(
             "--details", help="Also what the memory goes to, what a round costs, and every schedule's stages."
         ),
     ] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it all as a page of one file.")] = None,
+    html: Html = None,
     format: Format = "terminal",  # noqa: A002 - the option's own name
     set_: Overrides = None,
 ) -> None:
@@ -185,8 +185,8 @@ def plan_command(
 
     options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [], runs_a_month)
     plan = plan_of(run, set_ or [], options)
-    if html is not None:
-        write_out(html, plan.to_html())
+    if wrote_page(html, Path("plan.html"), plan.to_html):
+        return
     if format == "json":
         show(format, plan.price)
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgefl.api.runs import RUNS, find_run, priced, read_run, read_runs, referenced
-from edgefl.cli.options import Format, RunArgument, RunsOption, Verbose, drawn, show, write_out
+from edgefl.cli.options import Format, Html, RunArgument, RunsOption, Verbose, drawn, show, write_out, wrote_page
 from edgefl.registry import default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
@@ -136,15 +136,14 @@ def report_command(
     run: RunArgument = "latest",
     runs: RunsOption = RUNS,
     format: Annotated[  # noqa: A002  # the option's own name
-        Literal["terminal", "json", "csv", "parquet", "html"], typer.Option("--format", help="How to show it.")
+        Literal["terminal", "json", "csv", "parquet"], typer.Option("--format", help="How to show it.")
     ] = "terminal",
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="File to write, of Parquet also a folder; `-` is stdout. HTML and Parquet go to RUN's report.html and "
-            "report.parquet by default.",
+            help="File to write, of Parquet also a folder (by default RUN's report.parquet); `-` is stdout.",
         ),
     ] = None,
     every: Annotated[
@@ -154,42 +153,46 @@ def report_command(
             help="csv, parquet: every table, a file each, in the folder of --output; by default RUN's tables.",
         ),
     ] = False,
+    html: Html = None,
     static: Annotated[
-        bool, typer.Option("--static", help="HTML without scripts: pictures to print and to mail, a fifth of the size.")
+        bool,
+        typer.Option("--static", help="--html without scripts: pictures to print and mail, a fifth of the size."),
     ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Show a run: test accuracy with and without each modality, what every device spent, who was refused and why.
 
-    Examples: edgefl report latest --format html · edgefl report demo-2026 --format csv --tables -o tables
+    Examples: edgefl report latest --html · edgefl report demo-2026 --format csv --tables -o tables
     """
     if every and format not in ("csv", "parquet"):
         raise typer.BadParameter("it goes with --format csv or parquet; JSON has every table", param_hint="--tables")
+    if static and html is None:
+        raise typer.BadParameter("it goes with --html", param_hint="--static")
     directory = find_run(run, runs)
     report = referenced(priced(read_run(directory), directory), directory)
+    from edgefl.report import writers
+
+    if wrote_page(html, directory / "report.html", lambda: writers.to_html(report, interactive=not static)):
+        return
     if every:
         from edgefl.report.tables import COLUMNS
 
         for name in COLUMNS:
-            content = _content(report, format, name, to_terminal=False, static=False, verbose=False)
+            content = _content(report, format, name, to_terminal=False, verbose=False)
             write_out((output or directory / "tables") / f"{name}.{format}", content)
         return
-    if format in ("html", "parquet") and output is None:
-        output = directory / f"report.{format}"
+    if format == "parquet" and output is None:
+        output = directory / "report.parquet"
     elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:
         output /= "report.parquet"
-    content = _content(report, format, to_terminal=output is None, static=static, verbose=verbose)
+    content = _content(report, format, to_terminal=output is None, verbose=verbose)
     write_out(output or Path("-"), content, to_read=format == "terminal")
 
 
-def _content(
-    report: RunReport, form: str, table: str = "figures", *, to_terminal: bool, static: bool, verbose: bool
-) -> str | bytes:
+def _content(report: RunReport, form: str, table: str = "figures", *, to_terminal: bool, verbose: bool) -> str | bytes:
     """The report in the wanted format; terminal tables have colours only where they go to a terminal."""
     from edgefl.report import writers
 
-    if form == "html":
-        return writers.to_html(report, interactive=not static)
     if form == "parquet":
         from edgefl.report.parquet import to_parquet
 

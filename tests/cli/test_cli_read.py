@@ -202,13 +202,15 @@ def test_html_goes_next_to_the_ledger_or_where_it_is_told(
         "edgefl.report.writers.to_html",
         lambda report, interactive: f"<!doctype html>{report.run}{'' if interactive else ', still'}",
     )
-    code, out, err = edgefl("report", "--format", "html", capsys=capsys)
-    assert (code, out) == (0, "")
+    code, _, err = edgefl("report", "--html", "20260918-new", capsys=capsys)  # no file: the run
+    assert code == 0
     written = runs / "20260918-new" / "report.html"
     assert str(written) in err.replace("\n", "")
     assert written.read_text(encoding="utf-8") == "<!doctype html>20260918-new"
-    edgefl("report", "--format", "html", "--static", capsys=capsys)
+    edgefl("report", "--html", "--static", capsys=capsys)
     assert written.read_text(encoding="utf-8") == "<!doctype html>20260918-new, still"
+    code, _, err = edgefl("report", "--static", capsys=capsys)
+    assert (code, "goes with --html" in err) == (2, True)
     target = tmp_path / "deep" / "report.csv"
     edgefl("report", "--format", "csv", "-o", str(target), capsys=capsys)
     assert target.read_text(encoding="utf-8").startswith("run,device,stage")
@@ -248,7 +250,7 @@ def test_devices_shows_totals_with_reasons(runs: Path, capsys: pytest.CaptureFix
 def test_an_unknown_format_lists_the_choices(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = edgefl("report", "--format", "pdf", capsys=capsys)
     assert code == 2
-    assert "html" in err
+    assert "parquet" in err
 
 
 def test_a_damaged_ledger_is_named_and_does_not_hide_the_others(

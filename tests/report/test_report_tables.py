@@ -66,7 +66,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         verb("report", run.directory, "--format", form, "--tables", "-o", place / form)
     verb("report", run.directory, "--format", "json", "-o", place / "run.json")
     report = edgefl.load_report(run.directory).record
-    verb("report", run.directory, "--format", "html", "--static", "-o", place / "page.html")
+    verb("report", run.directory, "--static", "--html", place / "page.html")
     text = re.sub(r"<[^>]+>", " ", (place / "page.html").read_text(encoding="utf-8"))
     return Ran(report, " ".join(html.unescape(text).split()), place)
 
