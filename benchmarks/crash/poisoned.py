@@ -5,7 +5,7 @@ attacker trains as the others and sends  theta + f (theta_k - theta)  in place o
 change and makes it ten times as long. It holds where no honest device was rejected or is in quarantine and accuracy
 ends within five points of the run without attackers.
 
-    python -m benchmarks.crash.poisoned                                # the cases of docs/results/faults.md
+    python -m benchmarks.crash.poisoned                                # every case
     python -m benchmarks.crash.poisoned --devices 5 --attackers 1 --factor -50
 """
 

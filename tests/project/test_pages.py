@@ -50,7 +50,7 @@ def parse(words: list[str]) -> None:
     if program == "edgefl":
         if not rest or rest[0].startswith("--"):
             return
-        rest = edgefl.verb_first(rest)
+        rest = edgefl.with_page(edgefl.verb_first(rest))
         assert rest[0] in edgefl.VERBS, f"edgefl has no verb {rest[0]}"
         command, rest = edgefl.load(rest[0]), rest[1:]
     else:
