@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
+import pytest
 import torch
 import transformers
 from export_fixture import stage_of, two_sensors
@@ -32,6 +33,7 @@ def adapted(spec: ModelSpec) -> ModelSpec:
     return msgspec.structs.replace(spec, lora=LoraSpec(2, 4.0, tuple(adaptable_parts(spec))))
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_bundle_is_that_of_the_model_without_low_rank_terms(tmp_path: Path) -> None:
     nodes = {}
     for name, spec in (("plain", two_sensors()), ("adapted", adapted(two_sensors()))):

@@ -158,6 +158,7 @@ def test_a_matcher_without_its_networks_is_refused(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_with_the_networks_of_its_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     bundles = pmcmfl()  # kept for every test: made before the exporter is replaced
 

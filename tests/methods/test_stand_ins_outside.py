@@ -81,6 +81,7 @@ def test_a_bundle_answers_by_the_recipes_options(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_bundle_answers_by_the_weights_that_were_trained(tmp_path: Path) -> None:
     spec = two_sensors(stand_in={"row": {"level": 0.5}})
     assert part_names(spec)[-2:] == ["missing", "task"]

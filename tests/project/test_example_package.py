@@ -139,6 +139,7 @@ def test_its_fusion_is_priced(beside: dict[str, str]):
     assert found["gated"] - found["concat"] == 4 * (gated - concat)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_its_upload_and_pace_train_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
     """Each device sends one modality a round, and the stage ends before its planned rounds."""
@@ -169,6 +170,7 @@ def test_its_upload_and_pace_train_a_fleet_over_a_broker(beside: dict[str, str],
     assert list(turns.values()) == [{"upper", "lower"}] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_its_private_combination_trains_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
     chosen = ["recipe=dp-fedavg", "slots.objective=cross_entropy", "slots.select=all", "training.rounds=[3, 0]"]

@@ -116,7 +116,12 @@ def test_a_round_receives_the_base_and_sends_the_terms(schedule: str, tmp_path: 
 @pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
 @pytest.mark.parametrize(
     "changes",
-    [{"cache": "f32"}, {"micro_batch": 2}, {"checkpoint": True}, {"checkpoint": True, "micro_batch": 2}],
+    [
+        {"cache": "f32"},
+        pytest.param({"micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param({"checkpoint": True}, marks=pytest.mark.slow),
+        {"checkpoint": True, "micro_batch": 2},
+    ],
     ids=str,
 )
 def test_every_way_of_saving_trains_the_same(schedule: str, changes: dict, tmp_path: Path, monkeypatch) -> None:
