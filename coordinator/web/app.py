@@ -31,9 +31,9 @@ HERE = Path(__file__).parent
 MOST_STREAMS = 32
 #: A report is made by a process of its own, whose memory is not the coordinator's.
 REPORTS = {
-    "report.html": ("html", "text/html"),
-    "bill.csv": ("csv", "text/csv"),
-    "report.json": ("json", "application/json"),
+    "report.html": (("--html", "-"), "text/html"),
+    "bill.csv": (("--format", "csv", "-o", "-"), "text/csv"),
+    "report.json": (("--format", "json", "-o", "-"), "application/json"),
 }
 REPORT_S = 120.0
 #: Bytes of a form that are read; the longest has a device's name in it.
@@ -202,17 +202,7 @@ class Site:
 
     async def _report(self, name: str) -> Response:
         form, media = REPORTS[name]
-        command = [
-            sys.executable,
-            "-m",
-            "edgefl.cli.main",
-            "report",
-            f"{self._directory}/",
-            "--format",
-            form,
-            "-o",
-            "-",
-        ]
+        command = [sys.executable, "-m", "edgefl.cli.main", "report", f"{self._directory}/", *form]
         async with self._reporting:  # one at a time: it takes a core
             process = await asyncio.create_subprocess_exec(
                 *command,
