@@ -12,12 +12,23 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from coordinator.ledger.database import NoLedgerError
 from coordinator.runtime.queue_file import QUEUE, Entry, Queue, edit, read, taken
-from coordinator.runtime.start import RUN_FILE, Emit, RunOptions, broker_kept, execute, planned, write_run_file
+from coordinator.runtime.start import (
+    RUN_FILE,
+    Emit,
+    RunOptions,
+    Shared,
+    broker_kept,
+    execute,
+    page_kept,
+    planned,
+    write_run_file,
+)
 from edgefl.errors import (
     BrokerError,
     ConfigError,
@@ -56,8 +67,12 @@ def execute_queue(files: Sequence[str], options: RunOptions, show: Show, say: Sa
             text = "name the URL that the queue was started with, where its devices are (EDGEFL_BROKER)"
             raise ConfigError(QUEUE, [Problem("--broker", text)], remedy="Resume with the options of the start.")
         try:
-            with broker_kept(options._replace(broker=wanted or "auto"), runs / QUEUE / "broker", say) as url:
-                queue = _worked_through(options._replace(url=url, overrides=()), show, say)
+            with (
+                broker_kept(options._replace(broker=wanted or "auto"), runs / QUEUE / "broker", say) as url,
+                page_kept(options) as door,
+            ):
+                shared = Shared(url, door, partial(_waiting, runs))
+                queue = _worked_through(options._replace(queue=shared, overrides=()), show, say)
         except KeyboardInterrupt as error:
             way_on = f"Go on with the queue by the same options and --resume {QUEUE}."
             raise KeyboardInterrupt(way_on) from error
@@ -134,6 +149,14 @@ def _worked_through(options: RunOptions, show: Show, say: Say) -> Queue:
         ended = msgspec.structs.asdict(_executed(entry, options, show, say))
         edit(options.directory, partial(Queue.noted, **ended))
     return queue
+
+
+def _waiting(runs: Path) -> tuple[str, ...]:
+    """Runs that wait, for the live page; none while the queue's file cannot be read."""
+    try:
+        return tuple(entry.run for entry in read(runs).of("waiting"))
+    except StoreError:  # the queue itself ends by it
+        return ()
 
 
 def _executed(entry: Entry, options: RunOptions, show: Show, say: Say) -> Entry:

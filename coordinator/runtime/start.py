@@ -47,6 +47,7 @@ from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from coordinator.runtime.fleet_auth import Guard
+    from coordinator.web.server import Door
 
 #: How long a thread that computes (an aggregation) may keep the loop and the network from going on: a tenth of
 #: Python's own 5 ms, which are felt in rounds of a tenth of a second.
@@ -60,6 +61,14 @@ RUN_FILE = "run.yaml"
 LINK = "web-link"
 
 
+class Shared(NamedTuple):
+    """What the runs of a queue share: its broker's URL, the live page's door, and what waits behind the present run."""
+
+    url: str
+    door: Door | None
+    waiting: Callable[[], tuple[str, ...]]
+
+
 class RunOptions(NamedTuple):
     """A run as its owner asks for it.
 
@@ -69,7 +78,7 @@ class RunOptions(NamedTuple):
     then the fleet); ``insecure``: a broker on another machine may be without TLS. ``web``: where the live page
     is, "" for its usual place; ``web_control``: it may act on the run. ``log``: a writer of log lines.
     ``track``: writers such as tensorboard:DIR. ``unless_stopped``: a run that its operator has stopped stays so.
-    ``url``: of a broker that a queue keeps open for its runs; "": the run has one to itself.
+    ``queue``: what a queue keeps open for its runs; None: the run has a broker and a page to itself.
     """
 
     file: str = ""
@@ -87,7 +96,7 @@ class RunOptions(NamedTuple):
     log: WriteLine | None = None
     track: Sequence[str] = ()
     unless_stopped: bool = False
-    url: str = ""
+    queue: Shared | None = None
 
     def ledger_of(self, run: str) -> str | Path:
         """The ledger, existing or planned, of this run."""
@@ -179,7 +188,7 @@ async def _run(
     sys.setswitchinterval(_SWITCH_S)
     keep_for_parts()
     directory, fleet = options.directory / plan.run, options.fleet
-    kept = contextlib.nullcontext(options.url) if options.url else None
+    kept = contextlib.nullcontext(options.queue.url) if options.queue else None
     opened = kept or _opened(options.broker, directory / "broker", fleet, guard, say)
     with _shown(options, plan.run, emit) as (show, watch):
         async with opened as url:
@@ -188,7 +197,7 @@ async def _run(
             ledger = str(options.ledger_of(plan.run))
             environment = Environment(directory, transport, fleet, show, ledger, url, guard=guard, watch=watch)
             report = await run_plan(plan, environment, resume=bool(options.resume))
-        if watch is not None and report.status == "done" and not options.url:  # the queue's next run waits for no page
+        if watch is not None and report.status == "done" and not options.queue:  # the next run waits for no page
             await _stay(watch)
         return report
 
@@ -204,6 +213,18 @@ async def _stay(watch: Watch) -> None:
 
 
 Emit = Callable[[EventRow], None]
+
+
+@contextlib.contextmanager
+def page_kept(options: RunOptions) -> Iterator[Door | None]:
+    """The live page's address, open until the block ends; None where no page is asked for."""
+    if options.web is None:
+        yield None
+        return
+    from coordinator.web.server import opened
+
+    with opened(options.web, control=options.web_control) as door:
+        yield door
 
 
 @contextlib.contextmanager
@@ -235,7 +256,10 @@ def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Wa
         return watch.phase()
 
     served = Served(run, options.directory / run, watch.signs, act if options.web_control else None, phase)
-    with serving(options.web, served, announce) as feed:
+    door = None
+    if options.queue is not None:
+        door, served = options.queue.door, served._replace(waiting=options.queue.waiting)
+    with serving(door or options.web, served, announce) as feed:
         watch.followers = lambda: feed.followers
 
         def both(event: EventRow) -> None:

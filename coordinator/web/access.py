@@ -65,7 +65,7 @@ class Access:
     def __init__(self, place: Place, *, control: bool, announce: Callable[[str], None]) -> None:
         self.control = control
         self.place = place
-        self._announce = announce
+        self.announce = announce
         self._cookie = f"edgefl-{place.port}"
         self._session = secrets.token_urlsafe(32)
         self._link = ""
@@ -75,10 +75,10 @@ class Access:
     def invite(self) -> None:
         """Announce the page's address, with a new one-time link if access or actions need one."""
         if self.place.is_loopback and not self.control:
-            self._announce(self.place.url)
+            self.announce(self.place.url)
             return
         self._link = secrets.token_urlsafe(24)
-        self._announce(f"{self.place.url}/open/{self._link}")
+        self.announce(f"{self.place.url}/open/{self._link}")
 
     def redeem(self, link: str) -> tuple[str, str] | None:
         """Cookie (name, value) for the first use of a one-time link; None otherwise."""

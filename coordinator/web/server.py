@@ -29,35 +29,56 @@ GOODBYE_S = 2
 PATIENCE_S = 5.0
 
 
+class Door(NamedTuple):
+    """The page's open address, and who is let in."""
+
+    listener: socket.socket
+    access: Access
+
+
 class Served(NamedTuple):
-    """A run to show. ``signs``, ``phase``: see :class:`Feed`. ``act``: acts on it, where that is allowed."""
+    """A run to show. ``signs``, ``phase``, ``waiting``: see :class:`Feed`. ``act``: acts on it, if allowed."""
 
     run: str
     directory: Path
     signs: dict[str, tuple[float, str, bool]]
     act: Act | None = None
     phase: Callable[[], str] = str
+    waiting: Callable[[], tuple[str, ...]] = tuple
 
 
 @contextlib.contextmanager
-def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iterator[Feed]:
-    """Show the run at this HOST:PORT ("" for the usual one) until the block ends; put its events into what this yields.
+def opened(where: str, *, control: bool) -> Iterator[Door]:
+    """Listen at this HOST:PORT ("" for the usual one) until the block ends; who asks while no run is shown waits.
 
-    ``announce`` is given the page's address from the page's thread too. Raises ConfigError where nothing can listen.
+    Raises ConfigError where nothing can listen.
     """
     place = place_of(where)
     with listening(place) as listener:
         place = place._replace(port=listener.getsockname()[1])
-        access = Access(place, control=served.act is not None, announce=announce)
         if not place.is_loopback:
             text = "the live page at %s can be reached from elsewhere, without encryption: see docs/web.md"
             _LOG.warning(text, place.url)
-        feed = Feed(served.run, served.signs, served.phase, lambda: _reference(served.directory / REFERENCE))
+        yield Door(listener, Access(place, control=control, announce=lambda _: None))
+
+
+@contextlib.contextmanager
+def serving(where: str | Door, served: Served, announce: Callable[[str], None]) -> Iterator[Feed]:
+    """Show the run at an address until the block ends; put its events into what this yields.
+
+    ``where``: HOST:PORT, "" for the usual one, or an open door, whose cookies stay good from run to run. ``announce``
+    is given the page's address from the page's thread too. Raises ConfigError where nothing can listen.
+    """
+    own = opened(where, control=served.act is not None) if isinstance(where, str) else contextlib.nullcontext(where)
+    with own as door, door.listener.dup() as listener:
+        door.access.announce = announce
+        reference = served.directory / REFERENCE
+        feed = Feed(served.run, served.signs, served.phase, lambda: _reference(reference), served.waiting)
         log = served.directory / EVENTS
-        page = _Page(feed, access, served, log.stat().st_size if log.is_file() else 0)
+        page = _Page(feed, door.access, served, log.stat().st_size if log.is_file() else 0)
         thread = threading.Thread(target=page.run, args=(listener,), name="edgefl-web", daemon=True)
         thread.start()
-        access.invite()
+        door.access.invite()
         try:
             yield feed
         finally:

@@ -115,7 +115,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A run at one moment. Times are seconds since the epoch; ``history``: how many devices each group had."""
+    """A run at one moment. Times are seconds since the epoch; ``history``: how many devices each group had.
+
+    ``waiting``: runs behind this one in its queue.
+    """
 
     number: int = 0
     at: float = 0.0
@@ -140,6 +143,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     lines: tuple[Line, ...] = ()
     history: tuple[tuple[float, tuple[int, ...]], ...] = ()
     reference: Reference = Reference()  # of simple models, once they are fitted
+    waiting: tuple[str, ...] = ()
 
     @property
     def below(self) -> str:
@@ -161,7 +165,7 @@ class Feed:
 
     ``signs``: device -> when it was heard of last, by the clock that only goes forward, how, and whether it is online;
     emptied here. ``phase``: the machine's. ``reference``: scores of simple models, asked for until there are any.
-    ``followers``: browsers that follow the page.
+    ``waiting``: runs behind this one in its queue. ``followers``: browsers that follow the page.
     """
 
     def __init__(
@@ -170,10 +174,12 @@ class Feed:
         signs: dict[str, tuple[float, str, bool]],
         phase: Callable[[], str] = str,
         reference: Callable[[], Reference] = Reference,
+        waiting: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.latest = Snapshot(run=run)
         self.followers = 0
         self._run, self._signs, self._phase, self._reference = run, signs, phase, reference
+        self._waiting = waiting
         self._new: deque[EventRow] = deque()
         self._state = LiveState()
         self._lines: deque[Line] = deque(maxlen=MOST_LINES)
@@ -229,6 +235,7 @@ class Feed:
             lines=tuple(self._lines),
             history=tuple(self._history),
             reference=self.latest.reference if self.latest.reference.scores else self._reference(),
+            waiting=self._waiting(),
             **{name: getattr(state, name) for name in _AS_THEY_ARE},
         )
 

@@ -13,6 +13,9 @@ from page_fixture import HOSTILE, Page
 from playwright.sync_api import BrowserContext, Route, expect
 from test_web_access import hostile_events
 
+from coordinator.web.server import Served, opened, serving
+from edgefl.run_records import EventRow
+
 PATIENCE_MS = 60_000
 
 
@@ -117,3 +120,26 @@ def test_hostile_texts_stay_texts_and_nothing_is_wider_than_the_screen(tmp_path:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert (witness.foreign, witness.faults) == ([], [])
         context.close()
+
+
+def test_a_browser_goes_on_with_the_next_run_of_the_queue(tmp_path: Path) -> None:
+    """One address and one cookie for both runs: nobody opens a second link."""
+    links: list[str] = []
+
+    async def act(*_: str) -> None: ...
+
+    with opened("127.0.0.1:0", control=True) as door, chromium() as browser:
+        page = browser.new_context().new_page()
+        with serving(door, Served("one", tmp_path, {}, act, waiting=lambda: ("two", HOSTILE)), links.append) as feed:
+            feed.put(EventRow(1.0, "run_started", data={"name": "wave", "stages": 1, "rounds_total": 1}))
+            page.goto(links[0])
+            expect(page.locator(".next")).to_contain_text(f"Next in the queue: two, {HOSTILE}.", timeout=PATIENCE_MS)
+            feed.put(EventRow(3.0, "run_finished", data={"status": "done"}))
+            expect(page.locator(".next")).to_contain_text("This page goes on with it", timeout=PATIENCE_MS)
+        expect(page.locator("body")).to_have_attribute("data-link", "over", timeout=PATIENCE_MS)
+        with serving(door, Served("two", tmp_path, {}, act), links.append) as feed:
+            feed.put(EventRow(5.0, "run_started", data={"name": "tide", "stages": 1, "rounds_total": 1}))
+            expect(page.locator("#head")).to_contain_text("run two", timeout=PATIENCE_MS)
+            expect(page.locator(".pause")).to_be_visible()
+            expect(page.locator(".next")).to_have_count(0)
+            feed.put(EventRow(6.0, "run_finished", data={"status": "done"}))

@@ -11,7 +11,7 @@ from coordinator.web.app import HERE
 STATIC = HERE / "static"
 OURS = {"page.js", "page.css", "icon.svg", "lock.json"}
 #: What our own scripts and styles may grow to: the page stays small enough to be read.
-MOST_BYTES = 24_200
+MOST_BYTES = 24_900
 
 
 def test_shipped_files_of_others_are_those_of_the_lock_file() -> None:

@@ -8,7 +8,16 @@
   document.addEventListener("htmx:sse:before:connection", (event) => {
     if (event.detail.connection.attempt > 0) said("lost")();
   });
-  document.addEventListener("over", () => { body.dataset.link = "over"; });
+  // The queue's next run is at the same address, once it has begun.
+  const follow = async () => {
+    if (!document.querySelector("#head [data-next]")) return;
+    try {
+      const answer = await fetch("/snapshot.json");
+      if (answer.ok && (await answer.json()).run !== body.dataset.run) return location.reload();
+    } catch { /* between two runs */ }
+    setTimeout(follow, 1000);
+  };
+  document.addEventListener("over", () => { body.dataset.link = "over"; follow(); });
   document.addEventListener("htmx:after:request", async (event) => {
     const response = event.detail.ctx?.response, place = document.querySelector(".answer");
     if (place && event.detail.ctx?.request?.method === "POST") {
