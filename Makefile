@@ -11,7 +11,7 @@ LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_c
   coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel wheels demo test quick test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes own-data lint docs site bench fuzz mutants clean
+.PHONY: help wheel images wheels demo test quick test-all test-lowest test-gpu test-postgresql test-kserve test-runtimes own-data lint docs site bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,10 @@ wheel:  ## dist/edgefl_toolkit-*.whl, to install on devices and servers (the pro
 	$(PYTHON) -m venv build/wheel-environment
 	build/wheel-environment/bin/python -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+BUILDER ?= docker
+images:  ## edgefl-agent, edgefl-coordinator and edgefl-serve as container images (BUILDER=podman: by another builder)
+	$(foreach one,agent coordinator serve,$(BUILDER) build --file containers/$(one).Dockerfile --tag edgefl-$(one) . &&) true
 
 # For a device without internet, by its processor, C library (2.GLIBC) and Python: make wheels ARCH=aarch64 FOR=3.10
 ARCH ?= x86_64
