@@ -149,20 +149,17 @@ class Guard:
             self.dropped["stranger"] += 1
 
     async def _enrolling(self, client: str, payload: bytes) -> None:
-        before = self.fleet.devices()
         answer = await asyncio.to_thread(answer_request, self.fleet, client, payload, time.time())
         if answer is None:
             self.dropped["unproved"] += 1
             return
-        devices = self.fleet.devices()
-        fresh = [name for name in devices if name not in before or devices[name].generation != before[name].generation]
-        for name in fresh:  # the broker gives an old machine no topic any more; this tells it
-            if name in before and (trouble := await drop(self.fleet, before[name].client_id)):
-                self._say(f"the machine that had the name {name} is shut out, but {trouble}")
+        # The broker gives a replaced machine no topic any more; the cut tells it.
+        if answer.replaced and (trouble := await drop(self.fleet, answer.replaced)):
+            self._say(f"the machine that had the name {answer.name} is shut out, but {trouble}")
         if self._newcomers is not None:
-            self._newcomers.publish(client, answer)
-        for name in fresh:
-            self._welcome(name)
+            self._newcomers.publish(client, answer.payload)
+        if answer.name:
+            self._welcome(answer.name)
 
     async def _renewing(self, message: m.Renew) -> None:
         answer = await asyncio.to_thread(renew, self.fleet, message.device, message.request, time.time())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,8 +22,8 @@ _LOG = logging.getLogger(__name__)
 TOKEN_LIFE_S = 86400.0
 #: How long spent tokens are kept, so that a later use is refused with its reason.
 REMEMBERED_S = 7 * 86400.0
-#: Longest name of a device that is replaced: its machine's number goes into a common name of 64 characters at most.
-LONGEST_REPLACED = 60
+#: Longest name of a device that is replaced, and machines of a name: "~999" and it are a common name's 64 characters.
+LONGEST_REPLACED, MOST_MACHINES = 60, 999
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -101,17 +101,8 @@ def _names(file: Path) -> Iterator[tuple[int, str]]:
 def _issue(
     fleet: Fleet, devices: Devices, names: Sequence[str], now: float, life_s: float, *, replace: bool
 ) -> list[str]:
-    """Tokens for names that were checked. Unused earlier ones of the names end, spent ones are forgotten in time."""
-    asked = frozenset(names)
-    for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
-        try:
-            known = issued_in(path)
-        except IdentityError as error:  # one token's matter: the others' devices enrol
-            _LOG.warning("%s %s", error.message, error.remedy)
-            continue
-        if known.expires + REMEMBERED_S < now or (known.name in asked and known.answer is None):
-            with store_errors("delete", path):
-                path.unlink(missing_ok=True)
+    """Tokens for names that were checked; unused earlier ones of the names end."""
+    end_tokens(fleet, names, now)
     texts = []
     for name in names:
         secret = secrets.token_bytes(t.SECRET_BYTES)
@@ -120,6 +111,19 @@ def _issue(
         token = t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der)
         texts.append(t.encode_token(token))
     return texts
+
+
+def end_tokens(fleet: Fleet, names: Collection[str], now: float) -> None:
+    """End unused tokens of these names, and forget spent ones of any name in time. Raises StoreError."""
+    for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
+        try:
+            known = issued_in(path)
+        except IdentityError as error:  # one token's matter: the others' devices enrol
+            _LOG.warning("%s %s", error.message, error.remedy)
+            continue
+        if known.expires + REMEMBERED_S < now or (known.name in names and known.answer is None):
+            with store_errors("delete", path):
+                path.unlink(missing_ok=True)
 
 
 def is_expected(fleet: Fleet, client: str) -> bool:
@@ -139,8 +143,11 @@ def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool =
         there = ", ".join(sorted(devices)[:20]) or "none"
         remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
         raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
-    if len(name) > LONGEST_REPLACED:
-        text = f"a name of {len(name)} characters cannot be taken over; {LONGEST_REPLACED} is the most"
+    if len(name) > LONGEST_REPLACED or devices[name].generation >= MOST_MACHINES:
+        text = (
+            f"{name}, {len(name)} characters and machine {devices[name].generation}, cannot be taken over: "
+            f"{LONGEST_REPLACED} characters and {MOST_MACHINES} machines are the most"
+        )
         raise IdentityError(text, remedy="Enrol the machine under another name.")
     if fleet.record.broker and not fleet.record.reload:
         text = f"the broker at {fleet.record.broker} has to read its files when a machine is replaced"

@@ -374,7 +374,7 @@ def test_a_renewed_certificate_is_shown_at_the_next_connection(fleet: Fleet, tmp
 def test_who_is_waited_for_gets_its_answer_before_the_coordinator_goes(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*asked: Any) -> bytes | None:
+    def slow(*asked: Any) -> enrolling.Answered | None:
         answer = enrolling.answer_request(*asked)  # from here on the device stands in the fleet's record
         time.sleep(1.0)
         return answer
