@@ -76,7 +76,7 @@ def learn_addresses(credentials: Credentials, urls: Sequence[str], revision: int
     """Keep the broker's URLs as its coordinator has signed them; False where as new ones are known.
 
     The one that the device was enrolled with stays the first for as long as it is among them. Raises ProtocolError for
-    URLs that are none of a fleet's.
+    URLs that are none of a fleet's; StoreError, and nothing is learnt.
     """
     record = credentials.record
     if revision <= record.revision:
@@ -90,8 +90,9 @@ def learn_addresses(credentials: Credentials, urls: Sequence[str], revision: int
         raise ProtocolError(error.message) from error
     first = record.broker if record.broker in urls else urls[0]
     others = tuple(url for url in urls if url != first)
-    credentials.record = replace(record, broker=first, others=others, revision=revision)
-    write_private(credentials.directory / "device.json", msgspec.json.encode(credentials.record))
+    record = replace(record, broker=first, others=others, revision=revision)
+    write_private(credentials.directory / "device.json", msgspec.json.encode(record))
+    credentials.record = record
     return True
 
 
