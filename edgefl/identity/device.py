@@ -52,7 +52,7 @@ class Credentials:
         check_private(self.certificate)
         try:
             self.record = msgspec.json.decode(read(self.directory / "device.json"), type=Record)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise IdentityError(f"{self.directory / 'device.json'} is damaged: {error}") from error
         self.verifier = Verifier(key_of(self.record.signer, str(self.directory / "device.json")))
 

@@ -283,7 +283,7 @@ class Fleet:
         path = self.directory / file
         try:
             return msgspec.json.decode(read(path), type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} is damaged: {error}", remedy="Restore it from a backup of the fleet.") from error
 
 

@@ -233,6 +233,16 @@ def test_a_damaged_list_of_devices_shuts_nobody_in_or_out(fleet: Fleet, tmp_path
     assert guard.dropped == {"revoked": 1}
 
 
+def test_records_that_are_no_text_are_damaged(fleet: Fleet, tmp_path: Path) -> None:
+    own = enrolled(fleet, "cam", tmp_path / "cam")
+    (own.directory / "device.json").write_bytes(b'{"fleet": "\xff"}')
+    with pytest.raises(IdentityError, match=r"device\.json is damaged"):
+        device.Credentials(tmp_path / "cam")
+    (fleet.directory / "devices.json").write_bytes(b'{"\xff": {}}')
+    with pytest.raises(StoreError, match=r"devices\.json is damaged"):
+        fleet.devices()
+
+
 def test_a_reload_command_is_run_and_its_failure_told(tmp_path: Path, fleet: Fleet) -> None:
     done = tmp_path / "done"
     good = a_fleet(tmp_path / "good", reload=("touch", str(done)))
