@@ -73,14 +73,23 @@ def issue_tokens(
         if not listed:
             problems.append(Problem("name", "the list has no name: write one on each line"))
         if problems:
-            remedy = "No token was made. Mend these lines; for machines of names in use, give a list with --replace."
+            remedy = (
+                "No token was made. Mend these lines, or name another --out; for machines of names in use, give a list "
+                "with --replace."
+            )
             raise ConfigError(str(file), problems, remedy=remedy)
-        make_private_directory(out)
+        if not out.is_dir():
+            make_private_directory(out)
         names = [name for _, name in listed]
         texts = _issue(fleet, devices, names, now, life_s, replace=replace)
     files = [_token_file(out, name) for name in names]
-    for path, text in zip(files, texts, strict=True):
-        write_private(path, f"{text}\n".encode())
+    try:
+        for path, text in zip(files, texts, strict=True):
+            write_private(path, f"{text}\n".encode())
+    except StoreError:
+        for path in files:  # the same command makes them all again; tokens without a file end then
+            path.unlink(missing_ok=True)
+        raise
     return files
 
 
@@ -92,10 +101,17 @@ def _names(file: Path) -> Iterator[tuple[int, str]]:
     """Line number and name of each line's first column; without empty lines, comments and a header ``name``."""
     with store_errors("read", file):
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    for count, row in enumerate(csv.reader(text.splitlines()), start=1):
-        name = row[0].strip() if row else ""
-        if name and not name.startswith("#") and not (count == 1 and name.lower() == "name"):
-            yield count, name
+    rows, line = csv.reader(text.splitlines()), 1
+    try:
+        for row in rows:
+            name = row[0].strip() if row else ""
+            if name and not name.startswith("#") and not (line == 1 and name.lower() == "name"):
+                yield line, name
+            line = rows.line_num + 1  # a quoted field may have several lines
+    except csv.Error as error:
+        raise ConfigError(
+            str(file), [Problem("name", str(error), line)], remedy="Write one name on each line."
+        ) from error
 
 
 def _issue(
