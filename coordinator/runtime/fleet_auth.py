@@ -71,7 +71,7 @@ class Guard:
         return self._newcomers
 
     def decided(self, known: Mapping[str, Device]) -> list[Decided]:
-        """Revocations and replacements of a run's devices that the run does not know of yet."""
+        """Revocations and replacements of a run's devices, new to the run."""
         now, events = time.monotonic(), list[Decided]()
         for name in sorted(known.keys() & self._devices.keys()):
             generation, was = self._devices[name].generation, known[name]
@@ -82,11 +82,11 @@ class Guard:
         return events
 
     def generation(self, name: str) -> int:
-        """The number of the machine that has this name, from 1, as of the last look at the file."""
+        """Number of a name's present machine, from 1, as of the last ``look``."""
         return self._devices[name].generation if name in self._devices else 1
 
     def look(self) -> bool:
-        """Read the fleet's devices again if they have changed, and say whether: to be called on the tick."""
+        """Reload the fleet's devices; True if they had changed. Called on the tick."""
         stamp = self._stamp()
         if stamp == self._seen:
             return False

@@ -45,11 +45,11 @@ Show = Callable[[], AbstractContextManager[Emit]]
 
 
 def execute_queue(files: Sequence[str], options: RunOptions, show: Show, say: Say, tell: Say) -> int:
-    """Execute run files one after another, or go on with the queue (``options.resume``); the first failure's exit code.
+    """Execute a queue of run files, or resume one; the first failure's exit code.
 
-    A run that fails or is stopped does not keep the next from beginning. Raises EdgeFLError for a faulty run file,
-    before the first run, and for a fault that all runs share; KeyboardInterrupt on SIGINT and SIGTERM. ``show``: the
-    display of one run; ``tell`` takes one line a run at the end.
+    ``options.resume``: go on with the queue there is; ``show``: the display of one run; ``tell`` takes a line a run at
+    the end. A run that fails or is stopped does not keep the next from beginning. Raises EdgeFLError for a faulty run
+    file, before the first run, and for a fault that all runs share; KeyboardInterrupt on SIGINT and SIGTERM.
     """
     runs = options.directory
     remedy = "`edgefl runs add FILE` appends to it."
@@ -66,7 +66,7 @@ def execute_queue(files: Sequence[str], options: RunOptions, show: Show, say: Sa
 
 
 def _executed_all(queue: Queue, options: RunOptions, show: Show, say: Say, tell: Say) -> int:
-    """The first failure's exit code, once nothing waits."""
+    """Execute a queue over one broker; the first failure's exit code."""
     wanted = options.broker or queue.broker
     if not wanted and options.identity is None:
         text = "name the URL that the queue was started with, where its devices are (EDGEFL_BROKER)"
@@ -87,7 +87,7 @@ def add(file: str, options: RunOptions) -> Queue:
 
 
 def _begun(files: Sequence[str], options: RunOptions, say: Say) -> Queue:
-    """The queue to work through: the one there is, or a new one of these files."""
+    """The present queue, or a new one of these files."""
     queue = read(options.directory)
     if options.resume and not (queue.entries or files):
         text = f"there is no queue in {options.directory}"
@@ -107,7 +107,10 @@ def _begun(files: Sequence[str], options: RunOptions, say: Say) -> Queue:
 
 
 def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queue:
-    """The queue with a run of each file behind it, ``fresh``: alone; nothing is left of them when a file is faulty."""
+    """The queue with a run of each file appended.
+
+    ``fresh``: without those that have ended. A faulty file leaves nothing behind.
+    """
     entries: list[Entry] = []
     broker = "" if fresh else read(options.directory).broker
     given = "://" in options.broker if fresh else not broker and bool(read(options.directory).entries)

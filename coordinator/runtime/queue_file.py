@@ -71,7 +71,10 @@ def cancelled(queue: Queue, run: str, *, live: bool) -> Queue:
 
 
 def waiting_entry(queue: Queue, run: str, *, live: bool = True) -> Entry:
-    """The entry of a waiting run by its name or begin, not ``live`` also an interrupted one. Raises ControlError."""
+    """The entry of a waiting run by its name's begin.
+
+    Not ``live``, no coordinator works: also of an interrupted one. Raises ControlError.
+    """
     exact = [entry for entry in queue.entries if entry.run == run]
     fitting = exact or [entry for entry in queue.entries if run and entry.run.startswith(run)]
     if len(fitting) != 1:

@@ -202,7 +202,10 @@ def _described(certificate: x509.Certificate) -> Certificate:
 
 
 def host_name(host: str) -> str:
-    """A server's name, in lower case, or its address. Raises IdentityError for what no certificate and URL can hold."""
+    """A server's host name, in lower case, or address.
+
+    Raises IdentityError for what a certificate or a URL cannot hold.
+    """
     try:
         ipaddress.ip_address(host)
         fits = "%" not in host  # a zone is one machine's own

@@ -73,7 +73,7 @@ class Credentials:
 
 
 def learn_addresses(credentials: Credentials, urls: Sequence[str], revision: int) -> bool:
-    """Keep the broker's URLs as its coordinator has signed them; False where as new ones are known.
+    """Keep the broker's signed URLs; False for a revision known already.
 
     The one that the device was enrolled with stays the first for as long as it is among them. Raises ProtocolError for
     URLs that are none of a fleet's; StoreError, and nothing is learnt.

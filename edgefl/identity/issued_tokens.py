@@ -54,9 +54,9 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
 def issue_tokens(
     fleet: Fleet, file: Path, out: Path, now: float, life_s: float = TOKEN_LIFE_S, *, replace: bool = False
 ) -> list[Path]:
-    """Write a token for each name in a list, as ``out``/NAME.token; nothing unless all names are right.
+    """Write a token for each name in a list, as ``out``/NAME.token.
 
-    Raises ConfigError with the line of every name at fault, StoreError.
+    Nothing is written unless all names are right. Raises ConfigError with the line of every name at fault, StoreError.
     """
     listed, problems, seen = list(_names(file)), list[Problem](), dict[str, int]()
     with fleet.changing() as devices:
@@ -130,7 +130,7 @@ def _issue(
 
 
 def end_tokens(fleet: Fleet, names: Collection[str], now: float) -> None:
-    """End unused tokens of these names, and forget spent ones of any name in time. Raises StoreError."""
+    """End the names' unused tokens, and delete long expired ones. Raises StoreError."""
     for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
         try:
             known = issued_in(path)

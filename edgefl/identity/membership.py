@@ -36,7 +36,7 @@ RELOAD_S = 60.0
 
 
 class Answered(NamedTuple):
-    """Answer to a device that enrols. ``name``: of a machine just enrolled, else ""; ``replaced``: old client id."""
+    """Answer to an enrolling device. ``name``: of a machine just enrolled, else ""; ``replaced``: old client id."""
 
     payload: bytes
     name: str = ""
@@ -111,9 +111,10 @@ def _enrolled(fleet: Fleet, devices: Devices, issued: Issued, key: x.PublicKey, 
 
 
 def _shut_out(fleet: Fleet, devices: Devices, name: str, before: Device, now: float) -> None:
-    """Have the broker take the new machine of a name and no other; else the old one keeps it.
+    """Revoke the old machine of a name at the broker.
 
-    Raises IdentityError: two machines at a broker with one name's topics would be indistinguishable.
+    Raises IdentityError, and the old one keeps the name: two machines at a broker with one name's topics would be
+    indistinguishable.
     """
     fleet.write_rules(now, devices)
     try:
@@ -187,7 +188,7 @@ def reload_broker(fleet: Fleet) -> bool:
     """Have the broker read its access rules and certificates again; False when none is found.
 
     That is the mosquitto whose process id lies beside its configuration, or the command in ``fleet.json``. Raises
-    IdentityError when the command fails, or the process cannot be told.
+    IdentityError when the command fails, or the process cannot be signalled.
     """
     command = list(fleet.record.reload)
     if command:
