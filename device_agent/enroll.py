@@ -60,7 +60,7 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
     if answer.refusal:
         raise IdentityError(
             f"the coordinator refuses: {answer.refusal}",
-            remedy=f"Ask for a new token: edgefl-coordinator enroll --name {given.name}",
+            remedy="Ask for another token, or use this one again once what the coordinator names is mended there.",
         )
     pem = device.bundle(answer.certificate, read_private(pending), answer.not_before, answer.not_after)
     record = device.Record(given.fleet, given.name, answer.broker, key_text(answer.signer), answer.client_id)

@@ -59,9 +59,9 @@ class Asked:
         self.request = replace(request, proof=proof)
 
     def answered(self, fleet: Fleet, now: float | None = None) -> t.Answer:
-        payload = answer_request(fleet, self.client, t.encode(self.request), now or time.time())
-        assert payload is not None
-        answer = t.decode(payload, t.Answer)
+        answered = answer_request(fleet, self.client, t.encode(self.request), now or time.time())
+        assert answered is not None
+        answer = t.decode(answered.payload, t.Answer)
         assert answer.proof == t.answer_proof(self.proof_key, answer, self.request)
         return answer
 

@@ -34,7 +34,8 @@ FOR_GOOD = -1
 def replaced(known: Device, generation: int) -> Device:
     """The device once another machine has its name: what the old one said, held and did counts no more."""
     fresh = Device(Hello(known.hello.device), online=False, generation=generation, awaited=True)
-    return replace(fresh, left_out=known.left_out, connections=known.connections)
+    session = known.hello.session or known.previous_session
+    return replace(fresh, left_out=known.left_out, connections=known.connections, previous_session=session)
 
 
 def introduce(steps: Steps, hello: Hello, generation: int = 1) -> None:

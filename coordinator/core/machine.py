@@ -134,6 +134,10 @@ def _joined(steps: Steps, event: m.Joined) -> None:
         return
     if not is_prepared(steps, hello):
         return
+    known = steps.state.devices.get(hello.device)
+    if known is not None and known.awaited and hello.session and hello.session == known.previous_session:
+        steps.drop("replaced")  # the old machine's, through a broker that has not read its files yet
+        return
     first = is_first_back(steps.state, hello.device)
     introduce(steps, hello, event.generation)
     forget(steps, hello.device)

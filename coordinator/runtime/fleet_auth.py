@@ -71,7 +71,7 @@ class Guard:
         return self._newcomers
 
     def decided(self, known: Mapping[str, Device]) -> list[Decided]:
-        """Revocations and replacements of a run's devices that the run does not know of yet."""
+        """Revocations and replacements of a run's devices, new to the run."""
         now, events = time.monotonic(), list[Decided]()
         for name in sorted(known.keys() & self._devices.keys()):
             generation, was = self._devices[name].generation, known[name]
@@ -82,11 +82,11 @@ class Guard:
         return events
 
     def generation(self, name: str) -> int:
-        """The number of the machine that has this name, from 1, as of the last look at the file."""
+        """Number of a name's present machine, from 1, as of the last ``look``."""
         return self._devices[name].generation if name in self._devices else 1
 
     def look(self) -> bool:
-        """Read the fleet's devices again if they have changed, and say whether: to be called on the tick."""
+        """Reload the fleet's devices; True if they had changed. Called on the tick."""
         stamp = self._stamp()
         if stamp == self._seen:
             return False
@@ -149,20 +149,17 @@ class Guard:
             self.dropped["stranger"] += 1
 
     async def _enrolling(self, client: str, payload: bytes) -> None:
-        before = self.fleet.devices()
         answer = await asyncio.to_thread(answer_request, self.fleet, client, payload, time.time())
         if answer is None:
             self.dropped["unproved"] += 1
             return
-        devices = self.fleet.devices()
-        fresh = [name for name in devices if name not in before or devices[name].generation != before[name].generation]
-        for name in fresh:  # the broker gives an old machine no topic any more; this tells it
-            if name in before and (trouble := await drop(self.fleet, before[name].client_id)):
-                self._say(f"the machine that had the name {name} is shut out, but {trouble}")
+        # The broker gives a replaced machine no topic any more; the cut tells it.
+        if answer.replaced and (trouble := await drop(self.fleet, answer.replaced)):
+            self._say(f"the machine that had the name {answer.name} is shut out, but {trouble}")
         if self._newcomers is not None:
-            self._newcomers.publish(client, answer)
-        for name in fresh:
-            self._welcome(name)
+            self._newcomers.publish(client, answer.payload)
+        if answer.name:
+            self._welcome(answer.name)
 
     async def _renewing(self, message: m.Renew) -> None:
         answer = await asyncio.to_thread(renew, self.fleet, message.device, message.request, time.time())

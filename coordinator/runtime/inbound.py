@@ -102,11 +102,12 @@ class Inbound:
 
     def silent(self, now: float, excused: Container[str] = ()) -> list[DeviceOffline]:
         """Devices silent for longer than ``silence_s``, once each; ``excused``: those that are asked for nothing."""
-        late = [name for name, at in self._heard.items() if now - at > self._silence_s]
-        last = {name: self._heard.pop(name) for name in late}
+        late = {name: at for name, at in self._heard.items() if now - at > self._silence_s}
         gone = [name for name in late if name not in excused]
+        self._heard |= dict.fromkeys(late, now)  # the last will of an excused one counts still
         for name in gone:
-            self._show(name, (last[name], "silence since", False))
+            del self._heard[name]
+            self._show(name, (late[name], "silence since", False))
         return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in gone]
 
     def sightings(self, ahead: float, known: Container[str]) -> list[SightingRow]:

@@ -7,8 +7,10 @@ that was killed before its first round.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -44,41 +46,52 @@ from edgefl.errors import (
 from edgefl.report.units import public_url
 from edgefl.storage.disk import hold_directory, make_private
 
+#: What a system, and SQLite, says of a disk or of this process, and not of one file.
+_BY_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
+_FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
+
 Say = Callable[[str], None]
 Show = Callable[[], AbstractContextManager[Emit]]
 
 
 def execute_queue(files: Sequence[str], options: RunOptions, show: Show, say: Say, tell: Say) -> int:
-    """Execute run files one after another, or go on with the queue (``options.resume``); the first failure's exit code.
+    """Execute a queue of run files, or resume one; the first failure's exit code.
 
-    A run that fails or is stopped does not keep the next from beginning. Raises EdgeFLError for a faulty run file,
-    before the first run, and for a fault that all runs share; KeyboardInterrupt on SIGINT and SIGTERM. ``show``: the
-    display of one run; ``tell`` takes one line a run at the end.
+    ``options.resume``: go on with the queue there is; ``show``: the display of one run; ``tell`` takes a line a run at
+    the end. A run that fails or is stopped does not keep the next from beginning. Raises EdgeFLError for a faulty run
+    file, before the first run, and for a fault that all runs share; KeyboardInterrupt on SIGINT and SIGTERM.
     """
     runs = options.directory
     remedy = "`edgefl runs add FILE` appends to it."
-    with hold_directory(runs / QUEUE, what="another coordinator works through the queue", remedy=remedy):
-        queue = _begun(files, options)
-        if not queue.of("running", "waiting"):
-            say(f"every run of the queue in {runs} has ended")
-            return 0
-        wanted = options.broker or queue.broker
-        if not wanted and options.identity is None:
-            text = "name the URL that the queue was started with, where its devices are (EDGEFL_BROKER)"
-            raise ConfigError(QUEUE, [Problem("--broker", text)], remedy="Resume with the options of the start.")
-        try:
-            with (
-                broker_kept(options._replace(broker=wanted or "auto"), runs / QUEUE / "broker", say) as url,
-                page_kept(options) as door,
-            ):
-                shared = Shared(url, door, partial(_waiting, runs))
-                queue = _worked_through(options._replace(queue=shared, overrides=()), show, say)
-        except KeyboardInterrupt as error:
-            way_on = f"Go on with the queue by the same options and --resume {QUEUE}."
-            raise KeyboardInterrupt(way_on) from error
-        finally:
-            for entry in read(runs).entries:
-                tell(_sentence(entry, options))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with hold_directory(runs / QUEUE, what="another coordinator works through the queue", remedy=remedy):
+            queue = _begun(files, options, say)
+            if not queue.of("running", "waiting"):
+                say(f"every run of the queue in {runs} has ended")
+                return 0
+            return _executed_all(queue, options, show, say, tell)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(f"Go on with the queue by the same options and --resume {QUEUE}.") from error
+
+
+def _executed_all(queue: Queue, options: RunOptions, show: Show, say: Say, tell: Say) -> int:
+    """Execute a queue over one broker; the first failure's exit code."""
+    wanted = options.broker or queue.broker
+    if not wanted and options.identity is None:
+        text = "name the URL that the queue was started with, where its devices are (EDGEFL_BROKER)"
+        raise ConfigError(QUEUE, [Problem("--broker", text)], remedy="Resume with the options of the start.")
+    place = options.directory / QUEUE / "broker"
+    try:
+        with (
+            broker_kept(options._replace(broker=wanted or "auto"), place, say) as url,
+            page_kept(options) as door,
+        ):
+            shared = Shared(url, door, partial(_waiting, options.directory))
+            queue = _worked_through(options._replace(queue=shared, overrides=()), show, say)
+    finally:
+        for entry in read(options.directory).entries:
+            tell(_sentence(entry, options))
     return next((entry.code for entry in queue.of("failed")), 0)
 
 
@@ -87,24 +100,31 @@ def add(file: str, options: RunOptions) -> Queue:
     return _admitted([file], options, fresh=False)
 
 
-def _begun(files: Sequence[str], options: RunOptions) -> Queue:
+def _begun(files: Sequence[str], options: RunOptions, say: Say) -> Queue:
+    """The present queue, or a new one of these files."""
     queue = read(options.directory)
-    if options.resume and (queue.entries or not files):
-        if not queue.entries:
-            text = f"there is no queue in {options.directory}"
-            raise StoreError(text, remedy="Name the run files that shall be executed, in their order.")
+    if options.resume and not (queue.entries or files):
+        text = f"there is no queue in {options.directory}"
+        raise StoreError(text, remedy="Name the run files that shall be executed, in their order.")
+    left, new = queue.of("running", "waiting"), set(files) - {entry.file for entry in queue.entries}
+    if options.resume and (left or not new):  # a unit names its file at each start, also after a reboot
+        if unused := sorted(new) if left else files:
+            say(f"{', '.join(unused)} is not used: the queue is there already; `edgefl runs add FILE` appends to it")
         return queue
-    if left := queue.of("running", "waiting"):
+    if left:
         text = (
             f"the queue in {options.directory} has {len(left)} run{'' if len(left) == 1 else 's'} that have not ended"
         )
-        remedy = f"Go on with them by --resume {QUEUE}; `edgefl runs cancel RUN` takes out one that waits."
+        remedy = f"Go on with them by --resume {QUEUE}; `edgefl runs cancel RUN` takes one out."
         raise StoreError(text, remedy=remedy)
     return _admitted(files, options, fresh=True)
 
 
 def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queue:
-    """The queue with a run of each file behind it, ``fresh``: alone; nothing is left of them when a file is faulty."""
+    """The queue with a run of each file appended.
+
+    ``fresh``: without those that have ended. A faulty file leaves nothing behind.
+    """
     entries: list[Entry] = []
     broker = "" if fresh else read(options.directory).broker
     given = "://" in options.broker if fresh else not broker and bool(read(options.directory).entries)
@@ -124,7 +144,8 @@ def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queu
             entries.append(Entry(plan.run, file))
 
         def change(queue: Queue) -> Queue:
-            return Queue(broker, (*(() if fresh else queue.entries), *entries))
+            added = queue.of("waiting") if fresh else []  # meanwhile, by a terminal
+            return Queue(broker, (*(() if fresh else queue.entries), *entries, *added))
 
         queue = edit(options.directory, change)
         undo.pop_all()
@@ -170,22 +191,34 @@ def _executed(entry: Entry, options: RunOptions, show: Show, say: Say) -> Entry:
         return msgspec.structs.replace(entry, status="stopped")
     except Exception as raised:
         error = raised if isinstance(raised, EdgeFLError) else missing_dependency(raised)
-        if error is not None and _is_shared(error):
+        if error is not None and _is_shared(error, options.directory / entry.run):
             raise
-        error = error or EdgeFLError(f"{type(raised).__name__}: {raised}")
+        if error is None:  # a defect
+            say(traceback.format_exc())
+            error = EdgeFLError(f"{type(raised).__name__}: {raised}")
         say(f"run {entry.run} failed: {error.message}\nwhat to do: {error.remedy}")
         return msgspec.structs.replace(entry, status="failed", code=error.exit_code, error=error.message)
 
 
-def _is_shared(error: EdgeFLError) -> bool:
-    """Whether a fault is of what all runs stand on: broker, identity, disk or database."""
+def _is_shared(error: EdgeFLError, directory: Path) -> bool:
+    """Whether a fault is of what all runs stand on: broker, identity, disk or database.
+
+    ``directory``: of the run; what is damaged or held in it is the run's own.
+    """
     of_one = isinstance(error, DamagedObjectError | MessageSizeError | NoLedgerError)
+    if isinstance(error, StoreError) and str(directory) in error.message.partition(": ")[0]:
+        cause = error.__cause__
+        by_disk = cause.errno in _BY_DISK if isinstance(cause, OSError) else any(map(error.message.count, _FULL))
+        of_one = of_one or not by_disk
     return isinstance(error, BrokerError | IdentityError | StoreError) and not of_one
 
 
 def _sentence(entry: Entry, options: RunOptions) -> str:
     if entry.status in {"waiting", "cancelled"}:
         return f"run {entry.run} is {entry.status}"
-    ends = {"running": "is interrupted", "failed": f"has failed (code {entry.code})"}
+    ends = {
+        "running": f"is interrupted; `edgefl runs cancel {entry.run}` takes it out",
+        "failed": f"has failed (code {entry.code})",
+    }
     end = ends.get(entry.status, f"is {entry.status}")
     return f"run {entry.run} {end}; see it with: edgefl report {options.directory / entry.run}"

@@ -56,7 +56,7 @@ def taken(queue: Queue) -> Queue:
 
 def reordered(queue: Queue, run: str, place: int) -> Queue:
     """The queue with a waiting run at this place of the waiting ones; 1: next. Raises ControlError."""
-    entry, waiting = _waiting(queue, run), queue.of("waiting")
+    entry, waiting = waiting_entry(queue, run), queue.of("waiting")
     if not 1 <= place <= len(waiting):
         raise ControlError(f"there is no place {place} in the queue", remedy=f"Name one of 1 to {len(waiting)}.")
     rest = [one for one in waiting if one != entry]
@@ -65,12 +65,16 @@ def reordered(queue: Queue, run: str, place: int) -> Queue:
     return msgspec.structs.replace(queue, entries=(*others, *rest))
 
 
-def cancelled(queue: Queue, run: str) -> Queue:
-    """The queue without a waiting run, whose entry says so. Raises ControlError."""
-    return queue.noted(_waiting(queue, run).run, status="cancelled")
+def cancelled(queue: Queue, run: str, *, live: bool) -> Queue:
+    """The queue without a waiting or interrupted run, whose entry says so. Raises ControlError."""
+    return queue.noted(waiting_entry(queue, run, live=live).run, status="cancelled")
 
 
-def _waiting(queue: Queue, run: str) -> Entry:
+def waiting_entry(queue: Queue, run: str, *, live: bool = True) -> Entry:
+    """The entry of a waiting run by its name's begin.
+
+    Not ``live``, no coordinator works: also of an interrupted one. Raises ControlError.
+    """
     exact = [entry for entry in queue.entries if entry.run == run]
     fitting = exact or [entry for entry in queue.entries if run and entry.run.startswith(run)]
     if len(fitting) != 1:
@@ -78,11 +82,11 @@ def _waiting(queue: Queue, run: str) -> Entry:
         text = f"{run!r} fits {len(fitting)} runs of the queue" if fitting else f"the queue has no run {run!r}"
         raise ControlError(text, remedy=f"{'These are' if fitting else 'Waiting runs are'}: {known}.")
     (entry,) = fitting
-    if entry.status == "running":
+    if entry.status == "running" and live:
         raise ControlError(
             f"{entry.run} does not wait: it has begun", remedy=f"`edgefl runs stop {entry.run}` ends it."
         )
-    if entry.status != "waiting":
+    if entry.status not in {"waiting", "running"}:
         raise ControlError(f"{entry.run} does not wait: it is {entry.status}", remedy="There is nothing to do.")
     return entry
 
@@ -99,7 +103,7 @@ def read(runs: Path) -> Queue:
         with store_errors("read", file):
             data = file.read_bytes() if file.exists() else b"{}"
         return msgspec.json.decode(data, type=Queue)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         remedy = "Delete it, and add the runs that wait again."
         raise StoreError(f"{file} is damaged: {error}", remedy=remedy) from error
 

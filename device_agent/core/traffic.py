@@ -9,7 +9,7 @@ from edgefl.records import Traffic
 
 
 def measured(state: State, event: Tick, now: float) -> State:
-    """The state with the bytes and seconds since the last tick added; none of an unknown link."""
+    """The state with the link's traffic since the last tick added; an unknown link's is not."""
     before, counted = state.capabilities.traffic, state.link_bytes
     seconds = now - state.ticked_at if state.ticked_at else 0.0
     if event.link_bytes is None or not state.connected:

@@ -22,7 +22,7 @@ from device_agent.runtime.renewal import Renewal
 from device_agent.runtime.store import AgentStore
 from device_agent.runtime.trainer_process import Trainer, TrainerTasks
 from device_agent.runtime.transfers import Transfers
-from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
+from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError, StoreError
 from edgefl.findings import remedy
 from edgefl.protocol import topics
 from edgefl.protocol.messages import (
@@ -239,7 +239,12 @@ class Agent:
             raise ProtocolError("addresses of a broker from nobody that this device knows")
         from edgefl.identity.device import learn_addresses
 
-        if learn_addresses(self._credentials, message.urls, message.revision):
+        try:
+            is_new = learn_addresses(self._credentials, message.urls, message.revision)
+        except StoreError as error:
+            self.emit("warning", text=f"the broker's new addresses are not kept: {error.message}")
+            return
+        if is_new:
             record = self._credentials.record
             self.emit("addresses", broker=record.broker, others=record.others)
             if isinstance(self.transport, MqttTransport):

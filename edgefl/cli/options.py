@@ -37,9 +37,7 @@ BundleArgument = Annotated[
 ]
 Html = Annotated[
     str | None,
-    typer.Option(
-        "--html", metavar="[FILE.html]", help="Also write a page of one file; `-`: to stdout, alone."
-    ),
+    typer.Option("--html", metavar="[FILE.html]", help="Also write a page of one file; `-`: to stdout, alone."),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]
 

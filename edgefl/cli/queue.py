@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from coordinator.runtime.queue_file import QUEUE, Entry, Queue, cancelled, edit, is_live, read, reordered
+from coordinator.runtime.queue_file import QUEUE, Entry, Queue, cancelled, edit, is_live, read, reordered, waiting_entry
 from edgefl.cli.options import show
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
 
@@ -35,10 +35,10 @@ def reorder(run: str, place: int, runs: Path, form: str) -> None:
 
 
 def cancel(run: str, runs: Path, form: str) -> None:
-    """Take a waiting run out."""
-    before = read(runs)
-    made = edit(runs, lambda queue: cancelled(queue, run))
-    (name,) = {one.run for one in made.of("cancelled")} - {one.run for one in before.of("cancelled")}
+    """Take a waiting or interrupted run out."""
+    live = is_live(runs)
+    name = waiting_entry(read(runs), run, live=live).run
+    made = edit(runs, lambda queue: cancelled(queue, name, live=live))
     _tell(made, runs, form, f"{name} is cancelled")
 
 

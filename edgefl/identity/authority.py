@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import ipaddress
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ LONG_LIFE_S = 20 * 365.25 * 86400
 BACKDATED_S = 86400
 #: Largest certificate signing request: one for P-256 with a name is 250 bytes.
 MAX_REQUEST_BYTES = 4096
+#: Labels of a host name, the last not of digits alone; letters beyond ASCII are written as IDNA (xn--…).
+_LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!\d+$){_LABEL}", re.ASCII)
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -197,14 +201,28 @@ def _described(certificate: x509.Certificate) -> Certificate:
     )
 
 
+def host_name(host: str) -> str:
+    """A server's host name, in lower case, or address.
+
+    Raises IdentityError for what a certificate or a URL cannot hold.
+    """
+    try:
+        ipaddress.ip_address(host)
+        fits = "%" not in host  # a zone is one machine's own
+    except ValueError:
+        fits = _NAME.fullmatch(host) is not None
+    if not fits:
+        text = f"{host!r} is neither a host name nor an address"
+        remedy = "Give it without mqtts:// and without a port: broker.example, 192.0.2.7."
+        raise IdentityError(text, remedy=remedy)
+    return host.lower()
+
+
 def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        try:
-            return x509.DNSName(host)
-        except ValueError as error:
-            raise IdentityError(f"{host!r} is neither a host name nor an address") from error
+        return x509.DNSName(host)
 
 
 def _moment(at: float) -> dt.datetime:

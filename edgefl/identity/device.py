@@ -52,7 +52,7 @@ class Credentials:
         check_private(self.certificate)
         try:
             self.record = msgspec.json.decode(read(self.directory / "device.json"), type=Record)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise IdentityError(f"{self.directory / 'device.json'} is damaged: {error}") from error
         self.verifier = Verifier(key_of(self.record.signer, str(self.directory / "device.json")))
 
@@ -73,10 +73,10 @@ class Credentials:
 
 
 def learn_addresses(credentials: Credentials, urls: Sequence[str], revision: int) -> bool:
-    """Keep the broker's URLs as its coordinator has signed them; False where as new ones are known.
+    """Keep the broker's signed URLs; False for a revision known already.
 
     The one that the device was enrolled with stays the first for as long as it is among them. Raises ProtocolError for
-    URLs that are none of a fleet's.
+    URLs that are none of a fleet's; StoreError, and nothing is learnt.
     """
     record = credentials.record
     if revision <= record.revision:
@@ -90,8 +90,9 @@ def learn_addresses(credentials: Credentials, urls: Sequence[str], revision: int
         raise ProtocolError(error.message) from error
     first = record.broker if record.broker in urls else urls[0]
     others = tuple(url for url in urls if url != first)
-    credentials.record = replace(record, broker=first, others=others, revision=revision)
-    write_private(credentials.directory / "device.json", msgspec.json.encode(credentials.record))
+    record = replace(record, broker=first, others=others, revision=revision)
+    write_private(credentials.directory / "device.json", msgspec.json.encode(record))
+    credentials.record = record
     return True
 
 

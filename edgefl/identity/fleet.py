@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
 from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, user_of
+from edgefl.identity.device import MOST_ADDRESSES
 from edgefl.identity.keys import (
     KEY_BYTES,
     Signer,
@@ -67,7 +68,7 @@ class Record(msgspec.Struct, frozen=True):
     ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
     command that makes it read its files again. ``newcomers``: the coordinator's password at the broker process for
     devices that enrol. ``retain``: the fleet has agents from before decision 0036, which retain their presence.
-    ``revision``: how often the hosts have changed.
+    ``revision``: of the hosts, higher with each change: seconds since the epoch where the clock allows.
     """
 
     fleet: str = "default"
@@ -282,7 +283,7 @@ class Fleet:
         path = self.directory / file
         try:
             return msgspec.json.decode(read(path), type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} is damaged: {error}", remedy="Restore it from a backup of the fleet.") from error
 
 
@@ -296,6 +297,12 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
         raise IdentityError("a fleet's broker is reached by TLS", remedy="Write its URL as mqtts://host:port.")
     if not asked.hosts:
         raise IdentityError("the broker needs a name", remedy="Give --host NAME, as devices will dial it.")
+    hosts = tuple(dict.fromkeys(map(x.host_name, asked.hosts)))
+    if len(hosts) > MOST_ADDRESSES:
+        text = f"a server has {MOST_ADDRESSES} names and addresses at most, and not {len(hosts)}"
+        raise IdentityError(text, remedy="Give --host fewer times.")
+    # New devices get the first host with their identity; of the others they are told.
+    asked = replace(asked, hosts=hosts, revision=int(time.time()) if len(hosts) > 1 else 0)
     with store_errors("open", directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise IdentityError(

@@ -5,8 +5,6 @@ The server's certificate is made again for them, with the key that it has. Coord
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import socket
 import ssl
 import time
@@ -27,8 +25,6 @@ from edgefl.transport.address import parse_url
 SHOWN_S = 5.0
 #: Time limit of a connection to the broker of this machine.
 _CONNECT_S = 5.0
-#: A host name of letters that certificates hold; others are written as IDNA (xn--…).
-_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 
 
 class Changed(NamedTuple):
@@ -41,7 +37,8 @@ class Changed(NamedTuple):
 
 def add_host(fleet: Fleet, host: str, now: float) -> Changed:
     """Have the server serve another name or address as well. Raises IdentityError."""
-    _check(fleet, host)
+    _check_own(fleet)
+    host = x.host_name(host)
 
     def added(hosts: tuple[str, ...]) -> tuple[str, ...]:
         if host in hosts:
@@ -57,13 +54,16 @@ def add_host(fleet: Fleet, host: str, now: float) -> Changed:
 def remove_host(fleet: Fleet, host: str, now: float) -> Changed:
     """Take a name or address from the server. Raises IdentityError for one that it has not, and for the last."""
 
+    _check_own(fleet)
+
     def left(hosts: tuple[str, ...]) -> tuple[str, ...]:
-        if host not in hosts:
+        rest = tuple(name for name in hosts if name.lower() != host.lower())
+        if rest == hosts:
             raise IdentityError(f"{host} is none of the server's names", remedy=_are(hosts))
-        if len(hosts) == 1:
+        if not rest:
             text = f"{host} is the only name of the server"
             raise IdentityError(text, remedy="Add another first: edgefl-coordinator host add NAME")
-        return tuple(name for name in hosts if name != host)
+        return rest
 
     return _change(fleet, left, now)
 
@@ -73,7 +73,8 @@ def _change(fleet: Fleet, changed: Callable[[tuple[str, ...]], tuple[str, ...]],
     place = fleet.directory / "broker"
     with fleet.changing():
         record = fleet.read_record()
-        record = replace(record, hosts=changed(record.hosts), revision=record.revision + 1)
+        revision = max(record.revision + 1, int(now))  # newer than what a fleet told whose backup this is
+        record = replace(record, hosts=changed(record.hosts), revision=revision)
         key = x.load_key(read_private(place / "server.key"), "server.key")
         made = fleet.authority().server(key.public_key(), record.served(), now)
         write_private(place / "server.pem", ssl.DER_cert_to_PEM_cert(made.der).encode())
@@ -106,20 +107,13 @@ def _is_shown(fleet: Fleet) -> bool:
         time.sleep(0.1)
 
 
-def _check(fleet: Fleet, host: str) -> None:
-    """Raises IdentityError for what is no host, or where the broker is elsewhere."""
+def _check_own(fleet: Fleet) -> None:
+    """Raises IdentityError where the broker is elsewhere."""
     if fleet.record.broker:
         raise IdentityError(
             f"this fleet's broker is {fleet.record.broker}, and its devices know no other address",
             remedy="Have that name lead to the new server.",
         )
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        if not _NAME.fullmatch(host):
-            text = f"{host!r} is neither a host name nor an address"
-            remedy = "Give it without mqtts:// and without a port: broker.example, 192.0.2.7."
-            raise IdentityError(text, remedy=remedy) from None
 
 
 def _are(hosts: tuple[str, ...]) -> str:

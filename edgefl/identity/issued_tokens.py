@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,8 +22,8 @@ _LOG = logging.getLogger(__name__)
 TOKEN_LIFE_S = 86400.0
 #: How long spent tokens are kept, so that a later use is refused with its reason.
 REMEMBERED_S = 7 * 86400.0
-#: Longest name of a device that is replaced: its machine's number goes into a common name of 64 characters at most.
-LONGEST_REPLACED = 60
+#: Longest name of a device that is replaced, and machines of a name: "~999" and it are a common name's 64 characters.
+LONGEST_REPLACED, MOST_MACHINES = 60, 999
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
 def issue_tokens(
     fleet: Fleet, file: Path, out: Path, now: float, life_s: float = TOKEN_LIFE_S, *, replace: bool = False
 ) -> list[Path]:
-    """Write a token for each name in a list, as ``out``/NAME.token; nothing unless all names are right.
+    """Write a token for each name in a list, as ``out``/NAME.token.
 
-    Raises ConfigError with the line of every name at fault, StoreError.
+    Nothing is written unless all names are right. Raises ConfigError with the line of every name at fault, StoreError.
     """
     listed, problems, seen = list(_names(file)), list[Problem](), dict[str, int]()
     with fleet.changing() as devices:
@@ -73,14 +73,23 @@ def issue_tokens(
         if not listed:
             problems.append(Problem("name", "the list has no name: write one on each line"))
         if problems:
-            remedy = "No token was made. Mend these lines; for machines of names in use, give a list with --replace."
+            remedy = (
+                "No token was made. Mend these lines, or name another --out; for machines of names in use, give a list "
+                "with --replace."
+            )
             raise ConfigError(str(file), problems, remedy=remedy)
-        make_private_directory(out)
+        if not out.is_dir():
+            make_private_directory(out)
         names = [name for _, name in listed]
         texts = _issue(fleet, devices, names, now, life_s, replace=replace)
     files = [_token_file(out, name) for name in names]
-    for path, text in zip(files, texts, strict=True):
-        write_private(path, f"{text}\n".encode())
+    try:
+        for path, text in zip(files, texts, strict=True):
+            write_private(path, f"{text}\n".encode())
+    except StoreError:
+        for path in files:  # the same command makes them all again; tokens without a file end then
+            path.unlink(missing_ok=True)
+        raise
     return files
 
 
@@ -92,26 +101,24 @@ def _names(file: Path) -> Iterator[tuple[int, str]]:
     """Line number and name of each line's first column; without empty lines, comments and a header ``name``."""
     with store_errors("read", file):
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    for count, row in enumerate(csv.reader(text.splitlines()), start=1):
-        name = row[0].strip() if row else ""
-        if name and not name.startswith("#") and not (count == 1 and name.lower() == "name"):
-            yield count, name
+    rows, line = csv.reader(text.splitlines()), 1
+    try:
+        for row in rows:
+            name = row[0].strip() if row else ""
+            if name and not name.startswith("#") and not (line == 1 and name.lower() == "name"):
+                yield line, name
+            line = rows.line_num + 1  # a quoted field may have several lines
+    except csv.Error as error:
+        raise ConfigError(
+            str(file), [Problem("name", str(error), line)], remedy="Write one name on each line."
+        ) from error
 
 
 def _issue(
     fleet: Fleet, devices: Devices, names: Sequence[str], now: float, life_s: float, *, replace: bool
 ) -> list[str]:
-    """Tokens for names that were checked. Unused earlier ones of the names end, spent ones are forgotten in time."""
-    asked = frozenset(names)
-    for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
-        try:
-            known = issued_in(path)
-        except IdentityError as error:  # one token's matter: the others' devices enrol
-            _LOG.warning("%s %s", error.message, error.remedy)
-            continue
-        if known.expires + REMEMBERED_S < now or (known.name in asked and known.answer is None):
-            with store_errors("delete", path):
-                path.unlink(missing_ok=True)
+    """Tokens for names that were checked; unused earlier ones of the names end."""
+    end_tokens(fleet, names, now)
     texts = []
     for name in names:
         secret = secrets.token_bytes(t.SECRET_BYTES)
@@ -120,6 +127,19 @@ def _issue(
         token = t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der)
         texts.append(t.encode_token(token))
     return texts
+
+
+def end_tokens(fleet: Fleet, names: Collection[str], now: float) -> None:
+    """End the names' unused tokens, and delete long expired ones. Raises StoreError."""
+    for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
+        try:
+            known = issued_in(path)
+        except IdentityError as error:  # one token's matter: the others' devices enrol
+            _LOG.warning("%s %s", error.message, error.remedy)
+            continue
+        if known.expires + REMEMBERED_S < now or (known.name in names and known.answer is None):
+            with store_errors("delete", path):
+                path.unlink(missing_ok=True)
 
 
 def is_expected(fleet: Fleet, client: str) -> bool:
@@ -139,8 +159,11 @@ def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool =
         there = ", ".join(sorted(devices)[:20]) or "none"
         remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
         raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
-    if len(name) > LONGEST_REPLACED:
-        text = f"a name of {len(name)} characters cannot be taken over; {LONGEST_REPLACED} is the most"
+    if len(name) > LONGEST_REPLACED or devices[name].generation >= MOST_MACHINES:
+        text = (
+            f"{name}, {len(name)} characters and machine {devices[name].generation}, cannot be taken over: "
+            f"{LONGEST_REPLACED} characters and {MOST_MACHINES} machines are the most"
+        )
         raise IdentityError(text, remedy="Enrol the machine under another name.")
     if fleet.record.broker and not fleet.record.reload:
         text = f"the broker at {fleet.record.broker} has to read its files when a machine is replaced"

@@ -7,6 +7,7 @@ tick, at the broker once that reloads its files. A machine takes the place of an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -24,7 +25,7 @@ from edgefl.identity import authority as x
 from edgefl.identity import token as t
 from edgefl.identity.acl import user_of
 from edgefl.identity.fleet import Device, Devices, Fleet
-from edgefl.identity.issued_tokens import Issued, check_free, issued_in, path_of
+from edgefl.identity.issued_tokens import Issued, check_free, end_tokens, issued_in, path_of
 from edgefl.identity.keys import write_private
 from edgefl.protocol.messages import Renewed
 
@@ -34,7 +35,15 @@ EARLIEST_RENEWAL = 0.25
 RELOAD_S = 60.0
 
 
-def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> bytes | None:
+class Answered(NamedTuple):
+    """Answer to an enrolling device. ``name``: of a machine just enrolled, else ""; ``replaced``: old client id."""
+
+    payload: bytes
+    name: str = ""
+    replaced: str = ""
+
+
+def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> Answered | None:
     """The answer to a device that enrols; None, so no answer, without the proof of a token."""
     try:
         request = t.decode(payload, t.Request)
@@ -48,13 +57,16 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         proof = t.request_proof(issued.key, fleet.record.fleet, client, request)
         if not hmac.compare_digest(request.proof, proof):
             return None
+        before = devices.get(issued.name)
         answer = _answer(fleet, devices, issued, request, now)
+        is_fresh = devices.get(issued.name) is not before
         spent = answer.certificate and answer is not issued.answer
         holder = devices[issued.name].holder if spent else ""
     # The device is on record by now. A crash in between leaves a token that its own key alone can use again.
     if spent:
         write_private(path, msgspec.msgpack.encode(structs.replace(issued, holder=holder, answer=answer)))
-    return t.encode(structs.replace(answer, proof=t.answer_proof(issued.key, answer, request)))
+    sealed = t.encode(structs.replace(answer, proof=t.answer_proof(issued.key, answer, request)))
+    return Answered(sealed, issued.name, before.client_id if before else "") if is_fresh else Answered(sealed)
 
 
 def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, now: float) -> t.Answer:
@@ -99,17 +111,20 @@ def _enrolled(fleet: Fleet, devices: Devices, issued: Issued, key: x.PublicKey, 
 
 
 def _shut_out(fleet: Fleet, devices: Devices, name: str, before: Device, now: float) -> None:
-    """Have the broker take the new machine of a name and no other; else the old one keeps it.
+    """Revoke the old machine of a name at the broker.
 
-    Raises IdentityError: two machines at a broker with one name's topics would be indistinguishable.
+    Raises IdentityError, and the old one keeps the name: two machines at a broker with one name's topics would be
+    indistinguishable.
     """
     fleet.write_rules(now, devices)
     try:
         if not reload_broker(fleet):
-            raise IdentityError("no broker runs on the server to shut the old machine out")
+            raise IdentityError("no broker runs on the server to shut the old machine out: start it first")
     except IdentityError:
         devices[name] = before
         fleet.write_rules(now, devices)
+        with contextlib.suppress(IdentityError):
+            reload_broker(fleet)  # a command may have acted before it failed
         raise
 
 
@@ -157,6 +172,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
         device = devices[name]
         if device.revoked_at is None:
             device = devices[name] = structs.replace(device, revoked_at=now)
+        end_tokens(fleet, [name], now)
         fleet.write_rules(now, devices)  # before anybody else can change them
     try:
         reloaded = reload_broker(fleet)
@@ -172,7 +188,7 @@ def reload_broker(fleet: Fleet) -> bool:
     """Have the broker read its access rules and certificates again; False when none is found.
 
     That is the mosquitto whose process id lies beside its configuration, or the command in ``fleet.json``. Raises
-    IdentityError when the command fails.
+    IdentityError when the command fails, or the process cannot be signalled.
     """
     command = list(fleet.record.reload)
     if command:
@@ -186,8 +202,11 @@ def reload_broker(fleet: Fleet) -> bool:
         return True
     pids = [running(fleet.directory / "broker" / f"{name}.pid") for name in ("mosquitto", "newcomers")]
     for pid in pids:
-        if pid is not None:
-            os.kill(pid, signal.SIGHUP)
+        try:
+            if pid is not None:
+                os.kill(pid, signal.SIGHUP)
+        except OSError as error:
+            raise IdentityError(f"mosquitto (process {pid}) cannot be told to read its files: {error}") from error
     return pids[0] is not None
 
 

@@ -109,7 +109,7 @@ class MeteredClient(Client):
         super()._call_socket_close(sock)
 
     def publish(self, *arguments: Any, **named: Any) -> MQTTMessageInfo:
-        """As paho's."""
+        """Publish as paho does, and note the time."""
         self._moved_at = time.monotonic()
         return super().publish(*arguments, **named)
 
@@ -118,7 +118,7 @@ class MeteredClient(Client):
         return super()._handle_publish()
 
     def loop_misc(self) -> MQTTErrorCode:
-        """As paho's, with pings twice as often while messages come and go."""
+        """Run paho's housekeeping, with more frequent pings while messages flow."""
         agreed = self._keepalive
         if time.monotonic() - self._moved_at < IDLE_AFTER_S:
             self._keepalive = min(agreed, BUSY_KEEPALIVE_S)
@@ -128,7 +128,7 @@ class MeteredClient(Client):
             self._keepalive = agreed
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
-        """As paho's, which leaks the socket when the handshake fails."""
+        """Wrap the socket in TLS, and close it when the handshake fails: paho leaks it."""
         if self._ssl_context is None:
             raise ssl.SSLError("no TLS context")
         wrapped = self._ssl_context.wrap_socket(tcp_sock, server_hostname=self.host, do_handshake_on_connect=False)
@@ -141,9 +141,9 @@ class MeteredClient(Client):
         return wrapped
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
-        """As paho's, which ends the connection on a reason that it does not know for this packet.
+        """Handle an acknowledgement, keeping the connection on "packet too large".
 
-        mosquitto refuses what exceeds its message_size_limit so.
+        mosquitto refuses so what exceeds its message_size_limit; paho does not know that reason here, and disconnects.
         """
         packet = self._in_packet["packet"]
         if self.protocol == MQTTProtocolVersion.MQTTv5 and len(packet) > 2 and packet[2] == _PACKET_TOO_LARGE:

@@ -71,6 +71,22 @@ def test_the_silence_of_a_device_that_is_asked_for_nothing_is_no_absence() -> No
     assert [left.device for left in inbound.silent(31.0)] == ["a"]
 
 
+def test_the_last_will_of_a_device_that_is_asked_for_nothing_is_told() -> None:
+    """It is drained, so it does not beat; taken in again, it must not be waited for until the deadline."""
+    inbound = Inbound(10.0, 1.0)
+    read(inbound, m.Hello(device="a", session="s"), now=0.0)
+    assert inbound.silent(11.0, excused=["a"]) == []
+    assert isinstance(read(inbound, m.Presence("a", "s", online=False), "presence", now=50.0), DeviceOffline)
+
+
+def test_the_silence_of_a_device_that_is_asked_again_counts_from_then() -> None:
+    inbound = Inbound(10.0, 1.0)
+    inbound.heard("a", 0.0)
+    assert inbound.silent(11.0, excused=["a"]) == []
+    assert inbound.silent(20.0) == []
+    assert [left.device for left in inbound.silent(22.0)] == ["a"]
+
+
 def test_who_is_online_without_a_hello_is_asked_a_few_times() -> None:
     inbound = Inbound(10.0, 1.0)
     assert read(inbound, m.Presence("a", "s", online=True), "presence") is None

@@ -87,6 +87,7 @@ def test_profile_claim_and_record_of_the_old_machine_are_forgotten_but_not_the_o
     play.leave_out("c")
     replace(play, "c")
     blank = v.Device(Hello("c"), online=False, connections=1, left_out="terminal", generation=2, awaited=True)
+    blank = msgspec.structs.replace(blank, previous_session=old.hello.session)
     assert play.state.devices["c"] == blank
     play.take_in("c")
     out = comes(play, "c", samples=90, budget=Budget(memory_bytes=5))
@@ -95,6 +96,22 @@ def test_profile_claim_and_record_of_the_old_machine_are_forgotten_but_not_the_o
     assert not [one for one in of(EventRow, out) if one.kind == "warning"], "more samples than the old one's"
     (candidate,) = play.plans[-1].candidates
     assert (candidate.budget.memory_bytes, candidate.factors, candidate.arrival) == (5, {}, "joining")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_old_machine_is_not_taken_for_the_new_one_while_the_broker_lets_it_in(times: int) -> None:
+    """A broker elsewhere may read its files later than its reload command returns; a hello may wait in its queue."""
+    play = of_three()
+    comes(play, "c", 1, session="old")
+    for generation in range(2, 2 + times):
+        replace(play, "c", generation)
+    out = comes(play, "c", 1 + times, session="old")
+    assert not out
+    assert play.state.devices["c"].awaited
+    assert not play.state.devices["c"].online
+    comes(play, "c", 1 + times, samples=900)
+    device = play.state.devices["c"]
+    assert (device.awaited, device.claim.samples, device.warned) == (False, {"": 900}, ())
 
 
 def test_a_replacement_is_told_once_and_outlives_a_restart() -> None:

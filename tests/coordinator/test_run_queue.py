@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import socket
@@ -9,17 +11,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from test_coordinator_cli import coordinator, run_file
 
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.queue import _begun, add, execute_queue
 from coordinator.runtime.queue_file import QUEUE, Entry, Queue, cancelled, edit, read, reordered, taken
+from coordinator.runtime.start import RunOptions, planned
 from edgefl.cli.main import main
 from edgefl.console import INTERRUPTED
-from edgefl.errors import BrokerError, ConfigError, ControlError, StoreError
-from edgefl.storage.disk import hold_directory
+from edgefl.errors import BrokerError, ConfigError, ControlError, EdgeFLError, StoreError
+from edgefl.run_records import RunReport
+from edgefl.storage.disk import hold_directory, store_errors
 
 __all__ = ["run_file"]
 FULL = Queue(
@@ -64,8 +71,153 @@ def test_a_waiting_run_is_moved_among_those_that_wait() -> None:
 )
 def test_what_does_not_wait_is_not_cancelled(run: str, text: str, remedy: str) -> None:
     with pytest.raises(ControlError, match=text) as refused:
-        cancelled(taken(FULL), run)
+        cancelled(taken(FULL), run, live=True)
     assert remedy in refused.value.remedy
+
+
+def test_an_interrupted_run_is_cancelled_where_no_coordinator_works(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    edit(tmp_path, lambda _: taken(FULL))
+    with hold_directory(tmp_path / QUEUE):
+        assert edgefl("runs", "cancel", "b", "--runs", str(tmp_path)) == ControlError.exit_code
+    assert "`edgefl runs stop b` ends it" in " ".join(capfd.readouterr().err.split())
+    assert edgefl("runs", "cancel", "b", "--runs", str(tmp_path)) == 0
+    assert order(taken(read(tmp_path))) == "a:done b:cancelled c:running day-1:waiting day-2:waiting"
+    with pytest.raises(ControlError, match="it is done"):
+        cancelled(FULL, "a", live=False)
+
+
+def test_what_another_terminal_cancels_meanwhile_is_not_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(tmp_path, lambda _: FULL)
+
+    def late(runs: Path, change: Callable[[Queue], Queue]) -> Queue:
+        edit(runs, lambda queue: cancelled(queue, "c", live=True))
+        return edit(runs, change)
+
+    monkeypatch.setattr("edgefl.cli.queue.edit", late)
+    assert edgefl("runs", "cancel", "b", "--runs", str(tmp_path)) == 0
+    assert capfd.readouterr().out.startswith("b is cancelled\n")
+
+
+def broken(directory: Path, how: str) -> EdgeFLError:
+    """What a run's own directory, or what all runs share, raises."""
+    try:
+        if how == "damaged":
+            (directory / "ledger.sqlite").write_bytes(b"no ledger" * 200)
+            Ledger(directory / "ledger.sqlite").close()
+        elif how == "held":
+            with hold_directory(directory), hold_directory(directory):
+                pass
+        elif how == "identity":
+            with (
+                hold_directory(directory.parent / "fleet", by=str(directory)),
+                hold_directory(directory.parent / "fleet"),
+            ):
+                pass
+        else:
+            with store_errors("write", directory / "events.jsonl"):
+                raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
+    except StoreError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("how", "statuses"),
+    [
+        ("damaged", ["failed", "done"]),
+        ("held", ["failed", "done"]),
+        ("ENOENT", ["failed", "done"]),
+        ("ENOSPC", ["running", "waiting"]),
+        ("EROFS", ["running", "waiting"]),
+        ("identity", ["running", "waiting"]),
+    ],
+)
+def test_what_is_one_runs_own_fault_does_not_keep_the_next_from_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, statuses: list[str]
+) -> None:
+    (tmp_path / "a-1").mkdir()
+    error = broken(tmp_path / "a-1", how)
+
+    def execute(options: RunOptions, emit: object, say: object) -> object:
+        if options.resume == "a-1":
+            raise error
+        return RunReport(run=options.resume, status="done")
+
+    edit(tmp_path, lambda _: Queue("mqtt://127.0.0.1:1", (Entry("a-1", "a.yaml"), Entry("b-1", "b.yaml"))))
+    monkeypatch.setattr("coordinator.runtime.queue.execute", execute)
+    options, quiet = RunOptions(resume=QUEUE, directory=tmp_path), (lambda text: None)
+    with contextlib.suppress(StoreError):
+        execute_queue([], options, contextlib.nullcontext, quiet, quiet)
+    assert [entry.status for entry in read(tmp_path).entries] == statuses
+
+
+def test_a_defect_is_told_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(*_: object) -> object:
+        raise ZeroDivisionError("a defect")
+
+    edit(tmp_path, lambda _: Queue("mqtt://127.0.0.1:1", (Entry("a-1", "a.yaml"),)))
+    monkeypatch.setattr("coordinator.runtime.queue.execute", execute)
+    said = list[str]()
+    options = RunOptions(resume=QUEUE, directory=tmp_path)
+    assert execute_queue([], options, contextlib.nullcontext, said.append, lambda text: None) == 1
+    assert "ZeroDivisionError: a defect" in read(tmp_path).entries[0].error
+    assert "Traceback" in "".join(said)
+
+
+def test_a_run_that_is_added_while_a_new_queue_is_admitted_is_kept(
+    tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[int]()
+
+    def slow(options: RunOptions, say: Callable[[str], None]) -> object:
+        calls.append(1)
+        if len(calls) == 1:
+            add(str(run_file), RunOptions(directory=tmp_path))
+        return planned(options, say)
+
+    monkeypatch.setattr("coordinator.runtime.queue.planned", slow)
+    edit(tmp_path, lambda _: Queue("auto", (Entry("old", "old.yaml", "done"),)))
+    queue = _begun([str(run_file), str(run_file)], RunOptions(directory=tmp_path), lambda text: None)
+    assert len(queue.of("waiting")) == 3
+    assert not queue.of("done")
+    assert {entry.run for entry in queue.entries} == {path.name for path in tmp_path.glob("*-*")}
+
+
+def test_run_files_given_beside_resume_are_used_or_told(tmp_path: Path, run_file: Path) -> None:
+    other, said = tmp_path / "other.yaml", list[str]()
+    other.write_text(run_file.read_text())
+    options = RunOptions(resume=QUEUE, directory=tmp_path / "runs")
+    first = _begun([str(run_file)], options, said.append)
+    assert _begun([str(run_file)], options, said.append) == first
+    assert not said, "a unit that is started again"
+    assert _begun([str(other)], options, said.append) == first
+    assert f"{other} is not used" in said[0]
+    ended = edit(options.directory, lambda queue: queue.noted(queue.entries[0].run, status="done"))
+    assert _begun([str(run_file)], options, said.append) == ended, "a unit after a reboot"
+    assert f"{run_file} is not used" in said[1]
+    assert "edgefl runs add" in said[1]
+    fresh = _begun([str(other), str(run_file)], options, said.append)
+    assert [entry.file for entry in fresh.of("waiting")] == [str(other), str(run_file)]
+    assert len(said) == 2
+
+
+def test_a_signal_before_the_first_run_tells_the_way_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def admitted(*_: object, **__: object) -> Queue:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5.0)
+        raise AssertionError
+
+    monkeypatch.setattr("coordinator.runtime.queue._admitted", admitted)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="--resume queue"):
+            execute_queue(["a.yaml"], RunOptions(directory=tmp_path), contextlib.nullcontext, str, str)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_edits_of_several_programs_are_all_kept_and_whole(tmp_path: Path) -> None:
@@ -80,9 +232,10 @@ def test_edits_of_several_programs_are_all_kept_and_whole(tmp_path: Path) -> Non
         thread.join()
     assert {entry.run for entry in read(tmp_path).entries} == {str(n) for n in range(12)}
     assert (tmp_path / QUEUE / "queue.json").stat().st_mode & 0o777 == 0o600
-    (tmp_path / QUEUE / "queue.json").write_text('{"entries": [{}]}')
-    with pytest.raises(StoreError, match=r"queue\.json is damaged"):
-        read(tmp_path)
+    for damaged in (b'{"entries": [{}]}', b'{"broker": "\xff"}'):
+        (tmp_path / QUEUE / "queue.json").write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"queue\.json is damaged"):
+            read(tmp_path)
 
 
 def test_all_run_files_are_checked_before_the_first_begins(tmp_path: Path, run_file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -17,10 +18,10 @@ from typer.testing import CliRunner
 
 from benchmarks.network.echo_agents import InlineEcho
 from coordinator.cli import app
-from coordinator.runtime.fleet_auth import serve
+from coordinator.runtime.fleet_auth import Guard, serve
 from device_agent.device_checks import reach
 from device_agent.runtime.connect import Options, make_agent
-from edgefl.errors import BrokerError, IdentityError, ProtocolError
+from edgefl.errors import BrokerError, IdentityError, ProtocolError, StoreError
 from edgefl.identity.device import Credentials, learn_addresses
 from edgefl.identity.fleet import Fleet, fleet_broker
 from edgefl.identity.hosts import add_host, remove_host
@@ -202,6 +203,58 @@ def test_a_client_dials_the_next_address_at_its_first_connection_too(
     run(scene())
 
 
+def test_addresses_that_cannot_be_written_are_told_and_tried_again(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrolled(fleet, "cam", tmp_path / "cam")
+    told, message = Told(), Addresses((url(fleet, OLD), url(fleet, NEW)), 1)
+
+    def full(path: Path, data: bytes) -> None:
+        raise StoreError(f"cannot write {path}: No space left on device")
+
+    async def scene() -> None:
+        agent = an_agent(fleet, tmp_path / "cam", told)
+        with monkeypatch.context() as disk:
+            disk.setattr("edgefl.identity.device.write_private", full)
+            agent._learn(message)
+        (warning,) = told.of("warning")
+        assert "No space left" in warning["text"]
+        assert not told.of("addresses")
+        agent._learn(message)
+        assert told.of("addresses")
+
+    run(scene())
+    assert saved(tmp_path / "cam")["others"] == [url(fleet, NEW)]
+
+
+def test_a_fleet_from_a_backup_is_believed_by_its_devices(fleet: Fleet, tmp_path: Path) -> None:
+    """Changes that the backup does not know of must not make its next one older than theirs."""
+    own, copy = enrolled(fleet, "cam", tmp_path / "cam"), tmp_path / "copy"
+    shutil.copytree(fleet.directory, copy)
+    for count, host in enumerate(("a.example", "b.example")):
+        add_host(fleet, host, 1e9 + count)
+    assert learn_addresses(own, fleet.urls, fleet.record.revision)
+    restored = Fleet(copy)
+    add_host(restored, NEW, 1e9 + 60)
+    assert learn_addresses(own, restored.urls, restored.record.revision)
+    for _ in range(2):  # the clock stands, or was set back: still newer
+        before = restored.record.revision
+        (remove_host if NEW in restored.record.hosts else add_host)(restored, NEW, 5.0)
+        assert restored.record.revision > before
+
+
+def test_names_of_the_start_are_told_as_well(tmp_path: Path) -> None:
+    fleet = a_fleet(tmp_path / "two", hosts=(OLD, NEW))
+    own = enrolled(fleet, "cam", tmp_path / "cam")
+    guard, posts, cam = Guard(fleet), list[Any](), topics.Topic("up", "cam", "")
+    guard.start(lambda name, message: posts.append(message))
+    guard.takes(cam)
+    guard.takes(cam)
+    (message,) = posts
+    assert learn_addresses(own, message.urls, message.revision)
+    assert own.record.others == (url(fleet, NEW),)
+
+
 @needs_mosquitto
 def test_a_name_that_was_taken_away_is_refused_by_its_devices(fleet: Fleet, tmp_path: Path, names: set[str]) -> None:
     own = enrolled(fleet, "cam", tmp_path / "cam")
@@ -227,6 +280,11 @@ def test_names_that_cannot_be_added_or_taken_are_told_with_the_way_out(fleet: Fl
         (add_host, "new.example:8883", "neither a host name nor"),
         (add_host, "", "neither a host name nor"),
         (add_host, "a b", "neither a host name nor"),
+        (add_host, "a..b", "neither a host name nor"),
+        (add_host, "x" * 70 + ".example", "neither a host name nor"),
+        (add_host, "999.1.1.1", "neither a host name nor"),
+        (add_host, "fe80::1%eth0", "neither a host name nor"),
+        (add_host, "Old.Example", "already"),
         (remove_host, NEW, "none of the server's names"),
         (remove_host, OLD, "the only name"),
     ]
@@ -237,9 +295,17 @@ def test_names_that_cannot_be_added_or_taken_are_told_with_the_way_out(fleet: Fl
         (fleet.directory / "fleet.json").read_bytes(),
         (fleet.directory / "broker" / "server.pem").read_bytes(),
     )
+    with pytest.raises(IdentityError, match="8 names and addresses at most"):
+        a_fleet(tmp_path / "ten", hosts=tuple(f"h{number}.example" for number in range(10)))
+    with pytest.raises(IdentityError, match="neither a host name nor"):
+        a_fleet(tmp_path / "odd", hosts=(OLD, "a..b"))
+    assert not (tmp_path / "ten").exists()
     far = a_fleet(tmp_path / "far", broker="mqtts://broker.example:8883")
     with pytest.raises(IdentityError, match="know no other address"):
         add_host(far, NEW, time.time())
+    both = a_fleet(tmp_path / "both", broker="mqtts://broker.example:8883", hosts=(OLD, NEW))
+    with pytest.raises(IdentityError, match="know no other address"):
+        remove_host(both, NEW, time.time())
 
 
 def test_the_commands_show_what_they_did(fleet: Fleet) -> None:

@@ -233,6 +233,16 @@ def test_a_damaged_list_of_devices_shuts_nobody_in_or_out(fleet: Fleet, tmp_path
     assert guard.dropped == {"revoked": 1}
 
 
+def test_records_that_are_no_text_are_damaged(fleet: Fleet, tmp_path: Path) -> None:
+    own = enrolled(fleet, "cam", tmp_path / "cam")
+    (own.directory / "device.json").write_bytes(b'{"fleet": "\xff"}')
+    with pytest.raises(IdentityError, match=r"device\.json is damaged"):
+        device.Credentials(tmp_path / "cam")
+    (fleet.directory / "devices.json").write_bytes(b'{"\xff": {}}')
+    with pytest.raises(StoreError, match=r"devices\.json is damaged"):
+        fleet.devices()
+
+
 def test_a_reload_command_is_run_and_its_failure_told(tmp_path: Path, fleet: Fleet) -> None:
     done = tmp_path / "done"
     good = a_fleet(tmp_path / "good", reload=("touch", str(done)))
@@ -374,7 +384,7 @@ def test_a_renewed_certificate_is_shown_at_the_next_connection(fleet: Fleet, tmp
 def test_who_is_waited_for_gets_its_answer_before_the_coordinator_goes(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*asked: Any) -> bytes | None:
+    def slow(*asked: Any) -> enrolling.Answered | None:
         answer = enrolling.answer_request(*asked)  # from here on the device stands in the fleet's record
         time.sleep(1.0)
         return answer

@@ -8,17 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
-from identity_fixture import a_fleet, enrolled
+from identity_fixture import Asked, a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted, run, until
 from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.runtime.fleet_auth import serve
 from device_agent.enroll import enroll
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, StoreError
 from edgefl.identity import token as t
 from edgefl.identity.fleet import Fleet
 from edgefl.identity.issued_tokens import issue_tokens
+from edgefl.identity.keys import write_private
 
 needs_mosquitto = pytest.mark.skipif(not mosquitto_wanted(), reason="mosquitto is not installed")
 
@@ -63,6 +64,48 @@ def test_each_line_at_fault_is_named_and_nothing_is_written(fleet: Fleet, tmp_pa
     assert "line 3, name: device 'cam 02' is not a valid name" in caught.value.message
     assert tokens_of(fleet) == before
     assert [path.name for path in (tmp_path / "tokens").iterdir()] == ["cam-05.token"]
+
+
+def test_a_directory_that_is_there_keeps_its_permissions(fleet: Fleet, tmp_path: Path) -> None:
+    out = tmp_path / "shared"
+    out.mkdir()
+    out.chmod(0o755)
+    (path,) = issue_tokens(fleet, listed(tmp_path, "cam"), out, time.time())
+    assert (stat.S_IMODE(out.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o755, 0o600)
+
+
+def test_after_a_full_disk_the_same_command_does_it(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = listed(tmp_path, "a\nb\nc"), tmp_path / "out"
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "b.token":
+            raise StoreError(f"cannot write {path}: No space left on device")
+        write_private(path, data)
+
+    with monkeypatch.context() as disk:
+        disk.setattr("edgefl.identity.issued_tokens.write_private", full)
+        with pytest.raises(StoreError, match="No space"):
+            issue_tokens(fleet, file, out, time.time())
+    assert not list(out.iterdir())
+    files = issue_tokens(fleet, file, out, time.time())
+    assert len(tokens_of(fleet)) == 3, "those without a file have ended"
+    for path in files:
+        assert Asked(path.read_text()).answered(fleet).certificate
+    fleet_again = a_fleet(tmp_path / "again")
+    with pytest.raises(ConfigError, match="is there already") as caught:  # after kill -9, say
+        issue_tokens(fleet_again, file, out, time.time())
+    assert "name another --out" in str(caught.value.remedy)
+
+
+def test_lines_are_counted_past_quoted_ones_and_an_endless_field_is_told(fleet: Fleet, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        issue_tokens(fleet, listed(tmp_path, 'name,place\ncam,"hall,\nleft"\ncam!\n'), tmp_path / "o", time.time())
+    assert [problem.line for problem in caught.value.problems] == [4]
+    with pytest.raises(ConfigError, match="field larger") as caught:
+        issue_tokens(fleet, listed(tmp_path, "cam\n" + "x" * 140000), tmp_path / "o", time.time())
+    assert [problem.line for problem in caught.value.problems] == [2]
 
 
 @pytest.mark.parametrize("text", ["", "name\n", "# nothing\n\n"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography import x509
 from identity_fixture import FLEET, Asked, Attackers, a_fleet, denied, enrolled
@@ -16,6 +18,7 @@ from coordinator.core.state import Device
 from coordinator.runtime.fleet_auth import Guard, serve
 from device_agent.enroll import enroll
 from edgefl.errors import BrokerUnreachableError, IdentityError
+from edgefl.identity import token as t
 from edgefl.identity.acl import emqx_acl, rules
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, fleet_broker
@@ -57,6 +60,12 @@ def test_the_old_machine_goes_on_until_the_new_one_enrols_and_is_refused_from_th
             await heard.arrived(1)
             serving = asyncio.ensure_future(serve(fleet, told.append, until="cam", limit_s=20.0))
             await until(lambda: any("answering" in line for line in told))
+            hidden = (fleet.directory / "broker" / "mosquitto.pid").rename(tmp_path / "hidden")
+            refused = await fails(enroll(text, tmp_path / "new", tmp_path, 5.0, lambda line: None))
+            hidden.rename(fleet.directory / "broker" / "mosquitto.pid")
+            assert isinstance(refused, IdentityError)
+            assert "no broker runs on the server" in refused.message
+            assert "use this one again" in refused.remedy
             state = await enroll(text, tmp_path / "new", tmp_path, 5.0, lambda line: None)
             await serving
             new = Credentials(state)
@@ -154,6 +163,80 @@ def test_without_a_broker_that_shuts_the_old_machine_out_the_new_one_is_not_let_
     assert '"reload"' in str(caught.value.remedy)
 
 
+def test_a_revocation_ends_the_open_token_of_the_name_and_no_other(fleet: Fleet, tmp_path: Path) -> None:
+    enrolled(fleet, "cam", tmp_path / "cam")
+    text, others = issue_token(fleet, "cam", time.time(), replace=True), issue_token(fleet, "mic", time.time())
+    run(revoke(fleet, "cam", time.time()))
+    with pytest.raises(AssertionError):
+        Asked(text).answered(fleet)
+    assert fleet.revoked() == {"cam"}
+    assert Asked(others).answered(fleet).certificate
+
+
+@needs_mosquitto
+def test_a_reload_that_acts_and_then_fails_is_taken_back_at_the_broker(fleet: Fleet, tmp_path: Path) -> None:
+    old = enrolled(fleet, "cam", tmp_path / "cam")
+
+    async def scene() -> None:
+        async with fleet_broker(fleet), Attackers(fleet) as at:
+            own, _ = await at.device(old)
+            asked = Asked(issue_token(fleet, "cam", time.time(), replace=True))
+            pid = (fleet.directory / "broker" / "mosquitto.pid").read_text().strip()
+            command = ("sh", "-c", f"kill -HUP {pid}; sleep 0.5; exit 3")
+            fleet.record = msgspec.structs.replace(fleet.record, reload=command)
+            assert "ended with 3" in (await asyncio.to_thread(asked.answered, fleet)).refusal
+            assert fleet.devices()["cam"].generation == 1
+            assert not await denied(own, UP, b"the old one keeps the name")
+
+    run(scene(), 30)
+
+
+@pytest.mark.parametrize("refusal", [PermissionError(1, "Operation not permitted"), ProcessLookupError(3, "No such")])
+def test_a_broker_that_cannot_be_told_keeps_the_old_machine(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: OSError
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise refusal
+
+    enrolled(fleet, "cam", tmp_path / "cam")
+    before, rules_before = fleet.devices(), written(fleet)
+    monkeypatch.setattr("edgefl.identity.membership.running", lambda file: 77)
+    monkeypatch.setattr(os, "kill", kill)
+    asked = Asked(issue_token(fleet, "cam", time.time(), replace=True))
+    assert "process 77" in asked.answered(fleet).refusal
+    assert (fleet.devices(), written(fleet)) == (before, rules_before)
+    assert "process 77" in run(revoke(fleet, "cam", time.time())).trouble
+
+
+def test_many_enrolments_at_once_are_told_and_cut_once_each(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, cut, told = ["cam-1", "cam-2", "cam-3"], list[str](), list[str]()
+
+    async def drop(fleet: Fleet, client_id: str) -> str:
+        cut.append(client_id)
+        return ""
+
+    monkeypatch.setattr("edgefl.identity.membership.reload_broker", lambda fleet: True)
+    monkeypatch.setattr("coordinator.runtime.fleet_auth.drop", drop)
+    old = [enrolled(fleet, name, tmp_path / name).record.client_id for name in names]
+    asked = [Asked(issue_token(fleet, name, time.time(), replace=True)) for name in names]
+    asked.append(Asked(issue_token(fleet, "new", time.time())))
+
+    async def scene() -> None:
+        guard = Guard(fleet)
+        guard.start(lambda device, message: None, told.append)
+        for one in asked:
+            guard._enroll(one.client, t.encode(one.request))
+        await guard.answered()
+        guard._enroll(asked[0].client, t.encode(asked[0].request))  # the answer was lost
+        await guard.answered()
+
+    run(scene())
+    assert sorted(told) == [f"device {name} has enrolled" for name in (*names, "new")]
+    assert sorted(cut) == sorted(old)
+
+
 @needs_mosquitto
 def test_of_two_tokens_for_one_name_the_second_ends_the_first(fleet: Fleet, tmp_path: Path) -> None:
     enrolled(fleet, "cam", tmp_path / "cam")
@@ -178,6 +261,11 @@ def test_names_that_cannot_be_taken_over_are_told_with_the_way_out(fleet: Fleet,
     assert "Enrolled are: " in str(caught.value.remedy)
     with pytest.raises(IdentityError, match="61 characters"):
         issue_token(fleet, "c" * 61, time.time(), replace=True)
+    with fleet.changing() as devices:
+        devices["cam"] = msgspec.structs.replace(devices["cam"], enrolled=(1.0,) * 999)
+    with pytest.raises(IdentityError, match="999 machines") as caught:
+        issue_token(fleet, "cam", time.time(), replace=True)
+    assert "another name" in str(caught.value.remedy)
     with pytest.raises(IdentityError, match="enrolled already") as caught:
         issue_token(fleet, "cam", time.time())
     assert "--replace" in str(caught.value.remedy)
