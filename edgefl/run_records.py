@@ -137,6 +137,7 @@ class RunReport(msgspec.Struct, frozen=True):
     config: dict[str, Any] = {}
     part_bytes: dict[str, int] = {}  # part -> bytes of its parameters and buffers
     stages: tuple[dict[str, Any], ...] = ()
+    groups: dict[str, tuple[str, ...]] = {}  # group -> devices, as they were when the run was made
     devices: tuple[DeviceRow, ...] = ()
     sightings: tuple[SightingRow, ...] = ()
     rounds: tuple[RoundRow, ...] = ()

@@ -10,6 +10,8 @@ import typer
 
 from edgefl.api.runs import RUNS, NotBegunError, find_run, read_run, run_directories
 from edgefl.cli.options import Format, RunsOption, show
+from edgefl.errors import ConfigError, Problem
+from edgefl.groups import group_of, groups_of
 from edgefl.records import FIGURES
 from edgefl.run_records import RunReport
 
@@ -45,6 +47,7 @@ def devices_command(
         Literal["device", "state", "seen", "release", "identity"],
         typer.Option("--sort", help="Order: by name, state, last seen first, release, or certificate that ends first."),
     ] = "device",
+    group: Annotated[str, typer.Option(metavar="GROUP", help="Only devices of this group.")] = "",
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Show the devices of a run and its fleet: state and spending.
@@ -57,7 +60,7 @@ def devices_command(
 
     `edgefl devices drop RUN DEVICE` leaves a device out of a run that is going on: it is asked for nothing more, and
     the open round does without it. `edgefl devices restore RUN DEVICE` takes it in again. Exit code 22: the run is not
-    running, or knows no such device.
+    running, or knows no such device. Both take group:NAME for all of the run's devices in that group.
 
     `edgefl devices revoke NAME` shuts a device out of its fleet, at once and for good: its certificate goes on the list
     of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it. Another
@@ -85,12 +88,15 @@ def devices_command(
     from edgefl.cli.control import standing
     from edgefl.report import bills, presence, resources, rounds
 
-    enrolled = _enrolled(place)
+    group = group_of(group) or group
+    enrolled = _enrolled(place, group)
+    if not run and group and identity is not None:
+        _of_fleet(place, group)
     if not run and (identity is not None or ((place / "fleet.json").is_file() and not run_directories(runs))):
         _between_runs(place, enrolled, sort, format)
         return
     found = [find_run(run or "latest", runs)]
-    report, now = _report(found[0]), time.time()
+    report, now = _of_group(_report(found[0]), group), time.time()
     status = standing(found[0]) if report.status == "running" else {}
     known = status.get("devices", {})
     live = {
@@ -104,6 +110,7 @@ def devices_command(
         )
         for device, one in known.items()
     }
+    live = {device: one for device, one in live.items() if not group or device in report.groups[group]}
     there = presence.presences(report, enrolled, now, sort, live)
     rows = resources.by_device(report)
     body = [
@@ -155,18 +162,43 @@ def _report(directory: Path) -> RunReport:
         return RunReport(run=directory.name, status="joining")
 
 
-def _enrolled(directory: Path) -> dict[str, Enrolled]:
-    """Devices of the fleet whose identity is there, by name; none where there is none."""
+def _of_group(report: RunReport, group: str) -> RunReport:
+    """The report with the devices of a group, as the run has it; with all for "". Raises ConfigError."""
+    from edgefl.report.resources import of_devices
+
+    if group and group not in report.groups:
+        raise _no_group(group, f"run {report.run}", report.groups)
+    return of_devices(report, report.groups[group]) if group else report
+
+
+def _of_fleet(directory: Path, group: str) -> None:
+    """Raises ConfigError where the fleet has no such group."""
+    from edgefl.identity.fleet import Fleet
+
+    if group not in (groups := Fleet(directory).groups()):
+        raise _no_group(group, f"the fleet in {directory}", groups)
+
+
+def _no_group(group: str, where: str, groups: Mapping[str, object]) -> ConfigError:
+    text = f"{where} has no group {group!r}; it has: {', '.join(groups) or 'none'}"
+    way = "`edgefl-coordinator group add` makes one; a run has the groups that were there when it was made."
+    return ConfigError(where, [Problem("--group", text)], remedy=way)
+
+
+def _enrolled(directory: Path, group: str) -> dict[str, Enrolled]:
+    """Devices of the fleet whose identity is there, by name, all or of a group; none where there is none."""
     from edgefl.report.presence import Enrolled
 
     if not (directory / "fleet.json").is_file():
         return {}
     from edgefl.identity.fleet import Fleet
 
-    known = Fleet(directory).devices()
+    fleet = Fleet(directory)
+    known, groups = fleet.devices(), fleet.groups()
     return {
-        name: Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since)
+        name: Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since, groups_of(name, groups))
         for name, one in known.items()
+        if not group or name in groups.get(group, ())
     }
 
 

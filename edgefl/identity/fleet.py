@@ -7,6 +7,7 @@ Layout (all of it for its owner alone)::
     signing.key      seed of the Ed25519 key that signs the coordinator's messages
     coordinator.pem  the coordinator's certificate and key
     devices.json     every device that was ever enrolled
+    groups.json      groups of devices, if there are any
     tokens/          records by which issued tokens are recognised
     broker/          files of the broker: configuration, access rules, certificates, list of revoked ones
 """
@@ -135,6 +136,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 Devices = dict[str, Device]
+Groups = dict[str, tuple[str, ...]]
 
 
 class Fleet:
@@ -189,6 +191,15 @@ class Fleet:
     def devices(self) -> Devices:
         """Every device that was ever enrolled, by name."""
         return self._decode("devices.json", Devices)
+
+    def groups(self) -> Groups:
+        """Group -> names of its devices; some may not have enrolled yet."""
+        return self._decode("groups.json", Groups) if (self.directory / "groups.json").exists() else {}
+
+    def write_groups(self, groups: Groups) -> None:
+        """Put these groups, without empty ones, in place; within ``changing``."""
+        kept = {group: tuple(sorted(set(groups[group]))) for group in sorted(groups) if groups[group]}
+        write_private(self.directory / "groups.json", msgspec.json.format(msgspec.json.encode(kept)))
 
     def revoked(self) -> frozenset[str]:
         """Names of the revoked devices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import secrets
@@ -58,11 +59,13 @@ def issue_tokens(
 
     Raises ConfigError with the line of every name at fault, StoreError.
     """
-    listed, problems, seen = list(_names(file)), list[Problem](), dict[str, int]()
+    listed, problems, seen = list(_listed(file)), list[Problem](), dict[str, int]()
     with fleet.changing() as devices:
-        for line, name in listed:
+        for line, name, groups in listed:
             try:
                 check_issuable(fleet, devices, name, replace=replace)
+                for group in groups:
+                    check_name("group", group)
                 if name in seen:
                     raise IdentityError(f"{name!r} is on line {seen[name]} already")
                 if _token_file(out, name).exists():
@@ -76,8 +79,13 @@ def issue_tokens(
             remedy = "No token was made. Mend these lines; for machines of names in use, give a list with --replace."
             raise ConfigError(str(file), problems, remedy=remedy)
         make_private_directory(out)
-        names = [name for _, name in listed]
+        names = [name for _, name, _ in listed]
         texts = _issue(fleet, devices, names, now, life_s, replace=replace)
+        if any(groups for _, _, groups in listed):
+            known = fleet.groups()
+            for _, name, groups in listed:
+                known |= {group: (*known.get(group, ()), name) for group in groups}
+            fleet.write_groups(known)
     files = [_token_file(out, name) for name in names]
     for path, text in zip(files, texts, strict=True):
         write_private(path, f"{text}\n".encode())
@@ -88,14 +96,20 @@ def _token_file(out: Path, name: str) -> Path:
     return out / f"{name}.token"
 
 
-def _names(file: Path) -> Iterator[tuple[int, str]]:
-    """Line number and name of each line's first column; without empty lines, comments and a header ``name``."""
+def _listed(file: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Line number, name (first column) and groups of each line; without empty lines, comments and a header ``name``.
+
+    Groups are in the column that the header calls ``groups``, one beside the other by spaces or semicolons.
+    """
     with store_errors("read", file):
         text = file.read_text(encoding="utf-8-sig", errors="replace")
+    column = -1
     for count, row in enumerate(csv.reader(text.splitlines()), start=1):
         name = row[0].strip() if row else ""
-        if name and not name.startswith("#") and not (count == 1 and name.lower() == "name"):
-            yield count, name
+        if count == 1 and name.lower() == "name":
+            column = next((i for i, head in enumerate(row) if head.strip().lower() == "groups"), -1)
+        elif name and not name.startswith("#"):
+            yield count, name, row[column].replace(";", " ").split() if 0 < column < len(row) else []
 
 
 def _issue(
@@ -120,6 +134,16 @@ def _issue(
         token = t.Token(1, fleet.record.fleet, name, fleet.enroll_url, secret, fleet.authority_der)
         texts.append(t.encode_token(token))
     return texts
+
+
+def awaited(fleet: Fleet) -> frozenset[str]:
+    """Names that unused tokens are for. A damaged record of one is left out."""
+    names = set[str]()
+    for path in (fleet.directory / "tokens").glob("enroll-*"):
+        with contextlib.suppress(IdentityError):
+            issued = issued_in(path)
+            names |= {issued.name} if issued.answer is None else set()
+    return frozenset(names)
 
 
 def is_expected(fleet: Fleet, client: str) -> bool:

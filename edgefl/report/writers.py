@@ -129,6 +129,7 @@ def print_report(report: RunReport, console: Console, *, verbose: bool = False) 
         console.print(Text(text, style="red" if report.status == "failed" else "yellow"))
     if not verbose:
         grids = [quality.evaluation(report), *with_rows(quality.personal(report)), bills.brief_bill(report)]
+        grids += with_rows(bills.group_totals(report))
         print_grids(grids, console, brief=True)
         return
     grids = [
@@ -137,6 +138,7 @@ def print_report(report: RunReport, console: Console, *, verbose: bool = False) 
         *with_rows(*quality.grids(report)),
         bills.device_bill(report),
         bills.stage_bill(report),
+        *with_rows(bills.group_totals(report)),
         time_table.seconds_of_devices(report),
         decisions.refusals(report),
         *with_rows(decisions.not_offered(report), decisions.requests(report)),
@@ -181,6 +183,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         fleet_bill=bills.device_bill(report).filled(),
         bills=bills.bills(report),
         unbilled=len(resources.by_device(report)) - len(bills.billed(report)),
+        group_totals=with_rows(bills.group_totals(report)),
         stage_totals=bills.stage_totals(report).filled(),
         seconds=time_table.seconds_of_devices(report),
         refusals=decisions.refusals(report),
