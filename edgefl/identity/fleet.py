@@ -95,6 +95,8 @@ class Device(msgspec.Struct, frozen=True):
 
     ``enrolled``: when each machine of the name enrolled, seconds since the epoch, 0: not on record; a device of an
     earlier release has none on record. ``retired``: serials of replaced machines -> when the last of them ends.
+    ``shown``: its name for people and runs, "" for the one that it enrolled with. ``hosts``: names of the server that
+    it knows, of which all but the one that it enrolled by are its own word.
     """
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
@@ -106,6 +108,8 @@ class Device(msgspec.Struct, frozen=True):
     revoked_at: float | None = None
     enrolled: tuple[float, ...] = ()
     retired: dict[str, float] = {}
+    shown: str = ""
+    hosts: tuple[str, ...] = ()
 
     @property
     def generation(self) -> int:
@@ -121,7 +125,8 @@ class Device(msgspec.Struct, frozen=True):
         """The next machine of the name, without its certificate. Those of the machines before are retired."""
         retired = {serial: until for serial, until in self.retired.items() if until > now}
         retired |= dict.fromkeys(self.serials, self.not_after)
-        return Device(client_id=client_id, enrolled=(*(self.enrolled or (0.0,)), now), retired=retired)
+        enrolled = (*(self.enrolled or (0.0,)), now)
+        return Device(client_id=client_id, enrolled=enrolled, retired=retired, shown=self.shown)
 
     def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
         """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
@@ -137,6 +142,11 @@ class Device(msgspec.Struct, frozen=True):
 
 Devices = dict[str, Device]
 Groups = dict[str, tuple[str, ...]]
+
+
+def id_of(devices: Devices, name: str) -> str:
+    """The name that the device shown as ``name`` enrolled with."""
+    return next((own for own, device in devices.items() if device.shown == name), name)
 
 
 class Fleet:
@@ -192,8 +202,13 @@ class Fleet:
         """Every device that was ever enrolled, by name."""
         return self._decode("devices.json", Devices)
 
+    def shown(self, devices: Devices | None = None) -> dict[str, str]:
+        """Name that a device enrolled with -> its shown name."""
+        devices = self.devices() if devices is None else devices
+        return {name: device.shown or name for name, device in devices.items()}
+
     def groups(self) -> Groups:
-        """Group -> names of its devices; some may not have enrolled yet."""
+        """Group -> shown names of its devices; some may not have enrolled yet."""
         return self._decode("groups.json", Groups) if (self.directory / "groups.json").exists() else {}
 
     def write_groups(self, groups: Groups) -> None:
