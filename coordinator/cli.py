@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from coordinator.fleet_commands import enroll_command, enrollments_command, init_command
+from coordinator.fleet_commands import enroll_command, enrollments_command, init_command, rename_command
 from coordinator.group_commands import app as group_app
 from coordinator.host_commands import app as host_app
 from coordinator.options import DEBUG, IDENTITY, say
@@ -142,6 +142,7 @@ app.add_typer(host_app, name="host")
 app.add_typer(group_app, name="group")
 app.command("init")(init_command)
 app.command("enroll")(enroll_command)
+app.command("rename")(rename_command)
 app.command("enrollments")(enrollments_command)
 
 

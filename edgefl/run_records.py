@@ -138,6 +138,7 @@ class RunReport(msgspec.Struct, frozen=True):
     part_bytes: dict[str, int] = {}  # part -> bytes of its parameters and buffers
     stages: tuple[dict[str, Any], ...] = ()
     groups: dict[str, tuple[str, ...]] = {}  # group -> devices, as they were when the run was made
+    names: dict[str, str] = {}  # name that a device enrolled with -> the one that the rows have, of renamed ones
     devices: tuple[DeviceRow, ...] = ()
     sightings: tuple[SightingRow, ...] = ()
     rounds: tuple[RoundRow, ...] = ()

@@ -355,7 +355,9 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
         if options.identity is not None:
             from edgefl.identity.fleet import Fleet
 
-            plan = msgspec.structs.replace(plan, groups=Fleet(options.identity).groups())
+            fleet = Fleet(options.identity)
+            names = {name: shown for name, shown in fleet.shown().items() if shown != name}
+            plan = msgspec.structs.replace(plan, groups=fleet.groups(), names=names)
         if problems := [*filter(None, [untaken(plan, test.samples())]), *ungrouped(plan)]:
             raise ConfigError(file, problems)
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")

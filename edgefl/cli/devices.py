@@ -110,6 +110,7 @@ def devices_command(
         )
         for device, one in known.items()
     }
+    enrolled = _enrolled(place, group, report.names)
     live = {device: one for device, one in live.items() if not group or device in report.groups[group]}
     there = presence.presences(report, enrolled, now, sort, live)
     rows = resources.by_device(report)
@@ -145,7 +146,8 @@ def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], sort: SortB
 
     fleet, trouble, answers = Fleet(directory), "", None
     try:
-        answers = asyncio.run(connected(fleet)) if enrolled else {}
+        shown = fleet.shown()
+        answers = {shown[name]: one for name, one in asyncio.run(connected(fleet)).items()} if enrolled else {}
     except BrokerError as error:
         trouble = f"which of them are connected is not known: {error.message}"
     there = presence.between_runs(enrolled, answers, time.time(), sort)
@@ -185,8 +187,11 @@ def _no_group(group: str, where: str, groups: Mapping[str, object]) -> ConfigErr
     return ConfigError(where, [Problem("--group", text)], remedy=way)
 
 
-def _enrolled(directory: Path, group: str) -> dict[str, Enrolled]:
-    """Devices of the fleet whose identity is there, by name, all or of a group; none where there is none."""
+def _enrolled(directory: Path, group: str, names: Mapping[str, str] | None = None) -> dict[str, Enrolled]:
+    """Devices of the fleet whose identity is there, by name, all or of a group; none where there is none.
+
+    ``names``: of renamed devices, as a run has them; None: as they are now.
+    """
     from edgefl.report.presence import Enrolled
 
     if not (directory / "fleet.json").is_file():
@@ -194,12 +199,13 @@ def _enrolled(directory: Path, group: str) -> dict[str, Enrolled]:
     from edgefl.identity.fleet import Fleet
 
     fleet = Fleet(directory)
-    known, groups = fleet.devices(), fleet.groups()
-    return {
-        name: Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since, groups_of(name, groups))
-        for name, one in known.items()
-        if not group or name in groups.get(group, ())
-    }
+    known, groups, found = fleet.devices(), fleet.groups(), dict[str, Enrolled]()
+    for own, shown in fleet.shown(known).items():
+        name, one = names.get(own, own) if names is not None else shown, known[own]
+        if not group or shown in groups.get(group, ()):
+            in_groups = groups_of(shown, groups)
+            found[name] = Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since, in_groups)
+    return found
 
 
 def _revoke(name: str, identity: Path, form: str) -> None:

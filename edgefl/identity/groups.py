@@ -14,7 +14,7 @@ def add_to_group(fleet: Fleet, group: str, named: Sequence[str]) -> Groups:
     """Put devices into a group, a new one if need be; all groups. Raises IdentityError for a device nobody knows."""
     check_name("group", group)
     with fleet.changing() as devices:
-        known = devices.keys() | awaited(fleet)
+        known = {*fleet.shown(devices).values(), *awaited(fleet)}
         if unknown := sorted(set(named) - known):
             text = f"no device {', '.join(map(repr, unknown))} is enrolled or has a token"
             raise IdentityError(text, remedy=f"There are: {', '.join(sorted(known)[:20]) or 'none'}.")

@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, EdgeFLError, IdentityError, Problem, StoreError
 from edgefl.identity import token as t
-from edgefl.identity.fleet import Devices, Fleet
+from edgefl.identity.fleet import Devices, Fleet, id_of
 from edgefl.identity.keys import make_private_directory, read_private, write_private
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
@@ -48,6 +48,7 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
     ``replace``: another machine takes the name over from the one that has it, which goes on until then.
     """
     with fleet.changing() as devices:
+        name = id_of(devices, name) if replace else name
         check_issuable(fleet, devices, name, replace=replace)
         return _issue(fleet, devices, [name], now, life_s, replace=replace)[0]
 
@@ -61,6 +62,8 @@ def issue_tokens(
     """
     listed, problems, seen = list(_listed(file)), list[Problem](), dict[str, int]()
     with fleet.changing() as devices:
+        if replace:
+            listed = [(line, id_of(devices, name), groups) for line, name, groups in listed]
         for line, name, groups in listed:
             try:
                 check_issuable(fleet, devices, name, replace=replace)
@@ -84,7 +87,8 @@ def issue_tokens(
         if any(groups for _, _, groups in listed):
             known = fleet.groups()
             for _, name, groups in listed:
-                known |= {group: (*known.get(group, ()), name) for group in groups}
+                shown = devices[name].shown or name if name in devices else name
+                known |= {group: (*known.get(group, ()), shown) for group in groups}
             fleet.write_groups(known)
     files = [_token_file(out, name) for name in names]
     for path, text in zip(files, texts, strict=True):
@@ -177,6 +181,8 @@ def check_free(devices: Devices, name: str) -> None:
     if name in devices:
         state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
         raise IdentityError(f"a device {name!r} {state}", remedy="Another machine takes its place by --replace.")
+    if (own := id_of(devices, name)) != name:
+        raise IdentityError(f"{own} is shown as {name!r}", remedy="Choose another name, or rename that one.")
 
 
 def path_of(fleet: Fleet, client: str) -> Path:

@@ -251,6 +251,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     config: dict[str, object] = {}  # the run file as resolved, for the record
     fleet: str = ""  # whose identity the run was started with; "": without one
     groups: dict[str, tuple[str, ...]] = {}  # group -> devices, as they were when the run was made
+    names: dict[str, str] = {}  # name that a device enrolled with -> shown name, of renamed ones, as above
     broker_given: bool = False  # by a URL on the command line, which is not kept: it may hold a password
 
     def takes(self, device: str) -> bool:
