@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgefl.api.runs import RUNS, NotBegunError, find_run, read_run, run_directories
-from edgefl.cli.options import Format, RunsOption, show
+from edgefl.cli.options import RunsOption, show
 from edgefl.errors import ConfigError, Problem
 from edgefl.groups import group_of, groups_of
 from edgefl.records import FIGURES
@@ -25,14 +25,17 @@ def devices_command(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|drop|restore|revoke",
+            metavar="RUN|drop|restore|revoke|upgrade-plan",
             help="A run's id, the beginning of one, or `latest`, the default where no --identity is given; or the word "
-            "drop, restore or revoke.",
+            "drop, restore, revoke or upgrade-plan.",
         ),
     ] = "",
     name: Annotated[
         str,
-        typer.Argument(metavar="RUN|NAME", help="drop, restore: the run. revoke: the device to shut out of its fleet."),
+        typer.Argument(
+            metavar="RUN|NAME|GROUP",
+            help="drop, restore: the run. revoke: the device to shut out of its fleet. upgrade-plan: the group.",
+        ),
     ] = "",
     device: Annotated[str, typer.Argument(help="drop, restore: the device.")] = "",
     runs: RunsOption = RUNS,
@@ -48,7 +51,13 @@ def devices_command(
         typer.Option("--sort", help="Order: by name, state, last seen first, release, or certificate that ends first."),
     ] = "device",
     group: Annotated[str, typer.Option(metavar="GROUP", help="Only devices of this group.")] = "",
-    format: Format = "terminal",  # noqa: A002  # the option's own name
+    to: Annotated[
+        str, typer.Option("--to", metavar="VERSION|WHEEL", help="upgrade-plan: the release, or its wheel.")
+    ] = "",
+    format: Annotated[  # noqa: A002  # the option's own name
+        Literal["terminal", "json", "playbook"],
+        typer.Option("--format", help="How to print; playbook, of upgrade-plan: for Ansible."),
+    ] = "terminal",
 ) -> None:
     """Show the devices of a run and its fleet: state and spending.
 
@@ -66,6 +75,10 @@ def devices_command(
     of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it. Another
     machine gets its name by `edgefl-coordinator enroll --name NAME --replace`.
 
+    `edgefl devices upgrade-plan GROUP --to VERSION` prints commands that bring a group to a release, for you to run:
+    one device first, then the rest, without those that have it, and the way back of each. By --format playbook they are
+    an Ansible playbook. Nothing is sent to a device.
+
     Examples: edgefl devices latest --format json · edgefl devices drop latest cam-01 · edgefl devices --identity fleet
     """
     if run in {"drop", "restore"}:
@@ -78,6 +91,16 @@ def devices_command(
         (control.drop if run == "drop" else control.restore)(name, device, runs, format)
         return
     place = identity or Path("fleet")
+    if (format == "playbook" or to) and run != "upgrade-plan":
+        raise typer.BadParameter("goes with upgrade-plan", param_hint="--to" if to else "--format")
+    if run == "upgrade-plan" and not device:
+        from edgefl.cli.upgrade_plan import upgrade_plan
+
+        if not (name and to):
+            text = "upgrade-plan needs a group and a release: edgefl devices upgrade-plan GROUP --to VERSION"
+            raise typer.BadParameter(text, param_hint="GROUP")
+        upgrade_plan(place, group_of(name) or name, to, runs, format)
+        return
     if run == "revoke" and not device:
         _revoke(name, place, format)
         return
