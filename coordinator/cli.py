@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 
 FILES = typer.Argument(
-    metavar="RUN.yaml…",
+    metavar="RUN.yaml",
     help="Run file or the name of a shipped one; several are executed one after another. Not needed with --resume.",
 )
 BROKER = typer.Option(

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -32,6 +33,7 @@ from edgefl.errors import (
 )
 from edgefl.report.units import public_url
 from edgefl.storage.disk import hold_directory, make_private
+from edgefl.transport.address import parse_url
 
 Say = Callable[[str], None]
 Show = Callable[[], AbstractContextManager[Emit]]
@@ -53,7 +55,7 @@ def execute_queue(files: Sequence[str], options: RunOptions, show: Show, say: Sa
             return 0
         wanted = options.broker or queue.broker
         if not wanted and options.identity is None:
-            text = "name the URL that the queue was started with, where its devices are (EDGEFL_BROKER)"
+            text = "name the URL that the queue was started with (EDGEFL_BROKER): its password is not kept"
             raise ConfigError(QUEUE, [Problem("--broker", text)], remedy="Resume with the options of the start.")
         try:
             with broker_kept(options._replace(broker=wanted or "auto"), runs / QUEUE / "broker", say) as url:
@@ -91,8 +93,14 @@ def _begun(files: Sequence[str], options: RunOptions) -> Queue:
 def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queue:
     """The queue with a run of each file behind it, ``fresh``: alone; nothing is left of them when a file is faulty."""
     entries: list[Entry] = []
-    broker = "" if fresh else read(options.directory).broker
-    given = "://" in options.broker if fresh else not broker and bool(read(options.directory).entries)
+    before = Queue() if fresh else read(options.directory)
+    given = "://" in options.broker if fresh else before.given or (not before.broker and bool(before.entries))
+    broker = before.broker
+    if fresh and given and not parse_url(options.broker).password:
+        broker = options.broker
+    if before.identity:
+        options = options._replace(identity=Path(before.identity))
+    identity = str(options.identity.resolve()) if options.identity is not None else ""
     with contextlib.ExitStack() as undo:
         for file in files:
             with _naming(file):
@@ -105,11 +113,11 @@ def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queu
                 if not given and named not in {"auto", broker or named}:
                     text = f"is {public_url(named)}, and the queue's is {public_url(broker)}: its runs share one"
                     raise ConfigError(file, [Problem("broker", text)], remedy="Name one broker for all: --broker URL.")
-            broker = "" if given else broker or named
+            broker = broker if given else broker or named
             entries.append(Entry(plan.run, file))
 
         def change(queue: Queue) -> Queue:
-            return Queue(broker, (*(() if fresh else queue.entries), *entries))
+            return Queue(broker, (*(() if fresh else queue.entries), *entries), given, identity)
 
         queue = edit(options.directory, change)
         undo.pop_all()
