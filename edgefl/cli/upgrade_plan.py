@@ -107,7 +107,7 @@ def _play(what: str, devices: Sequence[str], wheel: str) -> dict[str, Any]:
 
 
 def upgrade_plan(directory: Path, group: str, to: str, runs: Path, form: str) -> None:
-    """Print the plan for a group of the fleet's devices: what is told of each now, else what its newest run has."""
+    """Print the plan for a group of the fleet's devices, by their releases now, else in their newest run."""
     import asyncio
 
     from edgefl.cli.connected import connected

@@ -95,8 +95,8 @@ class Device(msgspec.Struct, frozen=True):
 
     ``enrolled``: when each machine of the name enrolled, seconds since the epoch, 0: not on record; a device of an
     earlier release has none on record. ``retired``: serials of replaced machines -> when the last of them ends.
-    ``shown``: its name for people and runs, "" for the one that it enrolled with. ``hosts``: names of the server that
-    it knows, of which all but the one that it enrolled by are its own word.
+    ``shown``: its name for people and runs, "" for the one that it enrolled with; ``formerly``: earlier ones.
+    ``hosts``: names of the server that it knows, of which all but the one that it enrolled by are its own word.
     """
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
@@ -109,6 +109,7 @@ class Device(msgspec.Struct, frozen=True):
     enrolled: tuple[float, ...] = ()
     retired: dict[str, float] = {}
     shown: str = ""
+    formerly: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
     @property
@@ -126,7 +127,7 @@ class Device(msgspec.Struct, frozen=True):
         retired = {serial: until for serial, until in self.retired.items() if until > now}
         retired |= dict.fromkeys(self.serials, self.not_after)
         enrolled = (*(self.enrolled or (0.0,)), now)
-        return Device(client_id=client_id, enrolled=enrolled, retired=retired, shown=self.shown)
+        return Device(client_id=client_id, enrolled=enrolled, retired=retired, shown=self.shown, formerly=self.formerly)
 
     def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
         """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
@@ -142,6 +143,12 @@ class Device(msgspec.Struct, frozen=True):
 
 Devices = dict[str, Device]
 Groups = dict[str, tuple[str, ...]]
+
+
+def names_of(devices: Devices, but: str = "") -> set[str]:
+    """All names that devices have and had, of all ``but`` one: a run that goes on may have an earlier one."""
+    others = {own: device for own, device in devices.items() if own != but}
+    return {*others, *(name for one in others.values() for name in (one.shown, *one.formerly) if name)}
 
 
 def id_of(devices: Devices, name: str) -> str:

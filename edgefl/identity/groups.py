@@ -11,7 +11,7 @@ from edgefl.protocol.topics import check_name
 
 
 def add_to_group(fleet: Fleet, group: str, named: Sequence[str]) -> Groups:
-    """Put devices into a group, a new one if need be; all groups. Raises IdentityError for a device nobody knows."""
+    """Put devices into a group, a new one if need be; all groups. Raises IdentityError for an unknown device."""
     check_name("group", group)
     with fleet.changing() as devices:
         known = {*fleet.shown(devices).values(), *awaited(fleet)}

@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, EdgeFLError, IdentityError, Problem, StoreError
 from edgefl.identity import token as t
-from edgefl.identity.fleet import Devices, Fleet, id_of
+from edgefl.identity.fleet import Devices, Fleet, id_of, names_of
 from edgefl.identity.keys import make_private_directory, read_private, write_private
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
@@ -181,8 +181,8 @@ def check_free(devices: Devices, name: str) -> None:
     if name in devices:
         state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
         raise IdentityError(f"a device {name!r} {state}", remedy="Another machine takes its place by --replace.")
-    if (own := id_of(devices, name)) != name:
-        raise IdentityError(f"{own} is shown as {name!r}", remedy="Choose another name, or rename that one.")
+    if name in names_of(devices):
+        raise IdentityError(f"{name!r} is or was a device's shown name", remedy="Choose another name.")
 
 
 def path_of(fleet: Fleet, client: str) -> Path:

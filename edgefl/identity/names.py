@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from edgefl.errors import IdentityError
-from edgefl.identity.fleet import Fleet, id_of
+from edgefl.identity.fleet import Fleet, id_of, names_of
 from edgefl.identity.issued_tokens import awaited
 from edgefl.protocol.topics import COORDINATOR, check_name
 
@@ -18,11 +18,11 @@ def rename(fleet: Fleet, old: str, new: str) -> None:
         if own not in devices:
             there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
             raise IdentityError(f"no device {old!r} is enrolled", remedy=f"Enrolled are: {there}.")
-        others = {name for pair in fleet.shown(devices).items() if pair[0] != own for name in pair}
-        if new in others or new == COORDINATOR or new in awaited(fleet) - {own}:
+        if new in names_of(devices, but=own) or new == COORDINATOR or new in awaited(fleet) - {own}:
             raise IdentityError(f"{new!r} is another's name", remedy="Choose one that nobody has or had.")
         groups = fleet.groups()
         before = devices[own].shown or own
-        devices[own] = replace(devices[own], shown="" if new == own else new)
+        formerly = tuple(dict.fromkeys((*devices[own].formerly, before)))
+        devices[own] = replace(devices[own], shown="" if new == own else new, formerly=formerly)
         if any(before in named for named in groups.values()):
             fleet.write_groups({g: tuple(new if n == before else n for n in named) for g, named in groups.items()})

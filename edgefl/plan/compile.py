@@ -349,7 +349,7 @@ def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
 
 
 def ungrouped(plan: RunPlan) -> list[Problem]:
-    """Problems of groups that nobody has told the run of."""
+    """Problems of unknown and of empty groups."""
     problems = []
     for field in ("eligible", "excluded"):
         for group in unknown_groups(getattr(plan.policy, field), plan.groups):

@@ -74,13 +74,14 @@ def test_plans_commands_and_groups_have_the_new_name(fleet: Fleet, tmp_path: Pat
 
 
 def test_a_name_belongs_to_one_device_for_good(fleet: Fleet) -> None:
-    rename(fleet, "cam-a", "door")
-    for taken in ("cam-a", "door", "coordinator"):
+    rename(fleet, "cam-a", "gate")
+    rename(fleet, "gate", "door")
+    for taken in ("cam-a", "door", "gate", "coordinator"):
         with pytest.raises(IdentityError, match="is another's name"):
             rename(fleet, "cam-b", taken)
     with pytest.raises(IdentityError, match="no device 'cam-9' is enrolled"):
         rename(fleet, "cam-9", "hall")
-    for taken in ("door", "cam-a"):
+    for taken in ("door", "gate", "cam-a"):
         with pytest.raises(IdentityError):
             issue_token(fleet, taken, time.time())
 
