@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from coordinator.fleet_commands import enroll_command, enrollments_command, init_command
+from coordinator.fleet_commands import enroll_command, enrollments_command, init_command, rename_command
+from coordinator.group_commands import app as group_app
 from coordinator.host_commands import app as host_app
 from coordinator.options import DEBUG, IDENTITY, say
 from coordinator.runtime.queue_file import QUEUE
@@ -27,7 +28,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 
 FILES = typer.Argument(
-    metavar="RUN.yaml…",
+    metavar="RUN.yaml",
     help="Run file or the name of a shipped one; several are executed one after another. Not needed with --resume.",
 )
 BROKER = typer.Option(
@@ -138,8 +139,10 @@ def run_command(
 
 
 app.add_typer(host_app, name="host")
+app.add_typer(group_app, name="group")
 app.command("init")(init_command)
 app.command("enroll")(enroll_command)
+app.command("rename")(rename_command)
 app.command("enrollments")(enrollments_command)
 
 

@@ -56,7 +56,7 @@ def enroll_command(
     replace: Annotated[
         bool, typer.Option("--replace", help="Another machine takes the name over from the one that has it.")
     ] = False,
-    wait: Annotated[bool, typer.Option(help="Stay until the device has come, and answer it.")] = False,
+    wait: Annotated[bool, typer.Option(help="Stay until all devices have come, and answer them.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Print a one-time token by which a device gets its identity.
@@ -75,28 +75,48 @@ def enroll_command(
     with guarded(debug):
         import asyncio
 
-        from edgefl.identity.fleet import Fleet
+        from edgefl.identity.fleet import Fleet, id_of
         from edgefl.identity.issued_tokens import issue_token, issue_tokens
 
         if bool(name) == (names is not None):
             raise typer.BadParameter("name a device, or a list by --from", param_hint="--name")
-        if (names is None) != (out is None) or (wait and not name):
-            raise typer.BadParameter("goes with --out, and with no --wait", param_hint="--from")
+        if (names is None) != (out is None):
+            raise typer.BadParameter("goes with --out", param_hint="--from")
         fleet = Fleet(identity)
         if names is not None and out is not None:
             files = issue_tokens(fleet, names, out, time.time(), hours * 3600, replace=replace)
             typer.echo(f"tokens of {len(files)} devices are in {out}, a file each, for {hours:g} hours")
-            say(f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until all have come")
-            return
-        typer.echo(issue_token(fleet, name, time.time(), hours * 3600, replace=replace))
-        if not wait:
-            say(
-                f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until {name} has come"
-            )
+            awaited, who = [file.stem for file in files], "all have"
         else:
-            from coordinator.runtime.fleet_auth import serve
+            typer.echo(issue_token(fleet, name, time.time(), hours * 3600, replace=replace))
+            awaited, who = [name], f"{name} has"
+        if not wait:
+            say(f"leave `edgefl-coordinator enrollments --identity {identity}`, or a run, running until {who} come")
+            return
+        from coordinator.runtime.fleet_auth import serve
 
-            asyncio.run(serve(fleet, say, until=name, limit_s=hours * 3600))
+        devices = fleet.devices()
+        own = [id_of(devices, one) for one in awaited]
+        asyncio.run(serve(fleet, say, until=own, limit_s=hours * 3600))
+
+
+def rename_command(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Its name now.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its name from now on.")],
+    identity: Annotated[Path, IDENTITY] = Path("fleet"),
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Give a device another name in runs, reports and commands; nothing is done on the device.
+
+    Later runs have the new name; a run that goes on keeps the old one to its end. At the broker and in its own log the
+    device keeps the name that it enrolled with.
+    """
+    with guarded(debug):
+        from edgefl.identity.fleet import Fleet
+        from edgefl.identity.names import rename
+
+        rename(Fleet(identity), old, new)
+        typer.echo(f"{old} is {new} from the next run on")
 
 
 def enrollments_command(

@@ -44,14 +44,18 @@ def add_command(
 def remove_command(
     host: Annotated[str, HOST],
     identity: Annotated[Path, IDENTITY] = Path("fleet"),
+    force: Annotated[bool, typer.Option("--force", help="Also where devices would be cut off.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Serve a name no longer. A device that knows no other has to be enrolled again."""
+    """Serve a name no longer. Refused while a device knows no other one: it would have to be enrolled again.
+
+    What a device knows is its own word, by its last hello: a hint for you, that no other device suffers from.
+    """
     with guarded(debug):
         from edgefl.identity.fleet import Fleet
         from edgefl.identity.hosts import remove_host
 
-        _show(remove_host(Fleet(identity), host, time.time()))
+        _show(remove_host(Fleet(identity), host, time.time(), force=force))
 
 
 @app.command("list")
@@ -59,12 +63,18 @@ def list_command(
     identity: Annotated[Path, IDENTITY] = Path("fleet"),
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Show the names, that of new devices first."""
+    """Show the names, that of new devices first, and how many devices say that they know each."""
     with guarded(debug):
         from edgefl.identity.fleet import Fleet
+        from edgefl.identity.hosts import knowing
 
-        for host in Fleet(identity).record.hosts:
-            typer.echo(host)
+        fleet, now = Fleet(identity), time.time()
+        if fleet.record.broker:
+            typer.echo(f"{fleet.record.broker}: all devices dial this one")
+            return
+        of = sum(one.revoked_at is None and one.not_after > now for one in fleet.devices().values())
+        for host, devices in knowing(fleet, now).items():
+            typer.echo(f"{host}: known to {len(devices)} of {of} devices")
 
 
 def _show(done: Changed) -> None:

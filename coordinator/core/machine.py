@@ -132,6 +132,10 @@ def _joined(steps: Steps, event: m.Joined) -> None:
     if not works_with(hello.protocol):
         refuse_protocol(steps, hello)
         return
+    if not steps.state.plan.takes(hello.device):
+        steps.drop("not eligible")
+        steps.do(m.SendDrain(hello.device, NOT_ELIGIBLE))
+        return
     if not is_prepared(steps, hello):
         return
     known = steps.state.devices.get(hello.device)
@@ -160,7 +164,9 @@ def _joined(steps: Steps, event: m.Joined) -> None:
 def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
     """Handle a heartbeat: reconnect an offline device, repeat messages that may have been lost."""
     known = steps.state.devices.get(event.device)
-    if known is None or known.awaited or (not known.online and not event.reports_work):
+    if not steps.state.plan.takes(event.device):
+        steps.drop("not eligible")
+    elif known is None or known.awaited or (not known.online and not event.reports_work):
         steps.do(m.SendWelcome(event.device))
     elif not known.online:
         perform(steps, m.Joined(event.at, replace(known.hello, working_on=event.working_on), known.generation))
@@ -383,6 +389,7 @@ def illegal(why: str) -> Rule:
     return rule
 
 
+NOT_ELIGIBLE = "this run is for other devices (round.eligible, round.excluded)"
 LEFT_OUT = "this device is left out of the run"
 NOT_AGGREGATING, NOT_EVALUATING = "this attempt is not being aggregated", "this attempt is not being evaluated"
 _NOT_RUNNING = (Phase.STARTING, *ENDED)

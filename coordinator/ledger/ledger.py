@@ -306,7 +306,7 @@ def _runs(connection: Connection) -> list[RunReport]:
 
 def _head(row: RunRow) -> RunReport:
     values = msgspec.structs.asdict(row)
-    values |= {name: row.plan[name] for name in ("config", "stages") if name in row.plan}
+    values |= {name: row.plan[name] for name in ("config", "stages", "groups", "names") if name in row.plan}
     return msgspec.convert(values, RunReport)
 
 

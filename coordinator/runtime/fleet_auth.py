@@ -12,13 +12,15 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from coordinator.core.moves import Decided, Replaced, Revoked
 from coordinator.core.state import Device
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
-from edgefl.identity.fleet import Fleet, fleet_broker, newcomers_broker
+from edgefl.identity.fleet import Devices, Fleet, fleet_broker, newcomers_broker
+from edgefl.identity.hosts import note_hosts
 from edgefl.identity.issued_tokens import is_expected
 from edgefl.identity.membership import answer_request, drop, renew, running
 from edgefl.process.tasks import Tasks
@@ -37,6 +39,8 @@ DIAL_S = 5.0
 #: How often it is looked whether the device that is waited for has come.
 _LOOK_S = 0.2
 
+_SAME: Mapping[str, str] = MappingProxyType({})
+
 
 class Guard:
     """Fleet identity of one coordinator: ``start``, then ``listen``. All calls come from the event loop's thread."""
@@ -46,6 +50,7 @@ class Guard:
         self.seal = fleet.signer.seal
         self.dropped: Counter[str] = Counter()
         self._told: dict[str, int] = {}  # device -> the revision of the broker's addresses that it was told of
+        self._knowing: dict[str, tuple[str, ...]] = {}  # device -> the server's names, not yet on record
         self._seen = self._stamp()  # before it is read: what changes in between is seen at the next tick
         self._devices = fleet.devices()
         self._newcomers: Newcomers | None = None
@@ -70,16 +75,28 @@ class Guard:
         self._newcomers.start(url)
         return self._newcomers
 
-    def decided(self, known: Mapping[str, Device]) -> list[Decided]:
-        """Revocations and replacements of a run's devices, new to the run."""
+    def decided(self, known: Mapping[str, Device], names: Mapping[str, str] = _SAME) -> list[Decided]:
+        """Revocations and replacements of a run's devices, new to the run.
+
+        ``names``: of renamed devices, as the run has them.
+        """
         now, events = time.monotonic(), list[Decided]()
-        for name in sorted(known.keys() & self._devices.keys()):
-            generation, was = self._devices[name].generation, known[name]
+        for own in sorted(self._devices):
+            name, generation = names.get(own, own), self._devices[own].generation
+            was = known.get(name)
+            if was is None:
+                continue
             if generation != was.generation:
                 events.append(Replaced(now, name, generation))
-            if self._is_revoked(name) and not (was.revoked and generation == was.generation):
+            if self._is_revoked(own) and not (was.revoked and generation == was.generation):
                 events.append(Revoked(now, name))
         return events
+
+    def heard(self, name: str, hello: m.Hello) -> None:
+        """Note which of the server's names a device says it knows; the next ``look`` writes that down."""
+        device, record = self._devices.get(name), self.fleet.record
+        if device is not None and 0 < record.revision == hello.addresses and set(device.hosts) != {*record.hosts}:
+            self._knowing[name] = record.hosts
 
     def generation(self, name: str) -> int:
         """Number of a name's present machine, from 1, as of the last ``look``."""
@@ -87,6 +104,9 @@ class Guard:
 
     def look(self) -> bool:
         """Reload the fleet's devices; True if they had changed. Called on the tick."""
+        if self._knowing:
+            known, self._knowing = self._knowing, {}
+            self._tasks.spawn(asyncio.to_thread(note_hosts, self.fleet, known))
         stamp = self._stamp()
         if stamp == self._seen:
             return False
@@ -286,8 +306,8 @@ async def fleets_broker(fleet: Fleet, wanted: str, say: Callable[[str], None]) -
         yield fleet.local_url
 
 
-async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit_s: float = 0.0) -> None:
-    """Answer enrolments and renewals without a run: at most ``limit_s``, or until device ``until`` has enrolled."""
+async def serve(fleet: Fleet, say: Callable[[str], None], until: Collection[str] = (), limit_s: float = 0.0) -> None:
+    """Answer enrolments and renewals without a run: at most ``limit_s``, or until all of ``until`` have enrolled."""
     guard = Guard(fleet)
     async with fleets_broker(fleet, "auto", say) as url:
         transport = fleet.transport(f"{fleet.record.client_id}-{secrets.token_hex(8)}", url)
@@ -304,6 +324,8 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
                     message = m.decode_up(payload)
                     if isinstance(message, m.Renew) and message.device == topic.device:
                         guard.renew(message)
+                    elif isinstance(message, m.Hello) and message.device == topic.device:
+                        guard.heard(topic.device, message)
 
         guard.start(post, say)
         transport.on_message = hear
@@ -320,20 +342,23 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
             await transport.close()
 
 
-async def _until(fleet: Fleet, guard: Guard, name: str, limit_s: float) -> None:
-    deadline, before = time.monotonic() + limit_s, _machine(fleet, name)
+async def _until(fleet: Fleet, guard: Guard, names: Collection[str], limit_s: float) -> None:
+    deadline, before = time.monotonic() + limit_s, fleet.devices()
     while True:
         await asyncio.sleep(_LOOK_S)
         guard.look()
-        if name and before != _machine(fleet, name):
+        there = fleet.devices() if names else {}
+        late = [one for one in names if _machine(before, one) == _machine(there, one)]
+        if names and not late:
             return
         if limit_s and time.monotonic() > deadline:
-            raise IdentityError(f"device {name!r} has not come", remedy="Print another token for it.")
+            listed = ", ".join(map(repr, late[:20])) + (f" and {len(late) - 20} more" if len(late) > 20 else "")
+            text = f"device {listed} has not come" if len(late) == 1 else f"{len(late)} devices have not come: {listed}"
+            raise IdentityError(text, remedy=f"Print another token for {'it' if len(late) == 1 else 'each'}.")
 
 
-def _machine(fleet: Fleet, name: str) -> int:
+def _machine(devices: Devices, name: str) -> int:
     """The number of the machine that has a name, from 1; 0: none has."""
-    devices = fleet.devices()
     return devices[name].generation if name in devices else 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -44,17 +45,21 @@ NAME = 64
 #: Characters of sentences.
 SENTENCE = 500
 _SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines", "layer"})
+_SAME: Mapping[str, str] = MappingProxyType({})
 
 
 class Inbound:
     """Decoder of devices' messages. ``silence_s``: until offline; ``introduce_s``: between requests for a hello.
 
+    ``names``: name that a device enrolled with -> shown name, of renamed ones.
+
     ``dropped``: unusable messages, counted by reason. ``signs``: for each reader (the ledger's first), the last sign of
     life of each device since the reader looked before; it empties its own.
     """
 
-    def __init__(self, silence_s: float, introduce_s: float) -> None:
+    def __init__(self, silence_s: float, introduce_s: float, names: Mapping[str, str] = _SAME) -> None:
         self.dropped: Counter[str] = Counter()
+        self._names = names
         self._silence_s = silence_s
         self._introduce_s = introduce_s
         self._strangers: dict[str, tuple[float, int]] = {}  # when, and how many times, it was asked for its hello
@@ -79,6 +84,8 @@ class Inbound:
         if isinstance(message, Presence) != (topic.channel == "presence"):
             self.dropped["wrong topic"] += 1
             return None
+        if topic.device in self._names:
+            message = msgspec.structs.replace(message, device=self._names[topic.device])
         if isinstance(message, Presence):
             return self._presence(cleaned(message), now)
         self.heard(message.device, now, type(message).__name__.lower())

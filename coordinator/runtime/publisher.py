@@ -61,6 +61,7 @@ class Publisher:
         clock: Callable[[], float],
     ) -> None:
         self.plan = plan
+        self._ids = {shown: name for name, shown in plan.names.items()}
         self._fleet, self._transport = environment.fleet, environment.transport
         self._heartbeat_s = environment.timeouts.heartbeat_s
         self._seal = environment.guard.seal if environment.guard is not None else None
@@ -254,6 +255,9 @@ class Publisher:
 
     def post(self, device: str, message: m.DownMessage) -> None:
         """Send a device a message, signed if the fleet has an identity."""
+        device = self._ids.get(device, device)
+        if isinstance(message, m.Grant):
+            message = msgspec.structs.replace(message, device=device)
         topic, body = topics.build("down", self._fleet, device), m.encode(message)
         self.publish(topic, body if self._seal is None else self._seal(topic, body))
 
@@ -264,7 +268,7 @@ class Publisher:
     def _send_chunks(self, transfer: str, device: str | None, message: bytes) -> None:
         topic = topics.build("shared-object", self._fleet, transfer=transfer)
         if device is not None:
-            topic = topics.build("down-object", self._fleet, device, transfer)
+            topic = topics.build("down-object", self._fleet, self._ids.get(device, device), transfer)
         self._posts.spawn(self._publish_chunks(topic, message))
 
     async def _publish_chunks(self, topic: str, message: bytes) -> None:

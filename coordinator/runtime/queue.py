@@ -45,6 +45,7 @@ from edgefl.errors import (
 )
 from edgefl.report.units import public_url
 from edgefl.storage.disk import hold_directory, make_private
+from edgefl.transport.address import parse_url
 
 #: What a system, and SQLite, says of a disk or of this process, and not of one file.
 _BY_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
@@ -79,7 +80,7 @@ def _executed_all(queue: Queue, options: RunOptions, show: Show, say: Say, tell:
     """Execute a queue over one broker; the first failure's exit code."""
     wanted = options.broker or queue.broker
     if not wanted and options.identity is None:
-        text = "name the URL that the queue was started with, where its devices are (EDGEFL_BROKER)"
+        text = "name the URL that the queue was started with (EDGEFL_BROKER): its password is not kept"
         raise ConfigError(QUEUE, [Problem("--broker", text)], remedy="Resume with the options of the start.")
     place = options.directory / QUEUE / "broker"
     try:
@@ -126,8 +127,14 @@ def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queu
     ``fresh``: without those that have ended. A faulty file leaves nothing behind.
     """
     entries: list[Entry] = []
-    broker = "" if fresh else read(options.directory).broker
-    given = "://" in options.broker if fresh else not broker and bool(read(options.directory).entries)
+    before = Queue() if fresh else read(options.directory)
+    given = "://" in options.broker if fresh else before.given or (not before.broker and bool(before.entries))
+    broker = before.broker
+    if fresh and given and not parse_url(options.broker).password:
+        broker = options.broker
+    if before.identity:
+        options = options._replace(identity=Path(before.identity))
+    identity = str(options.identity.resolve()) if options.identity is not None else ""
     with contextlib.ExitStack() as undo:
         for file in files:
             with _naming(file):
@@ -140,12 +147,12 @@ def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queu
                 if not given and named not in {"auto", broker or named}:
                     text = f"is {public_url(named)}, and the queue's is {public_url(broker)}: its runs share one"
                     raise ConfigError(file, [Problem("broker", text)], remedy="Name one broker for all: --broker URL.")
-            broker = "" if given else broker or named
+            broker = broker if given else broker or named
             entries.append(Entry(plan.run, file))
 
         def change(queue: Queue) -> Queue:
             added = queue.of("waiting") if fresh else []  # meanwhile, by a terminal
-            return Queue(broker, (*(() if fresh else queue.entries), *entries, *added))
+            return Queue(broker, (*(() if fresh else queue.entries), *entries, *added), given, identity)
 
         queue = edit(options.directory, change)
         undo.pop_all()

@@ -33,10 +33,16 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """Runs in the order of their execution. ``broker``: of their run files; "": given by its URL at the start."""
+    """Runs in the order of their execution.
+
+    ``broker``: of their run files, or ``given`` by its URL at the start; "" for one with a password, which is not kept.
+    ``identity``: directory of the fleet's identity, "" for none.
+    """
 
     broker: str = ""
     entries: tuple[Entry, ...] = ()
+    given: bool = False
+    identity: str = ""
 
     def of(self, *status: str) -> list[Entry]:
         """Entries with one of these statuses, in order."""

@@ -90,7 +90,7 @@ class Runner:
         self._record = Record(plan.run, ledger, journal, self.state)
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
         self._asked: dict[int, asyncio.Future[State]] = {}  # by id of the event
-        self._inbound = Inbound(timeouts.silence_s, timeouts.introduce_s)
+        self._inbound = Inbound(timeouts.silence_s, timeouts.introduce_s, plan.names)
         self._connected = False
         self._listening = False
         self._garbage = False
@@ -111,7 +111,8 @@ class Runner:
         if self._guard is not None:
             put = self._events.put_nowait
             self._guard.start(
-                self._publisher.post, enrolled=lambda name: put(EventRow(time.time(), "enrolled", device=name))
+                self._publisher.post,
+                enrolled=lambda name: put(EventRow(time.time(), "enrolled", device=plan.names.get(name, name))),
             )
         self._models = ModelTasks(plan, store, self._worker, report, self.clock)
 
@@ -126,7 +127,7 @@ class Runner:
             try:
                 await self._connect()
                 self._take([await self._begin(resume)])
-                self._take(self._guard.decided(self.state.devices) if self._guard is not None else ())
+                self._take(self._guard.decided(self.state.devices, self.plan.names) if self._guard is not None else ())
                 async with listening(self.control, self._directory):
                     await self._loop()
             except asyncio.CancelledError:
@@ -232,7 +233,7 @@ class Runner:
                 if now - self._noted_at >= SIGHTINGS_S:
                     self._note(now)
                 if self._guard is not None and self._guard.look():
-                    for decided in self._guard.decided(self.state.devices):
+                    for decided in self._guard.decided(self.state.devices, self.plan.names):
                         self._events.put_nowait(decided)
                 self._events.put_nowait(Tick(now, self._publisher.links(self.state)))
                 self._watch_clock(time.time() - now, self._ahead)
@@ -349,22 +350,24 @@ class Runner:
             self._events.put_nowait(error)
 
     def _received(self, topic: topics.Topic, payload: bytes) -> None:
+        if topic.channel != "probe" and self._guard is not None and self._guard.takes(topic):
+            return
+        name = self.plan.names.get(topic.device, topic.device)
         if topic.channel == "probe":
             self._publisher.chunking.heard(payload)
-        elif self._guard is not None and self._guard.takes(topic):
-            return
         elif topic.channel == "up-object":
-            self._inbound.heard(topic.device, self.clock(), "upload")
-            self._publisher.uploads.on_chunk(topic.device, topic.transfer, payload)
+            self._inbound.heard(name, self.clock(), "upload")
+            self._publisher.uploads.on_chunk(name, topic.transfer, payload)
         elif isinstance(event := self._inbound.read(topic, payload, self.clock()), Need):
-            self._publisher.on_need(topic.device, event, self._models.base, self.state)
+            self._publisher.on_need(name, event, self._models.base, self.state)
         elif isinstance(event, LogLines):
             self._logs.received(event)
         elif isinstance(event, Renew):
             if self._guard is not None:
-                self._guard.renew(event)
+                self._guard.renew(msgspec.structs.replace(event, device=topic.device))
         elif isinstance(event, Joined) and self._guard is not None:
-            self._events.put_nowait(msgspec.structs.replace(event, generation=self._guard.generation(event.device)))
+            self._guard.heard(topic.device, event.hello)
+            self._events.put_nowait(msgspec.structs.replace(event, generation=self._guard.generation(topic.device)))
         elif event is not None:
             self._events.put_nowait(event)
 

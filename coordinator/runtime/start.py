@@ -24,7 +24,7 @@ from edgefl.data.hold_out import hold_out, split_warnings
 from edgefl.data.sources import Source, as_test, has_manifest, load, load_pair
 from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
 from edgefl.log_lines import Emit as WriteLine
-from edgefl.plan.compile import compile_run, untaken
+from edgefl.plan.compile import compile_run, ungrouped, untaken
 from edgefl.plan.job import RunPlan
 from edgefl.plan.preparation import read_as
 from edgefl.protocol.topics import check_name
@@ -376,8 +376,14 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
         check_name("run", run)
         test, path = _test_set(config, file, options.directory / run, say)
         plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
-        if problem := untaken(plan, test.samples()):
-            raise ConfigError(file, [problem])
+        if options.identity is not None:
+            from edgefl.identity.fleet import Fleet
+
+            fleet = Fleet(options.identity)
+            names = {name: shown for name, shown in fleet.shown().items() if shown != name}
+            plan = msgspec.structs.replace(plan, groups=fleet.groups(), names=names)
+        if problems := [*filter(None, [untaken(plan, test.samples())]), *ungrouped(plan)]:
+            raise ConfigError(file, problems)
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")
     return plan, config.broker
 

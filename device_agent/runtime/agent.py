@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from device_agent.core import state as v
 from device_agent.core.machine import initial, step
 from device_agent.runtime.effects import Effects, Emit
@@ -28,6 +30,7 @@ from edgefl.protocol import topics
 from edgefl.protocol.messages import (
     Addresses,
     DownMessage,
+    Hello,
     LogRequest,
     Offer,
     Presence,
@@ -249,6 +252,12 @@ class Agent:
             self.emit("addresses", broker=record.broker, others=record.others)
             if isinstance(self.transport, MqttTransport):
                 self.transport.dial_also([record.broker, *record.others])
+        self._events.put_nowait(v.Connected())  # its hello says what is known here
+
+    def _with_addresses(self, message: UpMessage) -> UpMessage:
+        if not isinstance(message, Hello) or self._credentials is None:
+            return message
+        return replace(message, addresses=self._credentials.record.revision)
 
     def _received(self, message: DownMessage) -> v.Received:
         if not isinstance(message, Offer):
@@ -263,7 +272,7 @@ class Agent:
 
     def _performers(self) -> dict[type, Callable[[Any], None]]:
         return {
-            v.Send: lambda i: self._outbox.put_nowait(i.message),
+            v.Send: lambda i: self._outbox.put_nowait(self._with_addresses(i.message)),
             v.Save: self._save,
             v.SaveFacts: lambda i: self.store.save_facts(i.facts),
             v.Log: lambda i: self.emit(i.event, **i.fields),

@@ -71,7 +71,7 @@ def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepar
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
     encoders = read_as(config, folder=has_manifest(config.data.source))
-    return prepare_shares(config.data, devices, folder, config.seed, encoders)
+    return prepare_shares(config.shared, devices, folder, config.seed, encoders)
 
 
 def shares_table(name: str, prepared: Prepared) -> Grid:

@@ -10,6 +10,7 @@ import typer
 from edgefl.api.runs import find_run, read_run
 from edgefl.cli.options import show
 from edgefl.errors import ControlError
+from edgefl.groups import group_of
 from edgefl.report.grid import Record
 from edgefl.storage.disk import is_held, ledger_of
 
@@ -71,17 +72,33 @@ def stop(run: str, runs: Path, form: str) -> None:
 
 
 def drop(run: str, device: str, runs: Path, form: str) -> None:
-    """Leave a device out of a run."""
-    status = ask_run("leave_out", run, runs, device)
-    name = status["run"]
-    _tell(form, status, f"{device} is left out of {name}; `edgefl devices restore {name} {device}` takes it in")
+    """Leave a device out of a run, or those of a group."""
+    for name in _devices(run, device, runs, left_out=False):
+        status = ask_run("leave_out", run, runs, name)
+        way_back = f"`edgefl devices restore {status['run']} {device}` takes it in"
+        _tell(form, status, f"{name} is left out of {status['run']}; {way_back}")
 
 
 def restore(run: str, device: str, runs: Path, form: str) -> None:
-    """Take a device in again."""
-    status = ask_run("take_in", run, runs, device)
-    known = status["devices"][device]
-    _tell(form, status, f"{device} is taken in again" + ("" if known["online"] else ", and asked once it is connected"))
+    """Take a device in again, or those of a group."""
+    for name in _devices(run, device, runs, left_out=True):
+        status = ask_run("take_in", run, runs, name)
+        later = "" if status["devices"][name]["online"] else ", and asked once it is connected"
+        _tell(form, status, f"{name} is taken in again{later}")
+
+
+def _devices(run: str, named: str, runs: Path, *, left_out: bool) -> list[str]:
+    """The device that is named, or the run's devices of a group which are (not) ``left_out``. Raises ControlError."""
+    group = group_of(named)
+    if not group:
+        return [named]
+    known, groups = ask_run("status", run, runs)["devices"], read_run(find_run(run, runs)).groups
+    found = [name for name in groups.get(group, ()) if name in known and bool(known[name]["left_out_by"]) == left_out]
+    if not found:
+        state = "left out" if left_out else "to leave out"
+        text = f"no device of group {group!r} is {state} in this run"
+        raise ControlError(text, remedy=f"Groups of the run: {', '.join(groups) or 'none'}.")
+    return found
 
 
 def _tell(form: str, status: Record, text: str) -> None:

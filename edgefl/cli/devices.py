@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgefl.api.runs import RUNS, NotBegunError, find_run, read_run, run_directories
-from edgefl.cli.options import Format, RunsOption, show
+from edgefl.cli.options import RunsOption, show
+from edgefl.errors import ConfigError, Problem
+from edgefl.groups import group_of, groups_of
 from edgefl.records import FIGURES
 from edgefl.run_records import RunReport
 
@@ -23,14 +25,17 @@ def devices_command(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|drop|restore|revoke",
+            metavar="RUN|drop|restore|revoke|upgrade-plan",
             help="A run's id, the beginning of one, or `latest`, the default where no --identity is given; or the word "
-            "drop, restore or revoke.",
+            "drop, restore, revoke or upgrade-plan.",
         ),
     ] = "",
     name: Annotated[
         str,
-        typer.Argument(metavar="RUN|NAME", help="drop, restore: the run. revoke: the device to shut out of its fleet."),
+        typer.Argument(
+            metavar="RUN|NAME|GROUP",
+            help="drop, restore: the run. revoke: the device to shut out of its fleet. upgrade-plan: the group.",
+        ),
     ] = "",
     device: Annotated[str, typer.Argument(help="drop, restore: the device.")] = "",
     runs: RunsOption = RUNS,
@@ -45,7 +50,14 @@ def devices_command(
         Literal["device", "state", "seen", "release", "identity"],
         typer.Option("--sort", help="Order: by name, state, last seen first, release, or certificate that ends first."),
     ] = "device",
-    format: Format = "terminal",  # noqa: A002  # the option's own name
+    group: Annotated[str, typer.Option(metavar="GROUP", help="Only devices of this group.")] = "",
+    to: Annotated[
+        str, typer.Option("--to", metavar="VERSION|WHEEL", help="upgrade-plan: the release, or its wheel.")
+    ] = "",
+    format: Annotated[  # noqa: A002  # the option's own name
+        Literal["terminal", "json", "playbook"],
+        typer.Option("--format", help="How to print; playbook, of upgrade-plan: for Ansible."),
+    ] = "terminal",
 ) -> None:
     """Show the devices of a run and its fleet: state and spending.
 
@@ -57,11 +69,15 @@ def devices_command(
 
     `edgefl devices drop RUN DEVICE` leaves a device out of a run that is going on: it is asked for nothing more, and
     the open round does without it. `edgefl devices restore RUN DEVICE` takes it in again. Exit code 22: the run is not
-    running, or knows no such device.
+    running, or knows no such device. Both take group:NAME for all of the run's devices in that group.
 
     `edgefl devices revoke NAME` shuts a device out of its fleet, at once and for good: its certificate goes on the list
     of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it. Another
     machine gets its name by `edgefl-coordinator enroll --name NAME --replace`.
+
+    `edgefl devices upgrade-plan GROUP --to VERSION` prints commands that bring a group to a release, for you to run:
+    one device first, then the rest, without those that have it, and the way back of each. By --format playbook they are
+    an Ansible playbook. Nothing is sent to a device.
 
     Examples: edgefl devices latest --format json · edgefl devices drop latest cam-01 · edgefl devices --identity fleet
     """
@@ -75,6 +91,16 @@ def devices_command(
         (control.drop if run == "drop" else control.restore)(name, device, runs, format)
         return
     place = identity or Path("fleet")
+    if (format == "playbook" or to) and run != "upgrade-plan":
+        raise typer.BadParameter("goes with upgrade-plan", param_hint="--to" if to else "--format")
+    if run == "upgrade-plan" and not device:
+        from edgefl.cli.upgrade_plan import upgrade_plan
+
+        if not (name and to):
+            text = "upgrade-plan needs a group and a release: edgefl devices upgrade-plan GROUP --to VERSION"
+            raise typer.BadParameter(text, param_hint="GROUP")
+        upgrade_plan(place, group_of(name) or name, to, runs, format)
+        return
     if run == "revoke" and not device:
         _revoke(name, place, format)
         return
@@ -85,12 +111,15 @@ def devices_command(
     from edgefl.cli.control import standing
     from edgefl.report import bills, presence, resources, rounds
 
-    enrolled = _enrolled(place)
+    group = group_of(group) or group
+    enrolled = _enrolled(place, group)
+    if not run and group and identity is not None:
+        _of_fleet(place, group)
     if not run and (identity is not None or ((place / "fleet.json").is_file() and not run_directories(runs))):
         _between_runs(place, enrolled, sort, format)
         return
     found = [find_run(run or "latest", runs)]
-    report, now = _report(found[0]), time.time()
+    report, now = _of_group(_report(found[0]), group), time.time()
     status = standing(found[0]) if report.status == "running" else {}
     known = status.get("devices", {})
     live = {
@@ -104,6 +133,8 @@ def devices_command(
         )
         for device, one in known.items()
     }
+    enrolled = _enrolled(place, group, report.names)
+    live = {device: one for device, one in live.items() if not group or device in report.groups[group]}
     there = presence.presences(report, enrolled, now, sort, live)
     rows = resources.by_device(report)
     body = [
@@ -138,7 +169,8 @@ def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], sort: SortB
 
     fleet, trouble, answers = Fleet(directory), "", None
     try:
-        answers = asyncio.run(connected(fleet)) if enrolled else {}
+        shown = fleet.shown()
+        answers = {shown[name]: one for name, one in asyncio.run(connected(fleet)).items()} if enrolled else {}
     except BrokerError as error:
         trouble = f"which of them are connected is not known: {error.message}"
     there = presence.between_runs(enrolled, answers, time.time(), sort)
@@ -155,19 +187,48 @@ def _report(directory: Path) -> RunReport:
         return RunReport(run=directory.name, status="joining")
 
 
-def _enrolled(directory: Path) -> dict[str, Enrolled]:
-    """Devices of the fleet whose identity is there, by name; none where there is none."""
+def _of_group(report: RunReport, group: str) -> RunReport:
+    """The report with the devices of a group, as the run has it; with all for "". Raises ConfigError."""
+    from edgefl.report.resources import of_devices
+
+    if group and group not in report.groups:
+        raise _no_group(group, f"run {report.run}", report.groups)
+    return of_devices(report, report.groups[group]) if group else report
+
+
+def _of_fleet(directory: Path, group: str) -> None:
+    """Raises ConfigError where the fleet has no such group."""
+    from edgefl.identity.fleet import Fleet
+
+    if group not in (groups := Fleet(directory).groups()):
+        raise _no_group(group, f"the fleet in {directory}", groups)
+
+
+def _no_group(group: str, where: str, groups: Mapping[str, object]) -> ConfigError:
+    text = f"{where} has no group {group!r}; it has: {', '.join(groups) or 'none'}"
+    way = "`edgefl-coordinator group add` makes one; a run has the groups that were there when it was made."
+    return ConfigError(where, [Problem("--group", text)], remedy=way)
+
+
+def _enrolled(directory: Path, group: str, names: Mapping[str, str] | None = None) -> dict[str, Enrolled]:
+    """Devices of the fleet whose identity is there, by name, all or of a group; none where there is none.
+
+    ``names``: of renamed devices, as a run has them; None: as they are now.
+    """
     from edgefl.report.presence import Enrolled
 
     if not (directory / "fleet.json").is_file():
         return {}
     from edgefl.identity.fleet import Fleet
 
-    known = Fleet(directory).devices()
-    return {
-        name: Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since)
-        for name, one in known.items()
-    }
+    fleet = Fleet(directory)
+    known, groups, found = fleet.devices(), fleet.groups(), dict[str, Enrolled]()
+    for own, shown in fleet.shown(known).items():
+        name, one = names.get(own, own) if names is not None else shown, known[own]
+        if not group or shown in groups.get(group, ()):
+            in_groups = groups_of(shown, groups)
+            found[name] = Enrolled(one.not_after, one.revoked_at is not None, one.generation, one.since, in_groups)
+    return found
 
 
 def _revoke(name: str, identity: Path, form: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from edgefl.api.runs import BUNDLES, RUNS, find_run, write_file
+from edgefl.api.runs import BUNDLES, RUNS, find_run, run_directories, write_file
 from edgefl.console import write_data
 from edgefl.errors import ExportError, RunError
 
@@ -63,6 +63,11 @@ def bundle_folder(text: str, runs: Path) -> Path:
         run = find_run(text, runs)
     except RunError as error:
         raise ExportError(f"there is no bundle {text}: {error.message}", remedy=error.remedy) from None
+    if text == "latest" and not (run / BUNDLES).exists():
+        newest = next((path for path in run_directories(runs) if (path / BUNDLES).exists()), run)
+        if newest != run:
+            sys.stderr.write(f"{run.name} has no bundles; these are of {newest.name}, the newest run that has\n")
+        run = newest
     if not (run / BUNDLES).exists():
         there = "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
         raise ExportError(f"the run {run.name} has no bundles", remedy=f"Write them: edgefl export {run.name}{there}")

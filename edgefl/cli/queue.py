@@ -67,7 +67,7 @@ def _show(queue: Queue, runs: Path, form: str) -> None:
 def _notes(queue: Queue, runs: Path) -> list[str]:
     """Next step, if any, and reasons of failed runs."""
     ahead = bool(queue.of("running", "waiting"))
-    idle = f"No coordinator works through it: `edgefl-coordinator run --resume {QUEUE}` does, with the start's options."
+    idle = f"It stands still; `edgefl-coordinator run --resume {QUEUE}` goes on with it."
     failures = [f"{entry.run}: {entry.error}" for entry in queue.of("failed")]
     return [*([idle] if ahead and not is_live(runs) else []), *failures]
 

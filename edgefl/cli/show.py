@@ -93,6 +93,8 @@ def _queue(action: str, run: str, place: int, runs: Path, form: str) -> None:
     if action != "queue" and not run:
         what = "which run file?" if action == "add" else "which run? Its id, or the beginning of one"
         raise typer.BadParameter(what, param_hint="RUN")
+    if action == "reorder" and not place:
+        raise typer.BadParameter("at which place? 1 is the next", param_hint="N")
     if action == "reorder":
         queue.reorder(run, place, runs, form)
     elif action == "queue":

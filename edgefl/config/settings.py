@@ -13,6 +13,7 @@ from edgefl.config.lora import LoraConfig
 from edgefl.config.slots import SlotsConfig
 from edgefl.config.yaml_files import (
     Bytes,
+    DeviceOrGroup,
     Modality,
     Name,
     Positive,
@@ -24,6 +25,7 @@ from edgefl.config.yaml_files import (
     valid_names,
 )
 from edgefl.errors import Problem
+from edgefl.groups import Groups, group_of, members, unknown_groups
 from edgefl.records import MAX_CELL_NAME, Budget, Packing, Speed
 
 
@@ -145,9 +147,18 @@ class MissingConfig(Values):
         "device's samples, rounded down, lose exactly one that is drawn (FedMVP, MMiC)",
     )
     keep: Literal["discard", "one"] = Field("discard", description="a sample that loses all: discarded, or keeps one")
-    devices: dict[Name, list[Modality]] = Field({}, description="device: modalities that it lacks wholly")
-    complete: list[Name] = Field([], description="devices that the rate does not touch")
-    unlabelled: list[Name] = Field([], description="devices whose samples have no labels")
+    devices: dict[DeviceOrGroup, list[Modality]] = Field({}, description="device: modalities that it lacks wholly")
+    complete: list[DeviceOrGroup] = Field([], description="devices that the rate does not touch")
+    unlabelled: list[DeviceOrGroup] = Field([], description="devices whose samples have no labels")
+
+    def by_device(self, groups: Groups) -> MissingConfig:
+        """The same with every group's devices in its place."""
+        lacks: dict[str, list[str]] = {}
+        for one, modalities in self.devices.items():
+            for device in members([one], groups):
+                lacks[device] = [*lacks.get(device, []), *modalities]
+        complete, unlabelled = (sorted(members(named, groups)) for named in (self.complete, self.unlabelled))
+        return self.model_copy(update={"devices": lacks, "complete": complete, "unlabelled": unlabelled})
 
 
 class DataConfig(Values):
@@ -289,6 +300,10 @@ class RoundConfig(Values):
     """When rounds start and close."""
 
     devices: Positive | None = Field(None, description="devices to wait for; default: the fleet's number, or 1")
+    eligible: list[DeviceOrGroup] = Field(
+        [], description="devices that take part, by name or as group:NAME; default: all"
+    )
+    excluded: list[DeviceOrGroup] = Field([], description="devices that do not, by name or as group:NAME")
     join_s: Annotated[float, Field(gt=0)] = Field(60.0, description="wait at most this long for them")
     quorum: Share = Field(0.5, description="share of the devices offered that must deliver")
     deadline_s: Annotated[float, Field(gt=0)] = Field(600.0, description="a round closes after this long")
@@ -348,6 +363,7 @@ class FleetDevice(Values):
     name: Name = Field(description="the device's name")
     profile: str = Field("cpu", description="device profile (name or file)")
     budget: dict[str, object] = Field({}, description="budget fields that differ from the profile's")
+    groups: list[Name] = Field([], description="its groups; those of a fleet with an identity are in its directory")
 
 
 def _kept(optimizer: str, momentum: float) -> float:
@@ -387,6 +403,17 @@ class RunConfig(Values):
             raise ValueError(f"{value!r} is not a broker; valid: auto, mosquitto, amqtt, mqtt://host:port, mqtts://…")
         return value
 
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Group -> its devices of local mode."""
+        names = sorted({group for device in self.fleet for group in device.groups})
+        return {group: tuple(sorted(one.name for one in self.fleet if group in one.groups)) for group in names}
+
+    @property
+    def shared(self) -> DataConfig:
+        """The data as it is shared out in local mode."""
+        return self.data.model_copy(update={"missing": self.data.missing.by_device(self.groups)})
+
     def conflicts(self) -> list[Problem]:
         """Lists that need one entry a stage, and names that must be known."""
         rounds, stages, missing = self.training.rounds, self.model.stages, self.data.missing
@@ -410,13 +437,21 @@ class RunConfig(Values):
         names = [device.name for device in self.fleet]
         twice = sorted({name for name in names if names.count(name) > 1})
         found += [Problem("fleet", f"names the device {name!r} twice") for name in twice]
+        for field, given in (
+            ("devices", [*missing.devices]),
+            ("complete", missing.complete),
+            ("unlabelled", missing.unlabelled),
+        ):
+            for group in unknown_groups(given, self.groups) if names else ():
+                known = valid_names(group, [*self.groups]) if self.groups else "the fleet's devices have none (groups)"
+                found.append(Problem(f"data.missing.{field}", f"no device of the fleet is in group {group!r}; {known}"))
         for field, given in (("complete", missing.complete), ("unlabelled", missing.unlabelled)):
-            for device in sorted(set(given) - set(names)) if names else ():
+            for device in sorted({one for one in given if not group_of(one)} - set(names)) if names else ():
                 known = valid_names(device, list(dict.fromkeys(names)))
                 found.append(Problem(f"data.missing.{field}", f"{device!r} is not in the fleet; {known}"))
         for device, lacks in missing.devices.items():
             path = f"data.missing.devices.{device}"
-            if names and device not in names:
+            if names and device not in names and not group_of(device):
                 found.append(Problem(path, f"is not in the fleet; {valid_names(device, list(dict.fromkeys(names)))}"))
             for modality in sorted(set(lacks) - set(self.model.encoders)):
                 known = valid_names(modality, list(self.model.encoders))

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from edgefl.encoder_kinds import EncoderKind, name_of
 from edgefl.errors import ConfigError, Problem
+from edgefl.groups import PREFIX, group_of
 from edgefl.records import MODALITY_RULE, is_modality
 from edgefl.storage.disk import read_at_most
 
@@ -75,6 +76,11 @@ def named(value: str) -> str:
     return value
 
 
+def device_or_group(value: str) -> str:
+    group = group_of(value)
+    return f"{PREFIX}{named(group)}" if group else named(value)
+
+
 def modality_name(value: str) -> str:
     if not is_modality(value):
         raise ValueError(f"{value!r} cannot be a modality's name; use {MODALITY_RULE}")
@@ -90,6 +96,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0)]
 Name = Annotated[str, pydantic.AfterValidator(named)]
+DeviceOrGroup = Annotated[str, pydantic.AfterValidator(device_or_group)]
 Modality = Annotated[str, pydantic.AfterValidator(modality_name)]
 
 

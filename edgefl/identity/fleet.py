@@ -7,6 +7,7 @@ Layout (all of it for its owner alone)::
     signing.key      seed of the Ed25519 key that signs the coordinator's messages
     coordinator.pem  the coordinator's certificate and key
     devices.json     every device that was ever enrolled
+    groups.json      groups of devices, if there are any
     tokens/          records by which issued tokens are recognised
     broker/          files of the broker: configuration, access rules, certificates, list of revoked ones
 """
@@ -95,6 +96,8 @@ class Device(msgspec.Struct, frozen=True):
 
     ``enrolled``: when each machine of the name enrolled, seconds since the epoch, 0: not on record; a device of an
     earlier release has none on record. ``retired``: serials of replaced machines -> when the last of them ends.
+    ``shown``: its name for people and runs, "" for the one that it enrolled with; ``formerly``: earlier ones.
+    ``hosts``: names of the server that it knows, of which all but the one that it enrolled by are its own word.
     """
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
@@ -106,6 +109,9 @@ class Device(msgspec.Struct, frozen=True):
     revoked_at: float | None = None
     enrolled: tuple[float, ...] = ()
     retired: dict[str, float] = {}
+    shown: str = ""
+    formerly: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     @property
     def generation(self) -> int:
@@ -121,7 +127,8 @@ class Device(msgspec.Struct, frozen=True):
         """The next machine of the name, without its certificate. Those of the machines before are retired."""
         retired = {serial: until for serial, until in self.retired.items() if until > now}
         retired |= dict.fromkeys(self.serials, self.not_after)
-        return Device(client_id=client_id, enrolled=(*(self.enrolled or (0.0,)), now), retired=retired)
+        enrolled = (*(self.enrolled or (0.0,)), now)
+        return Device(client_id=client_id, enrolled=enrolled, retired=retired, shown=self.shown, formerly=self.formerly)
 
     def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
         """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
@@ -136,6 +143,18 @@ class Device(msgspec.Struct, frozen=True):
 
 
 Devices = dict[str, Device]
+Groups = dict[str, tuple[str, ...]]
+
+
+def names_of(devices: Devices, but: str = "") -> set[str]:
+    """All names that devices have and had, of all ``but`` one: a run that goes on may have an earlier one."""
+    others = {own: device for own, device in devices.items() if own != but}
+    return {*others, *(name for one in others.values() for name in (one.shown, *one.formerly) if name)}
+
+
+def id_of(devices: Devices, name: str) -> str:
+    """The name that the device shown as ``name`` enrolled with."""
+    return next((own for own, device in devices.items() if device.shown == name), name)
 
 
 class Fleet:
@@ -190,6 +209,20 @@ class Fleet:
     def devices(self) -> Devices:
         """Every device that was ever enrolled, by name."""
         return self._decode("devices.json", Devices)
+
+    def shown(self, devices: Devices | None = None) -> dict[str, str]:
+        """Name that a device enrolled with -> its shown name."""
+        devices = self.devices() if devices is None else devices
+        return {name: device.shown or name for name, device in devices.items()}
+
+    def groups(self) -> Groups:
+        """Group -> shown names of its devices; some may not have enrolled yet."""
+        return self._decode("groups.json", Groups) if (self.directory / "groups.json").exists() else {}
+
+    def write_groups(self, groups: Groups) -> None:
+        """Put these groups, without empty ones, in place; within ``changing``."""
+        kept = {group: tuple(sorted(set(groups[group]))) for group in sorted(groups) if groups[group]}
+        write_private(self.directory / "groups.json", msgspec.json.format(msgspec.json.encode(kept)))
 
     def revoked(self) -> frozenset[str]:
         """Names of the revoked devices."""

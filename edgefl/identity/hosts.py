@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from edgefl.errors import IdentityError
 from edgefl.identity import authority as x
 from edgefl.identity.device import MOST_ADDRESSES
-from edgefl.identity.fleet import Fleet
+from edgefl.identity.fleet import Devices, Fleet
 from edgefl.identity.keys import read, read_private, write_private
 from edgefl.identity.membership import reload_broker
 from edgefl.transport.address import parse_url
@@ -51,8 +51,34 @@ def add_host(fleet: Fleet, host: str, now: float) -> Changed:
     return _change(fleet, added, now)
 
 
-def remove_host(fleet: Fleet, host: str, now: float) -> Changed:
-    """Take a name or address from the server. Raises IdentityError for one that it has not, and for the last."""
+def knowing(fleet: Fleet, now: float) -> dict[str, list[str]]:
+    """Host -> devices that know it, by what they say; of those whose certificate is valid."""
+    shown, there = fleet.shown(), _valid(fleet, now)
+    return {host: [shown[name] for name in there if host in there[name].hosts] for host in fleet.record.hosts}
+
+
+def cut_off(fleet: Fleet, host: str, now: float) -> list[str]:
+    """Devices not known to know another of the server's names."""
+    left, shown = {*fleet.record.hosts} - {host}, fleet.shown()
+    return sorted(shown[name] for name, device in _valid(fleet, now).items() if not left & {*device.hosts})
+
+
+def note_hosts(fleet: Fleet, known: Mapping[str, tuple[str, ...]]) -> None:
+    """Write down which names of the server devices say that they know."""
+    with fleet.changing() as devices:
+        for name in known.keys() & devices.keys():
+            devices[name] = replace(devices[name], hosts=known[name])
+
+
+def _valid(fleet: Fleet, now: float) -> Devices:
+    return {name: one for name, one in fleet.devices().items() if one.revoked_at is None and one.not_after > now}
+
+
+def remove_host(fleet: Fleet, host: str, now: float, *, force: bool = False) -> Changed:
+    """Take a name or address from the server.
+
+    Raises IdentityError for one that it has not, for the last, and, unless ``force``, where a device would be cut off.
+    """
 
     _check_own(fleet)
 
@@ -63,6 +89,11 @@ def remove_host(fleet: Fleet, host: str, now: float) -> Changed:
         if not rest:
             text = f"{host} is the only name of the server"
             raise IdentityError(text, remedy="Add another first: edgefl-coordinator host add NAME")
+        if (lost := cut_off(fleet, host, now)) and not force:
+            listed = ", ".join(lost[:20]) + (f" and {len(lost) - 20} more" if len(lost) > 20 else "")
+            text = f"{len(lost)} device{'' if len(lost) == 1 else 's'} would be cut off, which may know no other name"
+            remedy = "Leave a run or `enrollments` running until they have been there; --force cuts them off."
+            raise IdentityError(f"{text}: {listed}", remedy=remedy)
         return rest
 
     return _change(fleet, left, now)
@@ -112,7 +143,8 @@ def _check_own(fleet: Fleet) -> None:
     if fleet.record.broker:
         raise IdentityError(
             f"this fleet's broker is {fleet.record.broker}, and its devices know no other address",
-            remedy="Have that name lead to the new server.",
+            remedy="Have that name lead to the new server (DNS), with the same server.pem and server.key there. Names "
+            "that change need the fleet's own broker (init without --broker), in which devices enrol again.",
         )
 
 

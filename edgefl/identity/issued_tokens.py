@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import secrets
@@ -12,7 +13,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, EdgeFLError, IdentityError, Problem, StoreError
 from edgefl.identity import token as t
-from edgefl.identity.fleet import Devices, Fleet
+from edgefl.identity.fleet import Devices, Fleet, id_of, names_of
 from edgefl.identity.keys import make_private_directory, read_private, write_private
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
@@ -24,6 +25,10 @@ TOKEN_LIFE_S = 86400.0
 REMEMBERED_S = 7 * 86400.0
 #: Longest name of a device that is replaced, and machines of a name: "~999" and it are a common name's 64 characters.
 LONGEST_REPLACED, MOST_MACHINES = 60, 999
+
+
+#: Line, name and groups of a device in a list.
+Listed = tuple[int, str, list[str]]
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -47,6 +52,7 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
     ``replace``: another machine takes the name over from the one that has it, which goes on until then.
     """
     with fleet.changing() as devices:
+        name = id_of(devices, name) if replace else name
         check_issuable(fleet, devices, name, replace=replace)
         return _issue(fleet, devices, [name], now, life_s, replace=replace)[0]
 
@@ -58,21 +64,11 @@ def issue_tokens(
 
     Nothing is written unless all names are right. Raises ConfigError with the line of every name at fault, StoreError.
     """
-    listed, problems, seen = list(_names(file)), list[Problem](), dict[str, int]()
+    listed = list(_listed(file))
     with fleet.changing() as devices:
-        for line, name in listed:
-            try:
-                check_issuable(fleet, devices, name, replace=replace)
-                if name in seen:
-                    raise IdentityError(f"{name!r} is on line {seen[name]} already")
-                if _token_file(out, name).exists():
-                    raise StoreError(f"{_token_file(out, name)} is there already")
-            except EdgeFLError as error:
-                problems.append(Problem("name", error.message, line))
-            seen.setdefault(name, line)
-        if not listed:
-            problems.append(Problem("name", "the list has no name: write one on each line"))
-        if problems:
+        if replace:
+            listed = [(line, id_of(devices, name), groups) for line, name, groups in listed]
+        if problems := list(_faults(fleet, devices, listed, out, replace=replace)):
             remedy = (
                 "No token was made. Mend these lines, or name another --out; for machines of names in use, give a list "
                 "with --replace."
@@ -80,8 +76,14 @@ def issue_tokens(
             raise ConfigError(str(file), problems, remedy=remedy)
         if not out.is_dir():
             make_private_directory(out)
-        names = [name for _, name in listed]
+        names = [name for _, name, _ in listed]
         texts = _issue(fleet, devices, names, now, life_s, replace=replace)
+        if any(groups for _, _, groups in listed):
+            known = fleet.groups()
+            for _, name, groups in listed:
+                shown = devices[name].shown or name if name in devices else name
+                known |= {group: (*known.get(group, ()), shown) for group in groups}
+            fleet.write_groups(known)
     files = [_token_file(out, name) for name in names]
     try:
         for path, text in zip(files, texts, strict=True):
@@ -93,20 +95,43 @@ def issue_tokens(
     return files
 
 
+def _faults(fleet: Fleet, devices: Devices, listed: Sequence[Listed], out: Path, *, replace: bool) -> Iterator[Problem]:
+    seen = dict[str, int]()
+    for line, name, groups in listed:
+        try:
+            check_issuable(fleet, devices, name, replace=replace)
+            for group in groups:
+                check_name("group", group)
+            if name in seen:
+                raise IdentityError(f"{name!r} is on line {seen[name]} already")
+            if _token_file(out, name).exists():
+                raise StoreError(f"{_token_file(out, name)} is there already")
+        except EdgeFLError as error:
+            yield Problem("name", error.message, line)
+        seen.setdefault(name, line)
+    if not listed:
+        yield Problem("name", "the list has no name: write one on each line")
+
+
 def _token_file(out: Path, name: str) -> Path:
     return out / f"{name}.token"
 
 
-def _names(file: Path) -> Iterator[tuple[int, str]]:
-    """Line number and name of each line's first column; without empty lines, comments and a header ``name``."""
+def _listed(file: Path) -> Iterator[Listed]:
+    """Line number, name (first column) and groups of each line; without empty lines, comments and a header ``name``.
+
+    Groups are in the column that the header calls ``groups``, one beside the other by spaces or semicolons.
+    """
     with store_errors("read", file):
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    rows, line = csv.reader(text.splitlines()), 1
+    rows, line, column = csv.reader(text.splitlines()), 1, -1
     try:
         for row in rows:
             name = row[0].strip() if row else ""
-            if name and not name.startswith("#") and not (line == 1 and name.lower() == "name"):
-                yield line, name
+            if line == 1 and name.lower() == "name":
+                column = next((i for i, head in enumerate(row) if head.strip().lower() == "groups"), -1)
+            elif name and not name.startswith("#"):
+                yield line, name, row[column].replace(";", " ").split() if 0 < column < len(row) else []
             line = rows.line_num + 1  # a quoted field may have several lines
     except csv.Error as error:
         raise ConfigError(
@@ -140,6 +165,16 @@ def end_tokens(fleet: Fleet, names: Collection[str], now: float) -> None:
         if known.expires + REMEMBERED_S < now or (known.name in names and known.answer is None):
             with store_errors("delete", path):
                 path.unlink(missing_ok=True)
+
+
+def awaited(fleet: Fleet) -> frozenset[str]:
+    """Names that unused tokens are for. A damaged record of one is left out."""
+    names = set[str]()
+    for path in (fleet.directory / "tokens").glob("enroll-*"):
+        with contextlib.suppress(IdentityError):
+            issued = issued_in(path)
+            names |= {issued.name} if issued.answer is None else set()
+    return frozenset(names)
 
 
 def is_expected(fleet: Fleet, client: str) -> bool:
@@ -176,6 +211,8 @@ def check_free(devices: Devices, name: str) -> None:
     if name in devices:
         state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
         raise IdentityError(f"a device {name!r} {state}", remedy="Another machine takes its place by --replace.")
+    if name in names_of(devices):
+        raise IdentityError(f"{name!r} is or was a device's shown name", remedy="Choose another name.")
 
 
 def path_of(fleet: Fleet, client: str) -> Path:

@@ -24,7 +24,7 @@ from edgefl.errors import BrokerError, IdentityError, ProtocolError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t
 from edgefl.identity.acl import user_of
-from edgefl.identity.fleet import Device, Devices, Fleet
+from edgefl.identity.fleet import Device, Devices, Fleet, id_of
 from edgefl.identity.issued_tokens import Issued, check_free, end_tokens, issued_in, path_of
 from edgefl.identity.keys import write_private
 from edgefl.protocol.messages import Renewed
@@ -103,6 +103,7 @@ def _enrolled(fleet: Fleet, devices: Devices, issued: Issued, key: x.PublicKey, 
         raise IdentityError(f"another machine has taken the place of {name} meanwhile")
     client_id = f"{name}-{secrets.token_hex(16)}"
     fresh = Device(client_id=client_id, enrolled=(now,)) if before is None else before.successor(client_id, now)
+    fresh = structs.replace(fresh, hosts=() if fleet.record.broker else fleet.record.hosts[:1])
     certificate = fleet.authority().client(user_of(name, fresh.generation), key, fleet.record.life_s, now)
     devices[name] = fresh = fresh.with_certificate(certificate, x.fingerprint(key))
     if before is not None:
@@ -166,6 +167,7 @@ class Revoked(NamedTuple):
 async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
     """Revoke a device; a second time only reloads the broker. Raises IdentityError for one that is not enrolled."""
     with fleet.changing() as devices:
+        name = id_of(devices, name)
         if name not in devices:
             there = ", ".join(sorted(devices)[:20]) or "none"
             raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")

@@ -17,6 +17,7 @@ from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import valid_names
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ConfigError, Problem
+from edgefl.groups import members, unknown_groups
 from edgefl.models.check import spec_problems
 from edgefl.models.spec import (
     EncoderSpec,
@@ -89,6 +90,7 @@ def compile_run(
         chunk_bytes=config.transfer.chunk_bytes or 0,
         credit=config.transfer.credit,
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
+        groups=config.groups,
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
     plan = with_upload(_with_statistics(plan))
@@ -98,9 +100,12 @@ def compile_run(
 
 
 def _policy(config: RunConfig, recipe: RecipeConfig) -> RoundPolicy:
-    devices = config.round.devices or max(1, len(config.fleet))
-    given = config.round.model_dump(exclude={"devices", "buffer"}) | uncompared(recipe.slots)
-    return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
+    who = RoundPolicy(eligible=tuple(config.round.eligible), excluded=tuple(config.round.excluded))
+    taken = RunPlan(policy=who, groups=config.groups).takes
+    devices = config.round.devices or max(1, sum(taken(device.name) for device in config.fleet))
+    given = config.round.model_dump(exclude={"devices", "buffer", "eligible", "excluded"}) | uncompared(recipe.slots)
+    buffer = config.round.buffer or (devices + 1) // 2
+    return msgspec.structs.replace(who, devices=devices, mode=config.rounds, buffer=buffer, **given)
 
 
 def model_spec(
@@ -341,6 +346,19 @@ def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
     why = f"{moving(plan)} moves the weights away from their statistics, which are then taken on data.test"
     text = f"is batch, and {why}; it has {has}: add them, or set layer"
     return Problem("model.head.norm", text)
+
+
+def ungrouped(plan: RunPlan) -> list[Problem]:
+    """Problems of unknown and of empty groups."""
+    problems = []
+    for field in ("eligible", "excluded"):
+        for group in unknown_groups(getattr(plan.policy, field), plan.groups):
+            has = f"there are: {', '.join(sorted(plan.groups))}" if plan.groups else "there is none"
+            way = "name the fleet's directory (--identity), or give devices of `fleet` in this file `groups`"
+            problems.append(Problem(f"round.{field}", f"no group {group!r}; {has}: {way}"))
+    if not problems and plan.policy.eligible and not any(map(plan.takes, members(plan.policy.eligible, plan.groups))):
+        problems.append(Problem("round.eligible", "no device is left: those groups are empty, or all are excluded"))
+    return problems
 
 
 def warnings_of(plan: RunPlan) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.groups import members
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 
@@ -199,6 +200,8 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     """Policy for starting, closing and retrying rounds. Seconds; ``quorum``: share of the devices offered."""
 
     devices: int = 1  # wait for this many before the first round
+    eligible: tuple[str, ...] = ()  # devices, and groups as group:NAME, that take part; none named: all
+    excluded: tuple[str, ...] = ()  # the same, that do not
     join_s: float = 60.0  # at most this long
     quorum: float = 0.5
     deadline_s: float = 600.0
@@ -247,4 +250,11 @@ class RunPlan(msgspec.Struct, frozen=True):
     transfer: Transfer = Transfer()
     config: dict[str, object] = {}  # the run file as resolved, for the record
     fleet: str = ""  # whose identity the run was started with; "": without one
+    groups: dict[str, tuple[str, ...]] = {}  # group -> devices, as they were when the run was made
+    names: dict[str, str] = {}  # name that a device enrolled with -> shown name, of renamed ones, as above
     broker_given: bool = False  # by a URL on the command line, which is not kept: it may hold a password
+
+    def takes(self, device: str) -> bool:
+        """True for a device that may take part."""
+        eligible, excluded = (members(named, self.groups) for named in (self.policy.eligible, self.policy.excluded))
+        return device not in excluded and (not self.policy.eligible or device in eligible)

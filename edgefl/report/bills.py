@@ -16,6 +16,7 @@ from edgefl.report.resources import (
     Use,
     by_device,
     by_device_and_stage,
+    by_group,
     device_row,
     fleet,
     measured,
@@ -291,6 +292,28 @@ def stage_totals(report: RunReport) -> Grid:
     ]
     stages = sorted({row.stage for row in report.rounds} | {row.stage for row in report.assignments})
     return table("What each stage cost, all devices together", columns, stages, empty="No round yet.")
+
+
+def group_totals(report: RunReport) -> Grid:
+    """One row per group of devices; a device may be in several."""
+    parts = by_group(report)
+
+    def column(line: _Line) -> Column[str]:
+        return _figure(line, lambda group: fleet(line[0], parts[group]))
+
+    def trained(group: str) -> int:
+        return len({row.device for row in parts[group].assignments if row.status == "done"})
+
+    columns: list[Column[str]] = [
+        Column("group", lambda group: Cell(group, tip=", ".join(report.groups[group])), key=True, text=True),
+        Column("devices", lambda group: len(parts[group].devices)),
+        Column("trained", trained, tip="Devices that trained at least one round."),
+        column(("step_peak_bytes", "step memory", "highest")),
+        *map(column, _BRIEF[:3]),
+        column(("compute_s", "time", "in training steps")),
+    ]
+    note = "Groups as they were when the run was made. A device in several counts in each."
+    return table("What each group spent", columns, [*parts], [note], "No device of the run is in a group.")
 
 
 def _lines(report: RunReport) -> tuple[Sequence[_Line], Sequence[_Line]]:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from edgefl.groups import groups_of
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Tone, table
 from edgefl.report.refusals import REVOKED
@@ -31,6 +32,7 @@ class Enrolled(NamedTuple):
     revoked: bool
     generation: int = 1
     since: float = 0.0
+    groups: tuple[str, ...] = ()
 
 
 class Live(NamedTuple):
@@ -55,6 +57,7 @@ class Presence(msgspec.Struct, frozen=True):
     certificate_until: float | None
     generation: int | None = None
     since: float | None = None
+    groups: tuple[str, ...] = ()
 
 
 _KEYS: dict[str, Callable[[Presence], object]] = {
@@ -106,8 +109,9 @@ def _presence(
     has = row.capabilities if row is not None else None
     platform = " ".join(filter(None, (has.machine, has.gpu))) if has is not None else ""
     release = row.agent_version if row is not None else ""
-    identity = (None, None, None) if own is None else (own.until, own.generation, own.since or None)
-    return Presence(name, state, at, source if at else "", release, platform, *identity)
+    until, generation, since = (None, None, None) if own is None else (own.until, own.generation, own.since or None)
+    groups = groups_of(name, report.groups)  # as the run has them
+    return Presence(name, state, at, source if at else "", release, platform, until, generation, since, groups)
 
 
 def between_runs(
@@ -125,7 +129,7 @@ def between_runs(
             state = REVOKED if own.revoked else "expired"
         (release, platform), at, source = answer or ("", ""), now if answer else None, "call" if answer else ""
         since = own.since or None
-        found.append(Presence(name, state, at, source, release, platform, own.until, own.generation, since))
+        found.append(Presence(name, state, at, source, release, platform, own.until, own.generation, since, own.groups))
     return sorted(found, key=_KEYS[by])  # type: ignore[arg-type]  # of one kind each
 
 
@@ -133,6 +137,12 @@ def _quarantined(report: RunReport, name: str) -> bool:
     kinds = [event.kind for event in report.events if event.device == name]
     last = [kind for kind in kinds if kind in {"quarantined", "readmitted"}]
     return bool(last) and last[-1] == "quarantined"
+
+
+def _groups(found: list[Presence]) -> list[Column[Presence]]:
+    """Column of groups, where a device is in one."""
+    grouped = any(row.groups for row in found)
+    return [Column("groups", lambda row: ", ".join(row.groups), text=True)] if grouped else []
 
 
 def presence_grid(found: list[Presence], now: float) -> Grid:
@@ -152,6 +162,7 @@ def presence_grid(found: list[Presence], now: float) -> Grid:
         Column("release", lambda row: row.release or units.NOTHING, text=True),
         Column("platform", lambda row: row.platform or units.NOTHING, text=True),
         Column("identity until", until, text=True),
+        *_groups(found),
     ]
     later = [row for row in found if (row.generation or 1) > 1]
     notes = [f"{row.device}: machine {row.generation}, since {units.moment(row.since)}." for row in later]
@@ -171,6 +182,7 @@ def fleet_grid(found: list[Presence], fleet: str) -> Grid:
         Column("machine", lambda row: str(row.generation or units.NOTHING)),
         Column("since", lambda row: day(row.since), text=True, whole=True),
         Column("identity until", lambda row: day(row.certificate_until), text=True, whole=True),
+        *_groups(found),
     ]
     empty = "No device is enrolled: edgefl-coordinator enroll --name cam-01"
     return table(f"Devices of fleet {fleet}", columns, found, empty=empty)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from edgefl.budget.fit import gpu_limit
 from edgefl.records import FIGURES, NOT_TRAINED, Figure, has_card
@@ -96,6 +98,22 @@ def by_round(report: RunReport) -> dict[tuple[int, int], list[AssignmentRow]]:
     for row in report.assignments:
         rows.setdefault((row.stage, row.round), []).append(row)
     return rows
+
+
+def of_devices(report: RunReport, names: Collection[str]) -> RunReport:
+    """The report with these devices' rows alone; rounds and scores are the fleet's."""
+    return replace(
+        report,
+        devices=tuple(row for row in report.devices if row.device in names),
+        assignments=tuple(row for row in report.assignments if row.device in names),
+        end_to_end={name: price for name, price in report.end_to_end.items() if name in names},
+    )
+
+
+def by_group(report: RunReport) -> dict[str, RunReport]:
+    """Group -> its part of the report; groups without a device of the run are left out."""
+    parts = {group: of_devices(report, names) for group, names in sorted(report.groups.items())}
+    return {group: part for group, part in parts.items() if part.devices}
 
 
 def device_row(report: RunReport, name: str) -> DeviceRow:

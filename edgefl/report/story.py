@@ -259,6 +259,13 @@ def lost(report: RunReport) -> str:
     return f"Warning: {word} {was} after stage {best}, {now} after stage {end}: {way}."
 
 
+def renamed(report: RunReport) -> str:
+    """Sentence on devices of the run with another name than they enrolled with; "" for none."""
+    there = {row.device for row in report.devices}
+    pairs = [f"{shown}, formerly {own}" for own, shown in sorted(report.names.items()) if shown in there]
+    return f"Renamed: {'; '.join(pairs)}." if pairs else ""
+
+
 def troubles(report: RunReport) -> list[str]:
     """Faults of a run as sentences: how it ended unfinished, refusals with both numbers, absences, warnings.
 

@@ -1,10 +1,11 @@
-"""Tables of a run for programs: figures, budgets, rounds, scores, totals, refusals, devices. Base units."""
+"""Tables of a run for programs: figures, budgets, rounds, scores, totals, refusals, devices, groups. Base units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from edgefl.groups import groups_of
 from edgefl.records import FIGURES, Figure, Traffic
 from edgefl.report import decisions, resources
 from edgefl.report.resources import step_limit
@@ -46,7 +47,10 @@ COLUMNS = {
         "run device profile samples:i step_memory_limit:f payload_limit:f flops_limit:f energy_limit:f disk_limit:f "
         "agent_version machine rounds_trained:i end_to_end_step_peak_bytes:f end_to_end_flops:f "
         "end_to_end_payload_bytes:f end_to_end_refusal wire_bytes:f link_bytes:f idle_bytes:f idle_s:f "
-        "idle_month_bytes:f"
+        "idle_month_bytes:f groups"
+    ),
+    "groups": _types(
+        "run group devices:i rounds_trained:i figure unit measured:f predicted:f end_to_end:f reason end_to_end_reason"
     ),
 }
 
@@ -142,7 +146,16 @@ def _devices(report: RunReport) -> Iterator[Row]:
         yield (
             *(row.device, row.profile, row.samples.get("", 0), *limits, row.agent_version, row.capabilities.machine),
             *(trained, *_price(price, trained), wire.get(row.device), *_link(row.capabilities.traffic)),
+            "; ".join(groups_of(row.device, report.groups)),
         )
+
+
+def _groups(report: RunReport) -> Iterator[Row]:
+    """Totals of each group that the run has a device of."""
+    for group, part in resources.by_group(report).items():
+        trained = sum(one.status == "done" for one in part.assignments)
+        for row in _totals(part):
+            yield (group, len(part.devices), trained, *row)
 
 
 def _link(traffic: Traffic) -> Row:
@@ -168,4 +181,5 @@ _ROWS = {
     "totals": _totals,
     "refusals": _refusals,
     "devices": _devices,
+    "groups": _groups,
 }

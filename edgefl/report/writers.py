@@ -49,6 +49,8 @@ PICTURES = (
     prediction_plot.prediction,
     fleet_plots.by_stage,
 )
+#: The page's sentences below its headline, where they say something.
+TOLD = (story.in_all, story.tightest_where, story.no_saving, story.renamed)
 #: Sentences on what went wrong that stand on top; the tables have them all.
 MAX_TROUBLES = 8
 #: What each ledger figure means, for the table of sources.
@@ -123,12 +125,13 @@ def print_report(report: RunReport, console: Console, *, verbose: bool = False) 
     ``verbose``: also refusals, costs by stage, times, rounds, bundles, every metric, and notes on the figures.
     """
     console.print(Text(story.headline(report), style="bold"))
-    if why := story.no_saving(report):
+    for why in filter(None, (story.no_saving(report), story.renamed(report))):
         console.print(Text(why, style="dim"))
     for text in story.troubles(report):
         console.print(Text(text, style="red" if report.status == "failed" else "yellow"))
     if not verbose:
         grids = [quality.evaluation(report), *with_rows(quality.personal(report)), bills.brief_bill(report)]
+        grids += with_rows(bills.group_totals(report))
         print_grids(grids, console, brief=True)
         return
     grids = [
@@ -137,6 +140,7 @@ def print_report(report: RunReport, console: Console, *, verbose: bool = False) 
         *with_rows(*quality.grids(report)),
         bills.device_bill(report),
         bills.stage_bill(report),
+        *with_rows(bills.group_totals(report)),
         time_table.seconds_of_devices(report),
         decisions.refusals(report),
         *with_rows(decisions.not_offered(report), decisions.requests(report)),
@@ -172,7 +176,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         took=took(report),
         done=f"{len(rounds_done)} rounds in {stages} stage{'' if stages == 1 else 's'}",
         headline=story.headline(report),
-        told=[text for text in (story.in_all(report), story.tightest_where(report), story.no_saving(report)) if text],
+        told=[*filter(None, (sentence(report) for sentence in TOLD))],
         troubles=troubles[:MAX_TROUBLES],
         more_troubles=len(troubles[MAX_TROUBLES:]),
         evaluation=quality.evaluation(report).filled(),
@@ -181,6 +185,7 @@ def to_html(report: RunReport, *, interactive: bool = True) -> str:
         fleet_bill=bills.device_bill(report).filled(),
         bills=bills.bills(report),
         unbilled=len(resources.by_device(report)) - len(bills.billed(report)),
+        group_totals=with_rows(bills.group_totals(report)),
         stage_totals=bills.stage_totals(report).filled(),
         seconds=time_table.seconds_of_devices(report),
         refusals=decisions.refusals(report),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -207,6 +209,14 @@ def test_a_run_stands_for_its_bundles(tmp_path: Path, npz: Path, capsys: pytest.
     for name in ("latest", "demo", "demo-1"):
         assert edgefl("predict", name, *words) == 0
         assert len(json.loads(capsys.readouterr().out)["predictions"]) == 8
+    (runs / "demo-2").mkdir()
+    (runs / "demo-2" / "ledger.sqlite").touch()  # the newest, made with --no-export
+    os.utime(runs / "demo-2" / "ledger.sqlite", (future := time.time() + 60, future))
+    os.utime(runs / "demo-2", (future, future))
+    assert edgefl("predict", "latest", *words) == 0
+    assert "demo-2 has no bundles; these are of demo-1, the newest run that has" in capsys.readouterr().err
+    assert "the run demo-2 has no bundles" in refused(capsys, ExportError, "predict", "demo-2", *words)
+    shutil.rmtree(runs / "demo-2")
     said = refused(capsys, ExportError, "predict", "demi", *words)
     assert "no run 'demi'" in said
     assert "Runs there: demo-1" in said

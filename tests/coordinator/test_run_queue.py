@@ -272,6 +272,21 @@ def test_no_broker_ends_the_queue_and_leaves_it_to_go_on_with(tmp_path: Path, ru
     again = coordinator(tmp_path, "--resume", QUEUE)
     assert again.returncode == ConfigError.exit_code
     assert "--broker: name the URL that the queue was started with" in again.stderr
+    edit(tmp_path / "runs", lambda queue: Queue())
+    coordinator(tmp_path, str(run_file), str(run_file), "--broker", f"mqtt://127.0.0.1:{port}")
+    again = coordinator(tmp_path, "--resume", QUEUE)
+    assert again.returncode == BrokerError.exit_code, "the URL is on record; nobody listens there"
+    assert f"127.0.0.1:{port}" in again.stderr
+    kept = read(tmp_path / "runs")
+    assert (kept.broker, kept.given) == (f"mqtt://127.0.0.1:{port}", True)
+    assert edgefl("runs", "add", str(elsewhere(run_file)), "--runs", str(tmp_path / "runs")) == 0
+    assert read(tmp_path / "runs").broker == kept.broker, "what a run file says does not count where a URL was given"
+
+
+def elsewhere(run_file: Path) -> Path:
+    file = run_file.with_name("elsewhere.yaml")
+    file.write_text(run_file.read_text() + "broker: mqtt://127.0.0.1:2\n")
+    return file
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -302,15 +317,17 @@ def test_terminals_edit_a_queue_that_nobody_works_through(
     assert "There is no queue" in capfd.readouterr().out
     for _ in range(2):
         assert edgefl("runs", "add", str(run_file), "--runs", str(runs)) == 0
-    assert "waits, at place 2\nNo coordinator works through it" in capfd.readouterr().out
+    assert "waits, at place 2\nIt stands still" in capfd.readouterr().out
     first, second = (entry.run for entry in read(runs).entries)
+    assert edgefl("runs", "reorder", second, "--runs", str(runs)) == 2
+    assert "at which place? 1 is the next" in " ".join(capfd.readouterr().err.split())
     assert edgefl("runs", "reorder", second, "1", "--runs", str(runs)) == 0
     assert edgefl("runs", "cancel", first, "--runs", str(runs)) == 0
     assert order(read(runs)) == f"{second}:waiting {first}:cancelled"
     with hold_directory(runs / QUEUE):
         capfd.readouterr()
         assert edgefl("runs", "queue", "--runs", str(runs)) == 0
-        assert "No coordinator" not in capfd.readouterr().out
+        assert "It stands still" not in capfd.readouterr().out
         assert "`edgefl runs add FILE` appends" in coordinator(tmp_path, str(run_file), str(run_file)).stderr
     assert edgefl("runs", "add", "--runs", str(runs)) == 2
     for path in runs.glob("*/*"):

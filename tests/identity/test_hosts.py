@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from identity_fixture import FLEET, HOST, Attackers, a_fleet, enrolled
+from msgspec.structs import replace
 from transport_fixtures import mosquitto_wanted, run, until
 from typer.testing import CliRunner
 
@@ -24,12 +25,12 @@ from device_agent.runtime.connect import Options, make_agent
 from edgefl.errors import BrokerError, IdentityError, ProtocolError, StoreError
 from edgefl.identity.device import Credentials, learn_addresses
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.hosts import add_host, remove_host
+from edgefl.identity.hosts import add_host, cut_off, knowing, note_hosts, remove_host
 from edgefl.identity.issued_tokens import issue_token
 from edgefl.identity.keys import Signer
 from edgefl.identity.token import decode_token
 from edgefl.protocol import topics
-from edgefl.protocol.messages import Addresses, encode
+from edgefl.protocol.messages import Addresses, Hello, encode
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
@@ -108,6 +109,7 @@ def test_a_device_goes_on_by_a_new_name_when_the_old_one_is_gone(fleet: Fleet, t
             await until(lambda: told.of("addresses"), 15)
             assert told.of("addresses") == [{"broker": url(fleet, OLD), "others": (url(fleet, NEW),)}]
             assert saved(tmp_path / "cam")["broker"] == url(fleet, OLD)
+            await until(lambda: knowing(fleet, time.time()) == {OLD: ["cam"], NEW: ["cam"]}, 15)
             names.discard(OLD)
             await broker.stop()
             await until(lambda: told.of("disconnected"))
@@ -315,12 +317,59 @@ def test_the_commands_show_what_they_did(fleet: Fleet) -> None:
         assert all(len(line) <= 80 for line in done.output.splitlines()), done.output
         return done.output
 
-    assert call("list") == "old.example\n"
+    assert call("list") == "old.example: known to 0 of 0 devices\n"
     out = call("add", "192.0.2.7")
     assert "certificate is for old.example, 192.0.2.7\n" in out
     assert "no broker runs here" in out
-    assert call("list") == "old.example\n192.0.2.7\n"
+    assert call("list") == "old.example: known to 0 of 0 devices\n192.0.2.7: known to 0 of 0 devices\n"
     call("remove", OLD)
     assert Fleet(fleet.directory).urls == (url(fleet, "192.0.2.7"),)
     token = decode_token(issue_token(Fleet(fleet.directory), "cam", time.time()))
     assert token.url == f"mqtts://192.0.2.7:{fleet.record.enroll_port}"
+
+
+def test_a_name_is_not_taken_away_from_devices_that_know_no_other(fleet: Fleet, tmp_path: Path) -> None:
+    for name in ("cam-a", "cam-b", "gone"):
+        enrolled(fleet, name, tmp_path / name)
+    with fleet.changing() as devices:
+        devices["gone"] = replace(devices["gone"], revoked_at=1.0)
+    add_host(fleet, NEW, now := time.time())
+    assert knowing(fleet, now) == {OLD: ["cam-a", "cam-b"], NEW: []}, "each knows the name that it enrolled by"
+    note_hosts(fleet, {"cam-a": fleet.record.hosts})
+    with pytest.raises(IdentityError, match="1 device would be cut off, which may know no other name: cam-b") as caught:
+        remove_host(fleet, OLD, now)
+    assert "--force" in caught.value.remedy
+    assert fleet.record.hosts == (OLD, NEW)
+    assert cut_off(fleet, NEW, now) == [], "nobody needs that one"
+    listed = CliRunner().invoke(app, ["host", "list", "--identity", str(fleet.directory)]).stdout
+    assert listed == f"{OLD}: known to 2 of 2 devices\n{NEW}: known to 1 of 2 devices\n"
+    assert remove_host(fleet, OLD, now, force=True).hosts == (NEW,)
+    later = fleet.devices()["cam-b"].not_after + 1
+    assert cut_off(fleet, NEW, later) == [], "who has to enrol again anyhow is not waited for"
+
+
+def test_what_a_device_says_it_knows_counts_for_the_newest_revision_alone(fleet: Fleet, tmp_path: Path) -> None:
+    enrolled(fleet, "cam", tmp_path / "cam")
+    add_host(fleet, NEW, time.time())
+
+    async def said(revision: int) -> tuple[str, ...]:
+        guard = Guard(Fleet(fleet.directory))
+        guard.heard("cam", Hello("cam", addresses=revision))
+        guard.heard("stranger", Hello("stranger", addresses=revision))
+        guard.look()
+        await guard.answered()
+        await guard.close()
+        assert list(fleet.devices()) == ["cam"]
+        return fleet.devices()["cam"].hosts
+
+    for revision, hosts in ((0, (OLD,)), (7, (OLD,)), (1, (OLD, NEW))):
+        assert run(said(revision)) == hosts
+
+
+def test_where_the_broker_is_elsewhere_the_way_out_is_said(tmp_path: Path) -> None:
+    far = a_fleet(tmp_path / "far", broker="mqtts://broker.example:8883")
+    with pytest.raises(IdentityError, match="know no other address") as caught:
+        add_host(far, NEW, time.time())
+    assert "DNS" in caught.value.remedy
+    listed = CliRunner().invoke(app, ["host", "list", "--identity", str(far.directory)]).stdout
+    assert listed == "mqtts://broker.example:8883: all devices dial this one\n"

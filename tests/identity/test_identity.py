@@ -392,7 +392,7 @@ def test_who_is_waited_for_gets_its_answer_before_the_coordinator_goes(
     async def scene() -> None:
         monkeypatch.setattr("coordinator.runtime.fleet_auth.answer_request", slow)
         told: list[str] = []
-        serving = asyncio.ensure_future(serve(fleet, told.append, until="cam", limit_s=20.0))
+        serving = asyncio.ensure_future(serve(fleet, told.append, until=("cam",), limit_s=20.0))
         await until(lambda: any("answering" in line for line in told))
         text = issue_token(fleet, "cam", time.time())
         state = await enroll(text, tmp_path / "cam", tmp_path, 5.0, lambda line: None)
@@ -409,7 +409,7 @@ def test_a_standing_coordinator_renews_and_gives_up_in_time(fleet: Fleet, tmp_pa
 
     async def scene() -> None:
         told: list[str] = []
-        serving = asyncio.ensure_future(serve(short, told.append, until="late", limit_s=4.0))
+        serving = asyncio.ensure_future(serve(short, told.append, until=("late",), limit_s=4.0))
         await until(lambda: any("answering" in line for line in told))
         async with Attackers(short) as at:
             client, heard = await at.device(own, topics.build("down", FLEET, "cam"))

@@ -58,7 +58,7 @@ def test_the_old_machine_goes_on_until_the_new_one_enrols_and_is_refused_from_th
             text = issue_token(fleet, "cam", time.time(), replace=True)
             await own.publish(UP, b"of the old, the token is out")
             await heard.arrived(1)
-            serving = asyncio.ensure_future(serve(fleet, told.append, until="cam", limit_s=20.0))
+            serving = asyncio.ensure_future(serve(fleet, told.append, until=("cam",), limit_s=20.0))
             await until(lambda: any("answering" in line for line in told))
             hidden = (fleet.directory / "broker" / "mosquitto.pid").rename(tmp_path / "hidden")
             refused = await fails(enroll(text, tmp_path / "new", tmp_path, 5.0, lambda line: None))

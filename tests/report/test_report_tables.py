@@ -36,7 +36,7 @@ FIELDS: dict[str, Any] = {
     },
     "training": {"rounds": [1, 1], "batch_size": 8},
     "fleet": [
-        {"name": "wide", "budget": {"step_memory_bytes": "64 MiB", "payload_bytes": "1 MiB"}},
+        {"name": "wide", "groups": ["night"], "budget": {"step_memory_bytes": "64 MiB", "payload_bytes": "1 MiB"}},
         {"name": "narrow", "budget": {"flops": 60e6, "memory_bytes": "100 GiB"}},
         {"name": "none", "budget": {"payload_bytes": "4 KiB"}},
     ],

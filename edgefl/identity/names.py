@@ -1,0 +1,28 @@
+"""Shown names of devices: what a device enrolled as stays its name at the broker (docs/decisions/0092)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from edgefl.errors import IdentityError
+from edgefl.identity.fleet import Fleet, id_of, names_of
+from edgefl.identity.issued_tokens import awaited
+from edgefl.protocol.topics import COORDINATOR, check_name
+
+
+def rename(fleet: Fleet, old: str, new: str) -> None:
+    """Show a device by another name from the next run on. Raises IdentityError for a name in use."""
+    check_name("device", new)
+    with fleet.changing() as devices:
+        own = id_of(devices, old)
+        if own not in devices:
+            there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
+            raise IdentityError(f"no device {old!r} is enrolled", remedy=f"Enrolled are: {there}.")
+        if new in names_of(devices, but=own) or new == COORDINATOR or new in awaited(fleet) - {own}:
+            raise IdentityError(f"{new!r} is another's name", remedy="Choose one that nobody has or had.")
+        groups = fleet.groups()
+        before = devices[own].shown or own
+        formerly = tuple(dict.fromkeys((*devices[own].formerly, before)))
+        devices[own] = replace(devices[own], shown="" if new == own else new, formerly=formerly)
+        if any(before in named for named in groups.values()):
+            fleet.write_groups({g: tuple(new if n == before else n for n in named) for g, named in groups.items()})
