@@ -53,6 +53,9 @@ def run(given: RunOptions) -> None:
     if not (given.broker or where.broker):
         raise typer.BadParameter("is needed by a device that is not enrolled", param_hint="--broker")
     found = load_device(given.profile, given.overrides or [])
+    trainer = given.trainer or found.trainer
+    if not (given.data or trainer):
+        raise typer.BadParameter("is needed, unless --trainer reads the data by itself", param_hint="--data")
     tell = line_writer(given.form.value, program="agent", fleet=where.fleet, device=where.device)
     for fault in [*profile(found.plan_only), *before_run(where.state)]:
         tell("warning", finding=fault.id, text=fault.detail, remedy=fault.remedy)
@@ -69,6 +72,7 @@ def run(given: RunOptions) -> None:
             heartbeat_s=found.heartbeat_s,
             torch_device=found.torch_device,
             bad_samples=given.bad_samples.value,
+            trainer=trainer,
             ca=given.ca,
             cert=given.cert,
             key=given.key,

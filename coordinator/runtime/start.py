@@ -350,10 +350,14 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
         run, made = begin_run(options.directory, config.name)
     with gone_if_empty(made):
         check_name("run", run)
-        test, path = _test_set(config, file, options.directory / run, say)
-        plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
-        if problem := untaken(plan, test.samples()):
-            raise ConfigError(file, [problem])
+        if config.model.own:  # its data, and what is in them, only the devices know
+            plan = compile_run(config, recipe, run=run, shapes={})
+        else:
+            test, path = _test_set(config, file, options.directory / run, say)
+            known = {"shapes": test.signature(), "label_names": test.label_names, "test": path}
+            plan = compile_run(config, recipe, run=run, **known)
+            if problem := untaken(plan, test.samples()):
+                raise ConfigError(file, [problem])
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")
     return plan, config.broker
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -16,6 +17,7 @@ from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
 from device_agent.trainer.first_round import first_round, freeze_once
+from device_agent.trainer.own_code import load_code, own_figures, round_of
 from edgefl.budget.stage_cost import modules_bytes
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
@@ -26,6 +28,7 @@ from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
 from edgefl.plan.stages import RESIDUAL
 from edgefl.process.worker import Note
+from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import METHOD, Figure, Figures, Manifest, Refusal
 from edgefl.registry import Recipe, chosen, not_installed
@@ -38,11 +41,13 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
 from edgefl.training.exchanged_layers import between
 from edgefl.training.flop_cache import FlopCounts
-from edgefl.training.local_round import AbandonedError, LocalState, RoundResult, train_round
+from edgefl.training.local_round import AbandonedError, LocalState, OnProgress, RoundResult, Tensors, train_round
 from edgefl.training.prefix_cache import PrefixCache
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
+#: What EdgeFL knows of the data that the owner's own code reads.
+NO_DATA = Dataset({}, {}, None, (), [])
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
 
@@ -50,12 +55,12 @@ SHARED = "the whole fleet is in one process"
 class LocalTrainer:
     """One device's trainer with its warm data and prefix cache.
 
-    ``dataset``: as read from ``settings.data``. ``counts``: of steps, shared with other trainers in this process.
+    ``dataset``: as read from ``settings.data``; None: the owner's own code reads it, and trains. ``counts``: of steps, shared with other trainers in this process.
     ``alone``: the process serves this trainer only, so that its memory is measured and given back.
     """
 
     def __init__(
-        self, settings: TrainerSettings, dataset: Dataset, counts: FlopCounts | None = None, *, alone: bool = True
+        self, settings: TrainerSettings, dataset: Dataset | None, counts: FlopCounts | None = None, *, alone: bool = True
     ) -> None:
         self.settings = settings
         self.alone = alone
@@ -69,7 +74,8 @@ class LocalTrainer:
         self.rows = Path(settings.store).parent / "rows"
         self.cache = PrefixCache(self.rows)
         self.cache.check = self._check
-        self.dataset = dataset
+        self.code = load_code(settings.code) if dataset is None else None
+        self.dataset = dataset or NO_DATA
         self.read_for: object = None  # the (encoders, label names) the files were last read for
         self.split: tuple[object, Split] | None = None  # what it was made of and for, and the data as rounds take it
         self.completed: dict[str, float] = {}  # what the recipe's generator made of it, as metrics
@@ -81,17 +87,20 @@ class LocalTrainer:
         if self.facts is None:
             if self.alone:
                 first_round(self.device)
-            elastic = has_manifest(self.settings.data)
+            elastic = self.code is None and has_manifest(self.settings.data)
             # Files are read again, to a model's shapes, inside a round and under its ceiling: the room is the base's.
             as_read = self.dataset if elastic else None
             self.dataset = self._on_disk(self.dataset)
-            self.facts = _facts(self.dataset, self.device, elastic=elastic, alone=self.alone)
+            facts = _facts(self.dataset, self.device, elastic=elastic, alone=self.alone)
+            self.facts = facts if self.code is None else msgspec.structs.replace(facts, samples={}, code=self.code.name)
             del as_read
         return self.facts
 
     def describe(self, preparation: Preparation) -> DataFacts:
         """Facts on the data as read by a run's ``preparation``; for unusable data the reason."""
         base = self.warm()
+        if self.code is not None:
+            return msgspec.structs.replace(base, prepared=preparation.id)
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
@@ -124,12 +133,9 @@ class LocalTrainer:
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
         job, attempt = request.offer.job, request.offer.attempt
-        device, data = self.settings.device, self._split(job)
-        usable = len(usable_rows(job, data.train))
-        if usable < job.hyper.batch_size:
-            detail = "the local share does not fill one batch"
-            few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
-            return Result(refusal=no_label(job, data.train) or few)
+        data = self._split(job) if self.code is None else None
+        if data is not None and (refusal := _too_few(job, data)) is not None:
+            return Result(refusal=refusal)
         store = ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
         kept = StoredParts(request.retained, store)
         if self.alone:
@@ -141,16 +147,7 @@ class LocalTrainer:
                 refusal = decompress_offer(request.offer, store)
                 if refusal is not None:
                     return Result(refusal=refusal)
-                cache = self._prefixes(data, request.offer.manifest, store)
-                outcome = train_round(
-                    job,
-                    data.train,
-                    StoredParts(request.offer.manifest, store),
-                    LocalState(data.holdout, kept, self.device, self.counts, cache),
-                    # Not the attempt: a round that is tried again gives the same result.
-                    salt=f"{device}/{attempt.stage}/{attempt.round}",
-                    on_progress=self._progress(note),
-                )
+                outcome = self._round(request.offer, data, store, kept, self._progress(note))
                 self._hold()  # the model is gone, and what is sent comes into the process
                 staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
                 outcome.kept.clear()
@@ -158,7 +155,7 @@ class LocalTrainer:
                     sync_files([store.path(ref.id) for ref in staying.values()])
                 sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         except AbandonedError as error:
-            figures = _figures(error, error.steps, memory, energy)
+            figures = self._figures(error, error.steps, memory, energy)
             return Result(refusal=Refusal("abandoned", detail=error.message), figures=figures)
         waiting = {
             key: ref
@@ -169,10 +166,41 @@ class LocalTrainer:
             manifest=sending.manifest,
             samples=outcome.samples,
             metrics=outcome.metrics | self.completed,
-            figures=_figures(outcome, None, memory, energy),
+            figures=self._figures(outcome, None, memory, energy),
             observed=outcome.observed,
             retained=staying | sending.residuals | waiting,
         )
+
+    def _round(
+        self,
+        offer: Offer,
+        data: Split | None,
+        store: ObjectStore,
+        kept: Mapping[str, Tensors],
+        on_progress: OnProgress,
+    ) -> RoundResult:
+        """What happens between parts received and parts to send; ``data`` None: by the owner's own code."""
+        job, device, parts = offer.job, self.settings.device, StoredParts(offer.manifest, store)
+        # Not the attempt: a round that is tried again gives the same result.
+        salt = f"{device}/{offer.attempt.stage}/{offer.attempt.round}"
+        if self.code is not None:
+            here = round_of(job, offer.attempt, parts, salt)
+            here.device, here.data, here.on_step = self.device, self.settings.data, on_progress
+            return self.code.round(job, here, kept)
+        assert data is not None
+        cache = self._prefixes(data, offer.manifest, store)
+        local = LocalState(data.holdout, kept, self.device, self.counts, cache)
+        return train_round(job, data.train, parts, local, salt=salt, on_progress=on_progress)
+
+    def _figures(
+        self,
+        spent: RoundResult | AbandonedError,
+        steps: int | None,
+        memory: MemoryProbe | NotMeasured,
+        energy: EnergyProbe,
+    ) -> Figures:
+        figures = _figures(spent, steps, memory, energy)
+        return figures if self.code is None else own_figures(figures)
 
     def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:
         """The prefix cache of this share, within the disk budget left by objects."""
@@ -242,6 +270,16 @@ class LocalTrainer:
             note({"epoch": epoch, "step": step, "steps": steps, "loss": loss})
 
         return report
+
+
+def _too_few(job: Job, data: Split) -> Refusal | None:
+    """Refusal of a share without one batch of usable samples."""
+    usable = len(usable_rows(job, data.train))
+    if usable >= job.hyper.batch_size:
+        return None
+    detail = "the local share does not fill one batch"
+    few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
+    return no_label(job, data.train) or few
 
 
 def _lacking(job: Job) -> str:

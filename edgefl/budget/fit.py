@@ -180,7 +180,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     hyper=one.hyper,
                     cost=cost,
                     factors=candidate.factors,
-                    predicted=figures_of(cost),
+                    predicted=figures_of(cost, declared=bool(one.model.declared)),
                     predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
                     shortened=(whole or candidate.declined[-1].refusal) if less else None,
                     layer=largest_layer(one, traffic.layers),
@@ -215,7 +215,9 @@ def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
 
 
 def _pieces(job: Job) -> list[tuple[int, bool]]:
-    """(micro-batch, activation checkpointing) of a step, from most memory to least."""
+    """(micro-batch, activation checkpointing) of a step, from most memory to least; own training code has no choice."""
+    if job.model.declared:
+        return [(0, False)]
     pieces = [(size, False) for size in micro_batches(job.hyper.batch_size)]
     checkpoints = any(is_encoder(part) for part in job.stage.trained)
     return [*pieces, (pieces[-1][0], True)] if checkpoints else pieces
@@ -228,6 +230,8 @@ def trained_depth(stage: Stage) -> int:
 
 def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     model, slots = job.model, job.slots
+    if model.declared:  # what the data has to be, only the device's own code knows
+        return None
     told, spaces = keyed_spaces(candidate.samples), spaces_in(model.label_names)
     if unknown_sets := sorted(told - spaces.keys()):
         known, first = ", ".join(spaces) or "none", unknown_sets[0][:64]

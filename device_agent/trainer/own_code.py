@@ -1,0 +1,163 @@
+"""The device owner's own training code: imported by name, called once a round, its faults as text for people.
+
+The name is the device's configuration; nothing of it comes from a coordinator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from edgefl.budget.stage_cost import OWN_CODE
+from edgefl.client.round import Round, Trained, check_trained
+from edgefl.errors import ConfigError, EdgeFLError, Problem, TrainingCodeError
+from edgefl.plan.job import Job
+from edgefl.records import Attempt, Figure, Figures
+from edgefl.resources.gpu_memory import out_of_memory
+from edgefl.training.local_round import AbandonedError, RoundResult, Tensors
+from edgefl.training.sending import Seen, uploaded
+
+#: Characters of an exception's text in a refusal: its first lines say what is wrong, and a message holds 500.
+MOST_TEXT = 300
+_SHAPE = "Name it as FILE.py:FUNCTION or MODULE:FUNCTION, such as my_training.py:train."
+
+
+class OwnCode(NamedTuple):
+    """A training function and, where its module has one, ``evaluate``."""
+
+    name: str
+    train: Callable[[Round], object]
+    evaluate: Callable[[Round], object] | None
+
+    def round(self, job: Job, this: Round, kept: Mapping[str, Tensors]) -> RoundResult:
+        """One round by the owner's function. Raises TrainingCodeError, and what the function may raise on purpose."""
+        parts, rng = this.parts, np.random.default_rng(this.seed)
+        torch.manual_seed(this.seed)
+        received = self._judged(this, "received")
+        started = time.perf_counter()
+        try:
+            result = check_trained(this, self._called(self.train, this))
+        except AbandonedError as error:
+            error.steps, error.compute_s = len(this.losses), time.perf_counter() - started
+            raise
+        spent_s = time.perf_counter() - started
+        after = self._judged(Round(**{**vars(this), "parts": {**parts, **result.parts}}), "trained")
+        sending, noted = uploaded(job, {p: dict(result.parts[p]) for p in this.trains}, Seen(parts, kept), rng)
+        return RoundResult(
+            parts=sending,
+            kept=noted,
+            samples=dict.fromkeys(sending, result.samples),
+            metrics=_own_metrics(this, result) | received | after,
+            compute_s=spent_s,
+        )
+
+    def _judged(self, this: Round, prefix: str) -> dict[str, float]:
+        """Metrics "<prefix>_<name>" of ``evaluate`` on the parts of ``this``; {} without one."""
+        if self.evaluate is None:
+            return {}
+        found = self._called(self.evaluate, this)
+        if not isinstance(found, Mapping):
+            text = f"{self.name}: evaluate returned {type(found).__name__}, not its metrics"
+            raise TrainingCodeError(text, remedy="End evaluate with `return {'accuracy': ...}`.")
+        return {f"{prefix}_{name}": float(value) for name, value in found.items()}
+
+    def _called(self, function: Callable[[Round], object], this: Round) -> object:
+        try:
+            return function(this)
+        except (EdgeFLError, MemoryError):
+            raise
+        except (Exception, SystemExit) as error:
+            if out_of_memory(error):
+                raise
+            traceback.print_exception(error)  # whole, into the trainer's log
+            raise TrainingCodeError(_said(self.name, error)) from error
+
+
+def _own_metrics(this: Round, result: Trained) -> dict[str, float]:
+    """The function's metrics, with mean loss and number of its reported steps where it gives none."""
+    told = {"loss": float(np.mean(this.losses)), "steps": float(len(this.losses))} if this.losses else {}
+    return told | {name: float(value) for name, value in result.metrics.items()}
+
+
+def round_of(job: Job, attempt: Attempt, parts: Mapping[str, Tensors], salt: str) -> Round:
+    """The round of an offer's attempt, on the CPU. ``salt``: of its seed."""
+    return Round(
+        parts=parts,
+        trains=job.stage.trained,
+        stage=attempt.stage,
+        number=attempt.round,
+        epochs=job.hyper.epochs,
+        batch_size=job.hyper.batch_size,
+        lr=job.hyper.lr["head"],
+        seed=zlib.crc32(f"{job.hyper.seed}/{salt}".encode()),
+    )
+
+
+def own_figures(figures: Figures) -> Figures:
+    """The figures of a round by own code: its FLOPs are not counted, and its seconds are the function's."""
+    compute = figures["compute_s"]
+    if compute.value is not None:
+        compute = Figure(compute.value, "measured", "monotonic clock around the training function")
+    return {**figures, "flops": Figure(kind="counted", reason=OWN_CODE), "compute_s": compute}
+
+
+def load_code(name: str) -> OwnCode:
+    """The function that ``name`` names. Raises ConfigError, TrainingCodeError for a module that raises."""
+    where, _, function = name.rpartition(":")
+    if not where or not function.isidentifier():
+        raise _wrong(name, f"{name[:80]!r} names no function", _SHAPE)
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except (Exception, SystemExit) as error:
+        traceback.print_exception(error)
+        raise TrainingCodeError(_said(where, error)) from error
+    train, evaluate = getattr(module, function, None), getattr(module, "evaluate", None)
+    if not callable(train):
+        there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise _wrong(name, f"{where} has no function {function!r}", f"It has: {there[:300] or 'none'}.")
+    return OwnCode(name, train, evaluate if callable(evaluate) and function != "evaluate" else None)
+
+
+def _wrong(name: str, text: str, remedy: str) -> ConfigError:
+    return ConfigError("the device's configuration", [Problem("trainer", text)], remedy=remedy)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """The module in a file, whose folder is on the path as if it were run as a script."""
+    path = path.resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    name = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no module of Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where what is pickled for data-loading processes looks for it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _said(name: str, error: BaseException) -> str:
+    """ "train.py:23 in train: ValueError: text", of the innermost line in the owner's own file; escaped and bounded."""
+    own, frames = Path(name.rpartition(":")[0] or name).name, traceback.extract_tb(error.__traceback__)
+    frame = next((one for one in reversed(frames) if Path(one.filename).name == own), frames[-1] if frames else None)
+    where = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" if frame else name
+    text = str(error)[:MOST_TEXT].encode("unicode_escape").decode()[:MOST_TEXT]
+    return f"{where}: {type(error).__name__}: {text}"
