@@ -354,8 +354,8 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
             plan = compile_run(config, recipe, run=run, shapes={})
         else:
             test, path = _test_set(config, file, options.directory / run, say)
-            known = {"shapes": test.signature(), "label_names": test.label_names, "test": path}
-            plan = compile_run(config, recipe, run=run, **known)
+            shapes, names = test.signature(), test.label_names
+            plan = compile_run(config, recipe, run=run, shapes=shapes, label_names=names, test=path)
             if problem := untaken(plan, test.samples()):
                 raise ConfigError(file, [problem])
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")

@@ -103,7 +103,9 @@ def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
 def _code(facts: DataFacts, model: ModelSpec) -> Refusal | None:
     """Refusal of a declared model without own training code, or of EdgeFL's own model with it."""
     if not model.declared:
-        return Refusal(METHOD, detail=f"this device trains by its own code ({facts.code[:200]}), and the run by EdgeFL's")
+        return Refusal(
+            METHOD, detail=f"this device trains by its own code ({facts.code[:200]}), and the run by EdgeFL's"
+        )
     if not facts.code:
         way_out = "start the agent with --trainer FILE.py:FUNCTION"
         return Refusal(METHOD, detail=f"the run's model (model.own) needs the device's own training code; {way_out}")

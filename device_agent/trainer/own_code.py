@@ -11,7 +11,9 @@ import sys
 import time
 import traceback
 import zlib
+from collections import ChainMap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -19,11 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from edgefl.budget.stage_cost import OWN_CODE
-from edgefl.client.round import Round, Trained, check_trained
-from edgefl.errors import ConfigError, EdgeFLError, Problem, TrainingCodeError
+from edgefl.client.round import Round, TrainedParts, sendable
+from edgefl.errors import ConfigError, EdgeFLError, ModelError, Problem, TrainingCodeError
 from edgefl.plan.job import Job
-from edgefl.records import Attempt, Figure, Figures
+from edgefl.records import Attempt
 from edgefl.resources.gpu_memory import out_of_memory
 from edgefl.training.local_round import AbandonedError, RoundResult, Tensors
 from edgefl.training.sending import Seen, uploaded
@@ -41,24 +42,29 @@ class OwnCode(NamedTuple):
     evaluate: Callable[[Round], object] | None
 
     def round(self, job: Job, this: Round, kept: Mapping[str, Tensors]) -> RoundResult:
-        """One round by the owner's function. Raises TrainingCodeError, and what the function may raise on purpose."""
-        parts, rng = this.parts, np.random.default_rng(this.seed)
+        """One round by the owner's function. Raises TrainingCodeError, and what ends EdgeFL's own rounds."""
+        rng = np.random.default_rng(this.seed)
         torch.manual_seed(this.seed)
         received = self._judged(this, "received")
         started = time.perf_counter()
         try:
-            result = check_trained(this, self._called(self.train, this))
+            result = self._called(self.train, this)
         except AbandonedError as error:
             error.steps, error.compute_s = len(this.losses), time.perf_counter() - started
             raise
         spent_s = time.perf_counter() - started
-        after = self._judged(Round(**{**vars(this), "parts": {**parts, **result.parts}}), "trained")
-        sending, noted = uploaded(job, {p: dict(result.parts[p]) for p in this.trains}, Seen(parts, kept), rng)
+        try:
+            trained, made = sendable(this, result)
+        except ModelError as error:
+            raise TrainingCodeError(f"{self.name}: {error.message}", remedy=error.remedy) from error
+        both = ChainMap(made, this.parts)  # type: ignore[arg-type]  # of received parts only read, one at a time
+        after = self._judged(replace(this, parts=both), "trained")
+        sending, noted = uploaded(job, made, Seen(this.parts, kept), rng)
         return RoundResult(
             parts=sending,
             kept=noted,
-            samples=dict.fromkeys(sending, result.samples),
-            metrics=_own_metrics(this, result) | received | after,
+            samples=dict.fromkeys(sending, trained.samples),
+            metrics=_own_metrics(this, trained) | received | after,
             compute_s=spent_s,
         )
 
@@ -75,6 +81,8 @@ class OwnCode(NamedTuple):
     def _called(self, function: Callable[[Round], object], this: Round) -> object:
         try:
             return function(this)
+        except ModelError as error:
+            raise TrainingCodeError(f"{self.name}: {error.message}", remedy=error.remedy) from error
         except (EdgeFLError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
@@ -84,7 +92,7 @@ class OwnCode(NamedTuple):
             raise TrainingCodeError(_said(self.name, error)) from error
 
 
-def _own_metrics(this: Round, result: Trained) -> dict[str, float]:
+def _own_metrics(this: Round, result: TrainedParts) -> dict[str, float]:
     """The function's metrics, with mean loss and number of its reported steps where it gives none."""
     told = {"loss": float(np.mean(this.losses)), "steps": float(len(this.losses))} if this.losses else {}
     return told | {name: float(value) for name, value in result.metrics.items()}
@@ -102,14 +110,6 @@ def round_of(job: Job, attempt: Attempt, parts: Mapping[str, Tensors], salt: str
         lr=job.hyper.lr["head"],
         seed=zlib.crc32(f"{job.hyper.seed}/{salt}".encode()),
     )
-
-
-def own_figures(figures: Figures) -> Figures:
-    """The figures of a round by own code: its FLOPs are not counted, and its seconds are the function's."""
-    compute = figures["compute_s"]
-    if compute.value is not None:
-        compute = Figure(compute.value, "measured", "monotonic clock around the training function")
-    return {**figures, "flops": Figure(kind="counted", reason=OWN_CODE), "compute_s": compute}
 
 
 def load_code(name: str) -> OwnCode:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from edgefl.client.round import Round
 
 
-class StepCallback(TrainerCallback):
+class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
     """Reports the loss whenever the Trainer logs it (``logging_steps``), and ends training that is not wanted."""
 
     def __init__(self, this: Round) -> None:

@@ -8,24 +8,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from edgefl.client.tensors import as_array, named_tensors
+from edgefl.client.tensors import Arrays, as_array, check_shapes, fill, named_tensors
 from edgefl.errors import DivergedError, ModelError
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
-Arrays = Mapping[str, np.ndarray]
-_SAME = "Build the model as it was when edgefl.client.save wrote the run's file (model.own)."
+#: Mark of a parameter that ``load`` has frozen; one that its owner froze has none, and stays frozen.
+_FROZEN = "edgefl_frozen"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParts:
     """What a round's training sends: part -> tensors, how many samples it learned from, and its metrics."""
 
-    parts: Mapping[str, Arrays]
+    parts: Mapping[str, Mapping[str, object]]
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -58,22 +57,17 @@ class Round:
         Only parameters that an earlier ``load`` froze are set free again. Raises ModelError for a model of other
         tensors, and changes nothing then.
         """
-        targets = named_tensors(model)
-        owner = {name: part for part, tensors in self.parts.items() for name in tensors}
-        check_shapes(owner, self.parts, {name: tuple(tensor.shape) for name, tensor in targets.items()})
-        with torch.no_grad():
-            for part in self.parts:
-                for name, value in self.parts[part].items():
-                    targets[name].copy_(torch.from_numpy(np.array(value)))
-        for name, tensor in targets.items():
+        owner = fill(model, self.parts)
+        for name, tensor in named_tensors(model).items():
             if not isinstance(tensor, nn.Parameter):
                 continue
             if owner[name] in self.trains:
-                if getattr(tensor, "edgefl_frozen", False):
+                if getattr(tensor, _FROZEN, False):
                     tensor.requires_grad_(True)
+                    delattr(tensor, _FROZEN)
             elif tensor.requires_grad:
                 tensor.requires_grad_(False)
-                tensor.edgefl_frozen = True  # type: ignore[attr-defined]
+                setattr(tensor, _FROZEN, True)
 
     def step(self, loss: float | Tensor, *, epoch: int = 0, step: int = 0, steps: int = 0) -> None:
         """Report one step; ``step``: its number, 0: counted here; ``steps``: of the whole round, 0: not known.
@@ -88,13 +82,14 @@ class Round:
         self.losses.append(value)
         self.on_step(epoch, step or len(self.losses), steps, value)
 
-    def trained(self, model: nn.Module, samples: int, metrics: Mapping[str, float] | None = None) -> Trained:
+    def trained(self, model: nn.Module, samples: int, metrics: Mapping[str, float] | None = None) -> TrainedParts:
         """The trained parts out of ``model``, for ``train`` to return. ``samples``: how many it learned from."""
         targets = named_tensors(model)
         parts = {
-            part: {name: as_array(targets[name]) for name in self.parts[part] if name in targets} for part in self.trains
+            part: {name: as_array(targets[name]) for name in self.parts[part] if name in targets}
+            for part in self.trains
         }
-        return Trained(parts, samples, metrics or {})
+        return TrainedParts(parts, samples, metrics or {})
 
     def callback(self) -> TrainerCallback:
         """A callback for `transformers.Trainer` that reports each step."""
@@ -103,40 +98,36 @@ class Round:
         return StepCallback(self)
 
 
-def check_shapes(owner: Mapping[str, str], parts: Mapping[str, Arrays], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelError that names the first missing, surplus or misshapen tensor of a model, and its part."""
-    for part, tensors in parts.items():
-        for name, value in tensors.items():
-            if name not in shapes:
-                raise ModelError(f"part {part}: the model has no {name!r}", remedy=_SAME)
-            if shapes[name] != value.shape:
-                text = f"part {part}: the model's {name!r} is {list(shapes[name])}, the run's {list(value.shape)}"
-                raise ModelError(text, remedy=_SAME)
-    if surplus := [name for name in shapes if name not in owner]:
-        raise ModelError(f"the model's {surplus[0]!r} is in no part of the run", remedy=_SAME)
-
-
-def check_trained(this: Round, result: object) -> Trained:
-    """What a training function returned, if it can be sent. Raises ModelError, DivergedError."""
-    way_out = "End train with `return round.trained(model, samples=...)`."
-    if not isinstance(result, Trained):
-        raise ModelError(f"train returned {type(result).__name__}, not what is trained", remedy=way_out)
-    if not isinstance(result.samples, int) or isinstance(result.samples, bool) or result.samples < 1:
-        raise ModelError(f"samples is {result.samples!r}: give the number of samples learned from", remedy=way_out)
+def sendable(this: Round, result: object) -> tuple[TrainedParts, dict[str, Arrays]]:
+    """What a training function returned, with its parts, if they can be sent. Raises ModelError, DivergedError."""
+    if not isinstance(result, TrainedParts):
+        raise _unfit(f"train returned {type(result).__name__}, not what is trained")
+    samples: object = result.samples
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+        raise _unfit(f"samples is {samples!r:.80}: give the number of samples learned from")
     for name, value in result.metrics.items():
-        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ModelError(f"the metric {str(name)[:80]!r} is {type(value).__name__}, not a number", remedy=way_out)
+        number: object = value
+        if isinstance(number, bool) or not isinstance(number, int | float | np.number):
+            raise _unfit(f"the metric {name!s:.80} is {type(number).__name__}, not a number")
     if wrong := sorted({*this.trains} ^ {*result.parts}):
-        text = f"train returned {'other parts than asked for' if wrong[0] in result.parts else 'no'} {wrong[0]!r}"
-        raise ModelError(f"{text}; this stage trains {', '.join(this.trains)}", remedy=way_out)
-    for part in this.trains:
-        for name, value in result.parts[part].items():
-            if not isinstance(value, np.ndarray):
-                raise ModelError(f"part {part}: {str(name)[:80]!r} is {type(value).__name__}, no array", remedy=way_out)
-        owner = dict.fromkeys(this.parts[part], part)
-        check_shapes(owner, {part: this.parts[part]}, {name: value.shape for name, value in result.parts[part].items()})
-        for name, value in result.parts[part].items():
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                text = f"part {part}: {name!r} has values that are not finite after training"
-                raise DivergedError(text, remedy="Lower training.lr.head, or clip gradients in your code.")
-    return result
+        text = "a part it was not asked for" if wrong[0] in result.parts else "no part"
+        raise _unfit(f"train returned {text} {wrong[0]!r:.80}; this stage trains {', '.join(this.trains)}")
+    return result, {part: _arrays(this, part, result.parts[part]) for part in this.trains}
+
+
+def _arrays(this: Round, part: str, tensors: Mapping[str, object]) -> Arrays:
+    """The tensors of one part, of the shapes received and finite."""
+    found: Arrays = {}
+    for name, value in tensors.items():
+        if not isinstance(value, np.ndarray):
+            raise _unfit(f"part {part}: {name!r:.80} is {type(value).__name__}, not an array")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            text = f"part {part}: {name!r} has values that are not finite after training"
+            raise DivergedError(text, remedy="Lower training.lr.head, or clip gradients in your code.")
+        found[name] = value
+    check_shapes({part: this.parts[part]}, {name: value.shape for name, value in found.items()})
+    return found
+
+
+def _unfit(text: str) -> ModelError:
+    return ModelError(text, remedy="End train with `return round.trained(model, samples=...)`.")

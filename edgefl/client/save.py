@@ -1,15 +1,16 @@
-"""The file of first weights that tells a coordinator of a model it never builds."""
+"""Files of a declared model: first weights for a run, trained ones back into the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
-from edgefl.client.tensors import as_array, named_tensors
+from edgefl.client.tensors import as_array, fill, named_tensors
 from edgefl.errors import ModelError
-from edgefl.models.declared import write_declared
+from edgefl.models.declared import declared_spec, declared_tensors, write_declared
 
 
 def save(model: nn.Module, parts: Mapping[str, Sequence[str]], path: str | Path) -> dict[str, int]:
@@ -19,8 +20,10 @@ def save(model: nn.Module, parts: Mapping[str, Sequence[str]], path: str | Path)
     is the head. "conv" stands for conv and conv.weight, not for conv1; the longest that fits wins, "" fits the rest.
     Raises ModelError for a tensor of no part and a part of no tensor; StoreError when the disk refuses.
     """
-    prefixes = {prefix: part for part, named in parts.items() for prefix in ([named] if isinstance(named, str) else named)}
-    found: dict[str, dict[str, object]] = {part: {} for part in parts}
+    prefixes = {
+        prefix: part for part, named in parts.items() for prefix in ([named] if isinstance(named, str) else named)
+    }
+    found: dict[str, dict[str, np.ndarray]] = {part: {} for part in parts}
     tensors = named_tensors(model)
     for name, tensor in tensors.items():
         fits = [prefix for prefix in prefixes if not prefix or name == prefix or name.startswith(f"{prefix}.")]
@@ -34,3 +37,11 @@ def save(model: nn.Module, parts: Mapping[str, Sequence[str]], path: str | Path)
         raise ModelError(f"the part {empty[0]!r} ({list(parts[empty[0]])}) has no tensor", remedy=remedy)
     write_declared(Path(path), found)
     return {part: sum(array.nbytes for array in named.values()) for part, named in found.items()}
+
+
+def load(model: nn.Module, path: str | Path) -> None:
+    """Copy the weights in a file of ``save``, or of `edgefl export RUN --to safetensors`, into ``model``.
+
+    Raises ModelError for a file of another model, and changes nothing then.
+    """
+    fill(model, dict(declared_tensors(declared_spec(Path(path)))))

@@ -173,9 +173,10 @@ def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
     if "recipe" in values:
         found["recipe"] = _path(values["recipe"], folder, "recipe", shipped("recipes"))
     if isinstance(model := values.get("model"), dict):
-        found["model"] = {**model, **({"own": _path(model["own"], folder, "model.own")} if "own" in model else {})}
+        paths = {"own": _path(model["own"], folder, "model.own")} if "own" in model else {}
         if isinstance(encoders := model.get("encoders"), dict):
-            found["model"]["encoders"] = {name: _beside(value, folder) for name, value in encoders.items()}
+            paths["encoders"] = {name: _beside(value, folder) for name, value in encoders.items()}
+        found["model"] = {**model, **paths}
     if isinstance(fleet := values.get("fleet"), list):
         names = shipped("devices")
         found["fleet"] = [

@@ -81,9 +81,7 @@ class DeviceProfile(Values):
     speed: SpeedConfig = Field(SpeedConfig(), description="what it does in a second")
     heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
     torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
-    trainer: str = Field(
-        "", description="own training code in place of EdgeFL's, FILE.py:FUNCTION or MODULE:FUNCTION"
-    )
+    trainer: str = Field("", description="own training code in place of EdgeFL's, FILE.py:FUNCTION or MODULE:FUNCTION")
     memory_bytes: Bytes | None = Field(
         None,
         description="memory of the device, beside what a GPU has of its own; `edgefl plan` takes it for a limit, with "

@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _RESERVED = frozenset({"fusion", "task", MISSING, PROTOTYPES, SIGNATURE, LAYERS})
 #: Each part is a message's entry in every offer; the models of EdgeFL's own have about 60.
 MAX_PARTS = 200
+#: Endings of torch's names of batch norm's statistics.
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SAVE = "Write the file with edgefl.client.save(model, parts, path)."
 
 
@@ -64,6 +66,12 @@ def declared_tensors(spec: DeclaredSpec) -> Iterator[tuple[str, dict[str, np.nda
     with safe_open(path, framework="numpy") as file:
         for part, names in parts.items():
             yield part, {name: file.get_tensor(f"{part}|{name}") for name in names}
+
+
+def statistics_of(spec: DeclaredSpec) -> str:
+    """The first of batch norm's statistics in the file; "" for none."""
+    names = (f"{part}: {name}" for part, tensors in _parts(Path(spec.initial)).items() for name in tensors)
+    return next((name for name in names if name.endswith(_STATISTICS)), "")
 
 
 def _parts(path: Path) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional
 
-from edgefl.client import Round, Trained, save
+from edgefl.client import Round, TrainedParts, save
 
 LABELS = ("circle", "cross", "square", "triangle")
 
@@ -51,7 +51,7 @@ def evaluate(this: Round) -> dict[str, float]:
     return {"accuracy": accuracy(model, x[1::2], y[1::2])}
 
 
-def train(this: Round) -> Trained:
+def train(this: Round) -> TrainedParts:
     """Train on the pictures in the folder that the device's --data names."""
     x, y = pictures(Path(this.data))
     x, y = x[::2], y[::2]

@@ -58,7 +58,9 @@ def _of_declared(
     """
     names = tuple(part_names(spec))
     if len(rounds) != max(1, len(names) - 1):
-        text = f"training.rounds has {len(rounds)} entries, and the parts {', '.join(names)} make {len(names) - 1} stages"
+        text = (
+            f"training.rounds has {len(rounds)} entries, and the parts {', '.join(names)} make {len(names) - 1} stages"
+        )
         raise ModelError(text, remedy="Give one a stage; the last part is trained in every stage.")
     return tuple(
         Stage(s, s, count, present=names, trained=tuple(p for p in names if p in {*trained(names, s), names[-1]}))
@@ -69,7 +71,9 @@ def _of_declared(
 def _needs_encoders(spec: ModelSpec, name: str) -> None:
     if spec.declared:
         remedy = "Choose end_to_end, layerwise, progressive or freeze."
-        raise ModelError(f"schedule {name} tells encoders from heads, which declared parts (model.own) do not", remedy=remedy)
+        raise ModelError(
+            f"schedule {name} tells encoders from heads, which declared parts (model.own) do not", remedy=remedy
+        )
 
 
 def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
