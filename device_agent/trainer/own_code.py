@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from edgefl.client.round import Round, TrainedParts, sendable
+from edgefl.client.round import Round, TrainedParts, numbers, sendable
 from edgefl.errors import ConfigError, EdgeFLError, ModelError, Problem, TrainingCodeError
 from edgefl.plan.job import Job
 from edgefl.records import Attempt
@@ -29,6 +29,7 @@ from edgefl.resources.gpu_memory import out_of_memory
 from edgefl.training.local_round import AbandonedError, RoundResult, Tensors
 from edgefl.training.sending import Seen, uploaded
 
+T = TypeVar("T")
 #: Characters of an exception's text in a refusal: its first lines say what is wrong, and a message holds 500.
 MOST_TEXT = 300
 _SHAPE = "Name it as FILE.py:FUNCTION or MODULE:FUNCTION, such as my_training.py:train."
@@ -53,10 +54,7 @@ class OwnCode(NamedTuple):
             error.steps, error.compute_s = len(this.losses), time.perf_counter() - started
             raise
         spent_s = time.perf_counter() - started
-        try:
-            trained, made = sendable(this, result)
-        except ModelError as error:
-            raise TrainingCodeError(f"{self.name}: {error.message}", remedy=error.remedy) from error
+        trained, made = self._called(lambda this: sendable(this, result), this)
         both = ChainMap(made, this.parts)  # type: ignore[arg-type]  # of received parts only read, one at a time
         after = self._judged(replace(this, parts=both), "trained")
         sending, noted = uploaded(job, made, Seen(this.parts, kept), rng)
@@ -70,15 +68,13 @@ class OwnCode(NamedTuple):
 
     def _judged(self, this: Round, prefix: str) -> dict[str, float]:
         """Metrics "<prefix>_<name>" of ``evaluate`` on the parts of ``this``; {} without one."""
-        if self.evaluate is None:
+        evaluate = self.evaluate
+        if evaluate is None:
             return {}
-        found = self._called(self.evaluate, this)
-        if not isinstance(found, Mapping):
-            text = f"{self.name}: evaluate returned {type(found).__name__}, not its metrics"
-            raise TrainingCodeError(text, remedy="End evaluate with `return {'accuracy': ...}`.")
-        return {f"{prefix}_{name}": float(value) for name, value in found.items()}
+        found = self._called(lambda this: numbers(evaluate(this)), this)
+        return {f"{prefix}_{name}": value for name, value in found.items()}
 
-    def _called(self, function: Callable[[Round], object], this: Round) -> object:
+    def _called(self, function: Callable[[Round], T], this: Round) -> T:
         try:
             return function(this)
         except ModelError as error:
@@ -95,7 +91,7 @@ class OwnCode(NamedTuple):
 def _own_metrics(this: Round, result: TrainedParts) -> dict[str, float]:
     """The function's metrics, with mean loss and number of its reported steps where it gives none."""
     told = {"loss": float(np.mean(this.losses)), "steps": float(len(this.losses))} if this.losses else {}
-    return told | {name: float(value) for name, value in result.metrics.items()}
+    return told | dict(result.metrics)
 
 
 def round_of(job: Job, attempt: Attempt, parts: Mapping[str, Tensors], salt: str) -> Round:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: Mark of a parameter that ``load`` has frozen; one that its owner froze has none, and stays frozen.
 _FROZEN = "edgefl_frozen"
+_METRICS = "Give them by name as numbers, such as {'accuracy': 0.9}."
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Round:
         Optional: without it nobody sees progress, and a round that is not wanted any more goes on to its end. Raises
         DivergedError for a loss that is not finite; let what it raises pass.
         """
-        value = float(loss)
+        value = float(loss.detach() if isinstance(loss, Tensor) else loss)
         if not math.isfinite(value):
             remedy = "Lower training.lr.head, or clip gradients in your code."
             raise DivergedError(f"the loss became {value} at step {len(self.losses) + 1}", remedy=remedy)
@@ -105,14 +106,24 @@ def sendable(this: Round, result: object) -> tuple[TrainedParts, dict[str, Array
     samples: object = result.samples
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         raise _unfit(f"samples is {samples!r:.80}: give the number of samples learned from")
-    for name, value in result.metrics.items():
-        number: object = value
-        if isinstance(number, bool) or not isinstance(number, int | float | np.number):
-            raise _unfit(f"the metric {name!s:.80} is {type(number).__name__}, not a number")
     if wrong := sorted({*this.trains} ^ {*result.parts}):
         text = "a part it was not asked for" if wrong[0] in result.parts else "no part"
         raise _unfit(f"train returned {text} {wrong[0]!r:.80}; this stage trains {', '.join(this.trains)}")
-    return result, {part: _arrays(this, part, result.parts[part]) for part in this.trains}
+    parts = {part: _arrays(this, part, result.parts[part]) for part in this.trains}
+    return replace(result, metrics=numbers(result.metrics)), parts
+
+
+def numbers(metrics: object) -> dict[str, float]:
+    """The metrics that a function returned, tensors of one value among them. Raises ModelError for anything else."""
+    if not isinstance(metrics, Mapping):
+        raise ModelError(f"{type(metrics).__name__} is no mapping of metrics", remedy=_METRICS)
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        single = value.detach().item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if not isinstance(name, str) or isinstance(single, bool) or not isinstance(single, int | float | np.number):
+            raise ModelError(f"the metric {name!s:.80} is {type(value).__name__}, not a number", remedy=_METRICS)
+        found[name] = float(single)
+    return found
 
 
 def _arrays(this: Round, part: str, tensors: Mapping[str, object]) -> Arrays:
