@@ -14,6 +14,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, TypeVar
@@ -120,7 +121,8 @@ def load_code(name: str) -> OwnCode:
         raise TrainingCodeError(_said(where, error)) from error
     train, evaluate = getattr(module, function, None), getattr(module, "evaluate", None)
     if not callable(train):
-        there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        own = (key for key, value in vars(module).items() if isfunction(value) and value.__module__ == module.__name__)
+        there = ", ".join(own)
         raise _wrong(name, f"{where} has no function {function!r}", f"It has: {there[:300] or 'none'}.")
     return OwnCode(name, train, evaluate if callable(evaluate) and function != "evaluate" else None)
 

@@ -12,12 +12,13 @@ from torch.nn import functional
 LABELS = ("circle", "cross", "square", "triangle")
 
 
-def pictures(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures [N, 3, 32, 32] in -1..1 and numbers of labels [N], of folder/<label>/<id>.png."""
+def pictures(folder: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pictures [N, 3, 32, 32] in -1..1 and labels [N] of folder/<label>/<id>.png, then as many to test on."""
     files = sorted(folder.glob("*/*.png"))
     pixels = [np.asarray(Image.open(file).convert("RGB").resize((32, 32)), np.float32) for file in files]
     labels = [LABELS.index(file.parent.name) for file in files]
-    return torch.tensor(np.stack(pixels)).permute(0, 3, 1, 2) / 127.5 - 1, torch.tensor(labels)
+    x, y = torch.tensor(np.stack(pixels)).permute(0, 3, 1, 2) / 127.5 - 1, torch.tensor(labels)
+    return x[::2], y[::2], x[1::2], y[1::2]
 
 
 class Net(nn.Module):
@@ -43,8 +44,7 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def main() -> None:
     """Train on the pictures in the folder that the command names; save the model."""
-    x, y = pictures(Path(sys.argv[1]))
-    x, y, test_x, test_y = x[::2], y[::2], x[1::2], y[1::2]
+    x, y, test_x, test_y = pictures(Path(sys.argv[1]))
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(10):
