@@ -135,7 +135,7 @@ def test_hugging_faces_trainer_learns_part_by_part(fleet: Fleet, photos: Path) -
         size = sum(report.part_bytes[part] for part in row.trained)
         up = row.measured["payload_up_bytes"].value
         whole = row.round == 3
-        assert (size < up < size + 4096) if whole else up < 0.5 * size, "int8, and whole in a stage's last round"
+        assert (size < up < size + 4096) if whole else up < 0.7 * size, "int8, and whole in a stage's last round"
     losses = {(row.stage, row.round): row.metrics["loss"] for row in report.rounds}
     assert losses[2, 3] < losses[1, 1] - 0.1
 
