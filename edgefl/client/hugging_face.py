@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
-if TYPE_CHECKING:
-    from edgefl.client.round import Round
+
+class Reported(Protocol):
+    """A round that steps are reported to (``edgefl.client.Round``)."""
+
+    losses: list[float]
+
+    @property
+    def on_step(self) -> Callable[[int, int, int, float], None]:
+        """Take epoch, step, steps and loss; may raise to end the round."""
+        ...
+
+    def step(self, loss: float, *, epoch: int, step: int, steps: int) -> None:
+        """Report one step."""
+        ...
 
 
 class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
-    """Reports the loss whenever the Trainer logs it (``logging_steps``), and ends training that is not wanted."""
+    """Callback that reports each logged loss (``logging_steps``), and ends a round that is left off."""
 
-    def __init__(self, this: Round) -> None:
+    def __init__(self, this: Reported) -> None:
         self._round = this
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """A step, of the logged loss."""
+        """Report the loss logged."""
         if logs and "loss" in logs:
             self._round.step(logs["loss"], epoch=int(state.epoch or 0), step=state.global_step, steps=state.max_steps)
 

@@ -23,7 +23,7 @@ _METRICS = "Give them by name as numbers, such as {'accuracy': 0.9}."
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """What a round's training sends: part -> tensors, how many samples it learned from, and its metrics."""
+    """Outcome of a round's training: part -> tensors, number of samples learned from, metrics."""
 
     parts: Mapping[str, Mapping[str, object]]
     samples: int
@@ -53,7 +53,7 @@ class Round:
     losses: list[float] = field(default_factory=list)
 
     def load(self, model: nn.Module) -> None:
-        """Copy every part into ``model`` and freeze what this stage does not train; ``device`` is left to you.
+        """Copy every part into ``model`` and freeze those that this stage does not train; ``device`` is left to you.
 
         Only parameters that an earlier ``load`` froze are set free again. Raises ModelError for a model of other
         tensors, and changes nothing then.
@@ -73,7 +73,7 @@ class Round:
     def step(self, loss: float | Tensor, *, epoch: int = 0, step: int = 0, steps: int = 0) -> None:
         """Report one step; ``step``: its number, 0: counted here; ``steps``: of the whole round, 0: not known.
 
-        Optional: without it nobody sees progress, and a round that is not wanted any more goes on to its end. Raises
+        Optional: without it there is no progress to see, and a round that is left off goes on to its end. Raises
         DivergedError for a loss that is not finite; let what it raises pass.
         """
         value = float(loss.detach() if isinstance(loss, Tensor) else loss)
@@ -100,7 +100,7 @@ class Round:
 
 
 def sendable(this: Round, result: object) -> tuple[TrainedParts, dict[str, Arrays]]:
-    """What a training function returned, with its parts, if they can be sent. Raises ModelError, DivergedError."""
+    """A training function's result, and its parts if they can be sent. Raises ModelError, DivergedError."""
     if not isinstance(result, TrainedParts):
         raise _unfit(f"train returned {type(result).__name__}, not what is trained")
     samples: object = result.samples

@@ -10,14 +10,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from typing import TYPE_CHECKING
 
 from edgefl.errors import ModelError
 from edgefl.models.spec import LAYERS, MISSING, PROTOTYPES, SIGNATURE, DeclaredSpec
 from edgefl.storage.disk import store_errors, write_new
+
+if TYPE_CHECKING:  # the files are read where tensors are; help and plans need none
+    import numpy as np
 
 _FORMAT = "edgefl-declared/1"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -43,6 +43,8 @@ def check_names(names: tuple[str, ...]) -> None:
 
 def write_declared(path: Path, parts: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Write the parts to ``path``, whole or not at all. Raises ModelError, StoreError."""
+    from safetensors.numpy import save
+
     check_names(tuple(parts))
     tensors = {f"{part}|{name}": value for part, named in parts.items() for name, value in named.items()}
     data = save(tensors, metadata={"format": _FORMAT, "parts": json.dumps(list(parts))})
@@ -58,6 +60,8 @@ def declared_spec(path: Path) -> DeclaredSpec:
 
 def declared_tensors(spec: DeclaredSpec) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Each part with its first tensors, one part in memory at a time. Raises ModelError for another or no such file."""
+    from safetensors import safe_open
+
     path = Path(spec.initial)
     parts = _parts(path)
     if tuple(parts) != spec.parts:
@@ -76,6 +80,8 @@ def statistics_of(spec: DeclaredSpec) -> str:
 
 def _parts(path: Path) -> dict[str, list[str]]:
     """Part -> names of its tensors."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="numpy") as file:
             metadata, keys = file.metadata() or {}, list(file.keys())
