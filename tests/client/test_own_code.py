@@ -154,9 +154,16 @@ def test_values_that_are_not_finite_end_the_round_as_diverged(tmp_path: Path) ->
         Device(tmp_path, code).train()
 
 
-def test_short_memory_is_a_refusal_of_memory(tmp_path: Path) -> None:
-    code = "def train(round):\n    raise MemoryError\n"
-    assert Device(tmp_path, code).train().refusal.reason in {"memory", "ceiling"}
+@pytest.mark.parametrize("raised", ["MemoryError", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'])
+def test_short_memory_is_a_refusal_of_memory(tmp_path: Path, raised: str) -> None:
+    refusal = Device(tmp_path, f"def train(round):\n    raise {raised}\n").train().refusal
+    assert refusal.reason in {"memory", "ceiling"}, "so that its budget decides, and not its code is mended"
+
+
+def test_a_round_that_is_tried_again_draws_the_same(tmp_path: Path) -> None:
+    device = Device(tmp_path, GOOD.replace('"lr": round.lr', '"drawn": __import__("torch").rand(1)'))
+    first, again = (device.train().metrics["drawn"] for _ in range(2))
+    assert first == again
 
 
 def test_code_is_named_by_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

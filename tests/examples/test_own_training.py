@@ -15,8 +15,11 @@ import pytest
 from fleet_fixture import Fleet, finish
 from safetensors import safe_open
 
+from edgefl.api.export_run import export_run
 from edgefl.budget.stage_cost import OWN_CODE
 from edgefl.client import load
+from edgefl.errors import ExportError
+from edgefl.report import quality
 from edgefl.run_records import RunReport
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +109,10 @@ def test_plain_torch_learns_with_its_bill(fleet: Fleet, photos: Path) -> None:
     )
     assert first < 0.4, "of four shapes"
     assert last > first + 0.15, "the mean of models, as the devices measure it before they train"
+    assert "By the devices' own evaluate." in quality.personal(report).notes
+    with pytest.raises(ExportError, match="only the devices' own code can build") as error:
+        export_run(fleet.runs / "torch")
+    assert error.value.remedy == "Write its weights: edgefl export torch --to safetensors"
     exported = subprocess.run(
         [sys.executable, "-m", "edgefl.cli.main", "export", "torch", "--runs", fleet.runs, "--to", "safetensors"],
         capture_output=True,
