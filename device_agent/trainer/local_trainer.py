@@ -82,7 +82,7 @@ class LocalTrainer:
         self.cache = PrefixCache(self.rows)
         self.cache.check = self._check
         self.code = load_code(settings.code) if dataset is None else None
-        self.dataset = dataset or NO_DATA
+        self.dataset = NO_DATA if dataset is None else dataset
         self.read_for: object = None  # the (encoders, label names) the files were last read for
         self.split: tuple[object, Split] | None = None  # what it was made of and for, and the data as rounds take it
         self.completed: dict[str, float] = {}  # what the recipe's generator made of it, as metrics

@@ -33,13 +33,16 @@ from edgefl.training.sending import Seen, uploaded
 T = TypeVar("T")
 #: Characters of an exception's text in a refusal: its first lines say what is wrong, and a message holds 500.
 MOST_TEXT = 300
+#: Not plain "evaluate", which many scripts have with other arguments.
+EVALUATE = "evaluate_round"
 _SHAPE = "Name it as FILE.py:FUNCTION or MODULE:FUNCTION, such as my_training.py:train."
 
 
 class OwnCode(NamedTuple):
-    """A training function and, where its module has one, ``evaluate``."""
+    """A training function, the file it is in, and ``evaluate_round`` where that has one."""
 
     name: str
+    file: str
     train: Callable[[Round], object]
     evaluate: Callable[[Round], object] | None
 
@@ -68,7 +71,7 @@ class OwnCode(NamedTuple):
         )
 
     def _judged(self, this: Round, prefix: str) -> dict[str, float]:
-        """Metrics "<prefix>_<name>" of ``evaluate`` on the parts of ``this``; {} without one."""
+        """Metrics "<prefix>_<name>" of ``evaluate_round`` on the parts of ``this``; {} without one."""
         evaluate = self.evaluate
         if evaluate is None:
             return {}
@@ -86,7 +89,7 @@ class OwnCode(NamedTuple):
             if out_of_memory(error):
                 raise
             traceback.print_exception(error)  # whole, into the trainer's log
-            raise TrainingCodeError(_said(self.name, error)) from error
+            raise TrainingCodeError(_said(self.file, error)) from error
 
 
 def _own_metrics(this: Round, result: TrainedParts) -> dict[str, float]:
@@ -119,12 +122,12 @@ def load_code(name: str) -> OwnCode:
     except (Exception, SystemExit) as error:
         traceback.print_exception(error)
         raise TrainingCodeError(_said(where, error)) from error
-    train, evaluate = getattr(module, function, None), getattr(module, "evaluate", None)
+    train, evaluate = getattr(module, function, None), getattr(module, EVALUATE, None)
     if not callable(train):
         own = (key for key, value in vars(module).items() if isfunction(value) and value.__module__ == module.__name__)
         there = ", ".join(own)
         raise _wrong(name, f"{where} has no function {function!r}", f"It has: {there[:300] or 'none'}.")
-    return OwnCode(name, train, evaluate if callable(evaluate) and function != "evaluate" else None)
+    return OwnCode(name, module.__file__ or where, train, evaluate if callable(evaluate) else None)
 
 
 def _wrong(name: str, text: str, remedy: str) -> ConfigError:
@@ -152,10 +155,10 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _said(name: str, error: BaseException) -> str:
+def _said(file: str, error: BaseException) -> str:
     """ "train.py:23 in train: ValueError: text", of the innermost line in the owner's own file; escaped and bounded."""
-    own, frames = Path(name.rpartition(":")[0] or name).name, traceback.extract_tb(error.__traceback__)
-    frame = next((one for one in reversed(frames) if Path(one.filename).name == own), frames[-1] if frames else None)
-    where = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" if frame else name
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((one for one in reversed(frames) if one.filename == file), frames[-1] if frames else None)
+    where = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" if frame else file
     text = str(error)[:MOST_TEXT].encode("unicode_escape").decode()[:MOST_TEXT]
     return f"{where}: {type(error).__name__}: {text}"

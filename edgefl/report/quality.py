@@ -29,7 +29,7 @@ _BOUND = f"{ORACLE} (upper bound)"
 _TOLD = "Bound: prototypes of each sample's true class, the most that a mask could give; it takes the label."
 _NOT_YET = "The model has not been evaluated yet."
 _OWN_MODELS = "Each device keeps its own model: see how it does on the device's own samples."
-_OWN_CODE = "Only devices can build the model (model.own): a function evaluate beside their train says how good it is."
+_OWN_CODE = "Only devices can build the model (model.own): evaluate_round beside their train says how good it is."
 #: Recall at these, both ways, as ``edgefl.training.metrics`` has them.
 _AT = (1, 5, 10, 50)
 #: Prefix of the metrics -> the group of columns.
@@ -229,11 +229,11 @@ def personal(report: RunReport) -> Grid:
     notes = [] if mean is None else [f"Accuracy as trained: {units.percent(mean)}, the mean of devices with labels."]
     code = by_own_code(report)
     notes.append(
-        "By the devices' own evaluate." if code else "On the samples each device set apart (training.holdout)."
+        "By the devices' own evaluate_round." if code else "On the samples each device set apart (training.holdout)."
     )
     if any(_personal(row, model, "recall") for row in rows for model in _MODELS):
         notes.append("Recall at 1: the mean over both ways.")
-    empty = "The devices' code has no evaluate." if code else "Nothing was set apart: training.holdout."
+    empty = "The devices' code has no evaluate_round." if code else "Nothing was set apart: training.holdout."
     return table("On each device's own samples", columns, rows, notes, empty)
 
 

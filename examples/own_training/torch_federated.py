@@ -44,7 +44,7 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
         return float((model(x).argmax(1) == y).float().mean())
 
 
-def evaluate(this: Round) -> dict[str, float]:
+def evaluate_round(this: Round) -> dict[str, float]:
     """Accuracy of the model in hand, before and after training."""
     _, _, x, y = pictures(Path(this.data))
     model = Net()

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from device_agent.core.offer_check import check_offer
-from device_agent.core.state import DataFacts, Disk, State
-from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, WarmRequest
+from device_agent.core.state import DataFacts, Disk, State, Train
+from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings, TrainRequest, WarmRequest
 from device_agent.trainer.own_code import MOST_TEXT, load_code
 from device_agent.trainer.process import Trainers
 from edgefl.client import save
 from edgefl.errors import ConfigError, DivergedError, TrainingCodeError
 from edgefl.models.declared import declared_spec, declared_tensors
 from edgefl.models.spec import DeclaredSpec, ModelSpec
-from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
-from edgefl.records import Attempt
+from edgefl.records import Attempt, Budget
 from edgefl.storage.objects import ObjectStore
 
 HEADER = """
@@ -39,7 +41,7 @@ def train(round):
         model[1].weight += 1
         model[0].weight += 1
     return round.trained(model, samples=9, metrics={"data": len(round.data), "lr": round.lr})
-def evaluate(round):
+def evaluate_round(round):
     model = net()
     round.load(model)
     return {"sum": model[1].weight.sum()}
@@ -124,7 +126,7 @@ def test_a_round_that_is_left_off_ends_at_the_next_step(tmp_path: Path) -> None:
         ("def train(round):\n    nn.Linear(2, 2)(1)\n", "mine.py:6 in train: TypeError", "trainer.log"),
         ("def train(round):\n    return 1\n", "train returned int", "round.trained"),
         ("def train(round):\n    round.load(nn.Linear(1, 1))\n", "the model has no '0.bias'", "edgefl.client.save"),
-        (GOOD + "def evaluate(round):\n    return 0.5\n", "float is no mapping of metrics", "{'accuracy': 0.9}"),
+        (GOOD + "def evaluate_round(round):\n    return 0.5\n", "float is no mapping of metrics", "{'accuracy': 0.9}"),
     ],
 )
 def test_a_fault_names_file_line_and_way_out_and_the_trainer_lives(
@@ -166,12 +168,49 @@ def test_a_round_that_is_tried_again_draws_the_same(tmp_path: Path) -> None:
     assert first == again
 
 
+HUNGRY = """
+def train(round):
+    if round.number == 2:
+        held = bytearray(b"x") * (400 * 2**20)
+        __import__("time").sleep(5)
+    model = net()
+    round.load(model)
+    return round.trained(model, samples=1)
+"""
+
+
+def test_code_that_takes_too_much_is_held_to_its_budget_and_asked_again(tmp_path: Path) -> None:
+    device = Device(tmp_path, HUNGRY)
+    settings = replace(device.settings, budget=Budget(step_memory_bytes=64 * 2**20), log=str(tmp_path / "trainer.log"))
+
+    async def scene() -> None:
+        trainer = TrainerProcess(settings, 2**40)
+        try:
+            await trainer.warm(Preparation())
+            ended, alive = await trainer.train(Train(device.offer()), lambda _: None)
+            if alive:  # the kernel refused it; where it cannot, the process is ended at its ceiling
+                assert (ended.refusal.reason, ended.refusal.allowed > 64 * 2**20) == ("memory", True)
+            else:
+                assert ended.refusal.reason == "ceiling"
+                assert ended.figures["process_peak_bytes"].value == ended.refusal.needed > ended.refusal.allowed
+            again = device.offer()
+            ended, alive = await trainer.train(Train(replace(again, attempt=Attempt("r", 1, 3, 1))), lambda _: None)
+            assert (alive, ended.refusal) == (True, None), "the next round begins afresh"
+            assert set(ended.manifest) == {"body", "head"}
+        finally:
+            await trainer.stop()
+
+    asyncio.run(scene())
+
+
 def test_code_is_named_by_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside_mine.py").write_text("VALUE = 4\n")
     (tmp_path / "mine_too.py").write_text("from beside_mine import VALUE\ndef go(round):\n    return VALUE\n")
     assert load_code(f"{tmp_path / 'mine_too.py'}:go").train(None) == 4
     monkeypatch.syspath_prepend(tmp_path)
     assert load_code("mine_too:go").train(None) == 4
+    (tmp_path / "mine_too.py").write_text("def evaluate(model, data):\n    pass\ndef go(round):\n    return VALUE\n")
+    assert load_code(f"{tmp_path / 'mine_too.py'}:go").evaluate is None, "a script's own, with other arguments"
     with pytest.raises(ConfigError, match="'mine_too' names no function"):
         load_code("mine_too")
     with pytest.raises(ConfigError, match="has no function 'train'") as error:

@@ -109,7 +109,7 @@ def test_plain_torch_learns_with_its_bill(fleet: Fleet, photos: Path) -> None:
     )
     assert first < 0.4, "of four shapes"
     assert last > first + 0.15, "the mean of models, as the devices measure it before they train"
-    assert "By the devices' own evaluate." in quality.personal(report).notes
+    assert "By the devices' own evaluate_round." in quality.personal(report).notes
     with pytest.raises(ExportError, match="only the devices' own code can build") as error:
         export_run(fleet.runs / "torch")
     assert error.value.remedy == "Write its weights: edgefl export torch --to safetensors"
@@ -177,4 +177,4 @@ def test_a_function_that_is_not_there_ends_the_agent_with_the_way_out(fleet: Fle
     agent = fleet.agent("anna", folder=photos / "anna", trainer=f"{OWN / 'torch_federated.py'}:fit")
     assert agent.wait() == 10
     assert "has no function 'fit'" in agent.story()
-    assert any("pictures, accuracy, evaluate, train" in str(line.get("remedy")) for line in agent.lines)
+    assert any("pictures, accuracy, evaluate_round, train" in str(line.get("remedy")) for line in agent.lines)
