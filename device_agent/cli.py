@@ -42,7 +42,8 @@ def run(given: RunOptions) -> None:
 
     An enrolled device needs --data alone: broker, names and certificates are in its identity.
 
-    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity.
+    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity, 24 own
+    training code.
     """
     from device_agent.device_checks import before_run, profile
     from device_agent.runtime.connect import Options, become

@@ -19,7 +19,7 @@ from edgefl.api.export_run import export_run
 from edgefl.budget.stage_cost import OWN_CODE
 from edgefl.client import load
 from edgefl.errors import ExportError
-from edgefl.report import quality
+from edgefl.report import quality, story
 from edgefl.run_records import RunReport
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,12 +143,15 @@ def test_hugging_faces_trainer_learns_part_by_part(fleet: Fleet, photos: Path) -
         up = row.measured["payload_up_bytes"].value
         whole = row.round == 3
         assert (size < up < size + 4096) if whole else up < 0.7 * size, "int8, and whole in a stage's last round"
+    assert story.no_saving(report).startswith("The devices' own code (model.own) is not priced")
     losses = {(row.stage, row.round): row.metrics["loss"] for row in report.rounds}
     assert losses[2, 3] < losses[1, 1] - 0.1
 
 
 @pytest.mark.timeout(180)
-def test_code_that_raises_costs_its_device_the_round_and_no_more(fleet: Fleet, photos: Path) -> None:
+def test_code_that_raises_costs_its_device_the_round_and_a_killed_coordinator_nothing(
+    fleet: Fleet, photos: Path
+) -> None:
     faulty = fleet.directory / "faulty.py"
     faulty.write_text(
         (OWN / "torch_federated.py")
@@ -162,7 +165,9 @@ def test_code_that_raises_costs_its_device_the_round_and_no_more(fleet: Fleet, p
     coordinator = fleet.coordinator("torch", settings, prepared(fleet, "torch"))
     fleet.agent("anna", folder=photos / "anna", trainer=f"{script_of('torch')}:train")
     fleet.agent("ben", folder=photos / "ben", trainer=f"{faulty}:train")
-    finish(coordinator)
+    coordinator.expect("round_closed")
+    coordinator.kill()
+    finish(fleet.resume("torch"))
     rows = {(row.device, row.round): row for row in fleet.report("torch").assignments}
     refusal = rows["ben", 1].refusal
     assert refusal.reason == "error"
