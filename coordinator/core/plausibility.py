@@ -79,9 +79,8 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     device = state.devices[update.device]
     for part, claimed in sorted(update.samples.items(), key=lambda item: (-abs(item[1]), item[0])):
         owned = max(_samples_for(part, device.hello.samples), _samples_for(part, device.claim.samples))
-        if claimed < 0 or (
-            claimed > owned and not makes_claim(state, update.device)
-        ):  # it would outweigh the others in the mean
+        more = claimed > owned and not makes_claim(state, update.device)
+        if more or claimed < 0:  # it would outweigh the others in the mean
             text = f"part {part[:80]}: {claimed} samples claimed, the device introduced itself with {owned}"
             return Refusal("samples", float(claimed), float(owned), "samples", text)
     return None

@@ -16,7 +16,16 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures, largest_layer
+from edgefl.budget.stage_cost import (
+    OWN_CODE,
+    Price,
+    StageTraffic,
+    cost_of,
+    figures_of,
+    filled,
+    first_figures,
+    largest_layer,
+)
 from edgefl.label_spaces import is_samples_key, keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
@@ -231,7 +240,7 @@ def trained_depth(stage: Stage) -> int:
 def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     model, slots = job.model, job.slots
     if model.declared:  # what the data has to be, only the device's own code knows
-        return None
+        return _uncounted(candidate.budget)
     told, spaces = keyed_spaces(candidate.samples), spaces_in(model.label_names)
     if unknown_sets := sorted(told - spaces.keys()):
         known, first = ", ".join(spaces) or "none", unknown_sets[0][:64]
@@ -254,6 +263,14 @@ def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     if usable < size:
         return Refusal("data", float(size), float(usable), "samples", "fewer usable samples than one batch")
     return None
+
+
+def _uncounted(budget: Budget) -> Refusal | None:
+    """Refusal of a budget of FLOPs, which nothing holds own training code to."""
+    if budget.flops is None:
+        return None
+    detail = f"{OWN_CODE}, whose FLOPs are not known: leave budget.flops out"
+    return Refusal("flops", None, budget.flops, "FLOP", detail)
 
 
 def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal | None:

@@ -16,9 +16,15 @@ from edgefl.plan.stages import by_holdouts
 from edgefl.registry import Recipe, choose, chosen, default
 
 #: What the trainer is told of a section (``edgefl.client.Round``), or the coordinator does by itself.
-_USED = {"training": {"rounds", "epochs", "batch_size", "lr", "lr_fall", "lr_warmup", "lr_scale"}, "model": {"own"}}
+_USED = {
+    "model": {"own"},
+    "training": {"rounds", "epochs", "batch_size", "lr", "lr_fall", "lr_warmup", "lr_scale"},
+    "training.lr": {"head"},
+}
 #: Roles whose methods act on the model, its loss or the devices' data.
 _OF_TRAINING = ("objective", "missing", "prototypes", "repair", "fusion", "sharing", "cluster", "weight")
+#: Setting without effect -> the one in its place.
+_INSTEAD = {"training.lr.encoder": "; its rate is training.lr.head"}
 _WHY = "and with model.own the devices' own code trains"
 
 
@@ -36,11 +42,11 @@ def declared_model(config: RunConfig, recipe: Recipe) -> ModelSpec:
 
 def _unused(config: RunConfig) -> list[Problem]:
     """Settings of EdgeFL's own training and models that are not at their defaults."""
-    rates = RatesConfig()
     sections: list[tuple[str, Values, Values]] = [
-        ("model", config.model, ModelConfig(own="-")),
+        ("model", config.model, ModelConfig()),
         ("data", config.data, DataConfig()),
         ("training", config.training, TrainingConfig(rounds=[1])),
+        ("training.lr", config.training.lr, RatesConfig()),
     ]
     found = [
         f"{section}.{field}"
@@ -48,11 +54,7 @@ def _unused(config: RunConfig) -> list[Problem]:
         for field in type(given).model_fields
         if field not in _USED.get(section, set()) and getattr(given, field) != getattr(plain, field)
     ]
-    found += ["training.lr.encoder"] if config.training.lr.encoder != rates.encoder else []
-    return [Problem(path, f"has no effect, {_WHY}{_OTHER.get(path, '')}") for path in found]
-
-
-_OTHER = {"training.lr.encoder": "; its rate is training.lr.head"}
+    return [Problem(path, f"has no effect, {_WHY}{_INSTEAD.get(path, '')}") for path in found]
 
 
 def _unfit(recipe: Recipe) -> list[Problem]:

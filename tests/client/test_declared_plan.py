@@ -161,6 +161,8 @@ def test_budgets_hold_by_bytes_and_by_what_a_device_has_measured(initial: str) -
     assert placed(plan, sizes, Candidate("d", budget=Budget(payload_bytes=6600))).refusal is None
     small = placed(plan, sizes, Candidate("d", budget=Budget(step_memory_bytes=5299)))
     assert (small.refusal.reason, small.refusal.needed) == ("step_memory", 5300.0), "the parts alone, and one in hand"
+    counted = placed(plan, sizes, Candidate("d", budget=Budget(flops=1e9)))
+    assert (counted.refusal.reason, counted.refusal.allowed) == ("flops", 1e9), "not taken for zero, nor passed over"
     measured = Refusal("ceiling", 9e6, 8e6, "B")
     again = placed(plan, sizes, Candidate("d", declined=(Decline(0, 16, False, measured),)))
     assert again.refusal == measured, "no smaller batch of own code is known, so it is not asked again in this stage"
