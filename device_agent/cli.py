@@ -42,7 +42,8 @@ def run(given: RunOptions) -> None:
 
     An enrolled device needs --data alone: broker, names and certificates are in its identity.
 
-    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity.
+    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity, 24 own
+    training code.
     """
     from device_agent.device_checks import before_run, profile
     from device_agent.runtime.connect import Options, become
@@ -53,6 +54,9 @@ def run(given: RunOptions) -> None:
     if not (given.broker or where.broker):
         raise typer.BadParameter("is needed by a device that is not enrolled", param_hint="--broker")
     found = load_device(given.profile, given.overrides or [])
+    trainer = given.trainer or found.trainer
+    if not (given.data or trainer):
+        raise typer.BadParameter("is needed, unless --trainer reads the data by itself", param_hint="--data")
     tell = line_writer(given.form.value, program="agent", fleet=where.fleet, device=where.device)
     for fault in [*profile(found.plan_only), *before_run(where.state)]:
         tell("warning", finding=fault.id, text=fault.detail, remedy=fault.remedy)
@@ -69,6 +73,7 @@ def run(given: RunOptions) -> None:
             heartbeat_s=found.heartbeat_s,
             torch_device=found.torch_device,
             bad_samples=given.bad_samples.value,
+            trainer=trainer,
             ca=given.ca,
             cert=given.cert,
             key=given.key,

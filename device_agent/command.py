@@ -39,6 +39,10 @@ STATE = typer.Option(
     "has /var/lib/edgefl-agent and no other.",
 )
 DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
+TRAINER = typer.Option(
+    envvar="EDGEFL_TRAINER",
+    help="Own training code in place of EdgeFL's: FILE.py:FUNCTION or MODULE:FUNCTION. It gets --data as it is given.",
+)
 FORMAT = typer.Option("--format", help="text, or json: one object a line.")
 LOG_FORMAT = typer.Option("--log-format", "--format", help="Of the log lines: text, or json: one object a line.")
 DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
@@ -59,7 +63,8 @@ class BadSamples(str, Enum):
 class RunOptions:
     """Options of ``run``."""
 
-    data: Annotated[str, DATA]
+    data: Annotated[str, DATA] = ""
+    trainer: Annotated[str, TRAINER] = ""
     broker: Annotated[str, BROKER] = ""
     device: Annotated[
         str, typer.Option(help="This device's name in the fleet. Default: as it was enrolled, else the host name.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from device_agent.command import DATA, DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
+from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
 from edgefl.console import write_data
 
@@ -41,7 +41,6 @@ def say(line: str) -> None:
 class InstallOptions(RunOptions):
     """Options of ``install``: those that the service runs with, and its own."""
 
-    data: Annotated[str, DATA] = ""
     name: Annotated[str, NAME] = SERVICE
     user: Annotated[bool, USER] = False
     dry_run: Annotated[bool, INSTALL_DRY] = False
@@ -64,12 +63,14 @@ def install(given: InstallOptions) -> None:
         text = f"the machine's service keeps its state in {place.state}: leave it out, or give --user"
         raise typer.BadParameter(text, param_hint="--state")
     missing: list[str] | None = [] if given.dry_run else None
-    with _needed(missing):
-        if not given.data:
-            raise typer.BadParameter("which data does this device train on?", param_hint="--data")
-        check_source(given.data)
-    given = given if given.data else dataclasses.replace(given, data="DATA")
     profile = load_device(given.profile, given.overrides or [])
+    trainer = given.trainer or profile.trainer
+    with _needed(missing):
+        if not (given.data or trainer):
+            raise typer.BadParameter("which data does this device train on?", param_hint="--data")
+        if not trainer:
+            check_source(given.data)
+    given = given if given.data or trainer else dataclasses.replace(given, data="DATA")
     where = whose(place.state or given.state, given.fleet, given.device)
     with _needed(missing):
         if not (given.broker or where.broker):
@@ -126,6 +127,9 @@ def warn_of_torch(profile: DeviceProfile) -> None:
         say(f"warning: the agent {what}: {check.detail} [{check.id}]\nwhat to do: {check.remedy}")
 
 
+_PATHS = {"data", "trainer", "profile", "ca", "cert", "key", "state"}
+
+
 def run_words(given: RunOptions) -> list[str]:
     """Options as command-line words, without defaults and the broker's URL; paths absolute."""
     words: list[str] = []
@@ -136,8 +140,10 @@ def run_words(given: RunOptions) -> list[str]:
             continue
         for one in value if isinstance(value, list) else [value]:
             text = str(one.value if isinstance(one, Enum) else one)
-            is_path = field.name in {"data", "profile", "ca", "cert", "key", "state"} and Path(text).exists()
-            words += [option] if one is True else [option, str(Path(text).absolute()) if is_path else text]
+            path, _, function = text.rpartition(":") if field.name == "trainer" else (text, "", "")
+            if field.name in _PATHS and Path(path).exists():
+                text = ":".join(filter(None, (str(Path(path).absolute()), function)))
+            words += [option] if one is True else [option, text]
     return words
 
 

@@ -182,6 +182,13 @@ class DivergedError(RunError):
     """A device's training has diverged: its loss is not finite."""
 
 
+class TrainingCodeError(EdgeFLError):
+    """A device owner's own training code raised, or cannot be imported; names its file and line."""
+
+    exit_code = 24
+    remedy = "Mend it on the device: trainer.log in its state directory has the whole traceback."
+
+
 class ExportError(EdgeFLError):
     """An ONNX bundle cannot be written, or differs from the model it came from."""
 

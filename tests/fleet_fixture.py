@@ -202,18 +202,21 @@ class Fleet:
         overrun: str = "",
         release: str = "",
         broker: str = "",
+        trainer: str = "",
         **budget: object,
     ) -> Program:
         """``edgefl-agent run``; started again without ``data``, it finds its share and its state.
 
         ``overrun``: what its steps take beyond the prediction, as ``tests/overrun`` has it; ``release``: of another
-        release and protocol, as ``tests/releases`` has it; ``broker``: another way to the fleet's.
+        release and protocol, as ``tests/releases`` has it; ``broker``: another way to the fleet's. ``trainer``: its
+        owner's own training code.
         """
         path = folder or self.directory / f"{name}.npz"
         if data is not None:
             data.save_npz(path)
         arguments = ["device_agent.cli", "run", "--device", name, "--data", str(path), "--format", "json"]
         arguments += ["--broker", broker or self.broker.url, "--state", str(self.state_of(name))]
+        arguments += ["--trainer", trainer] if trainer else []
         for field, value in budget.items():
             arguments += ["--set", f"budget.{field}={value}"]
         path = os.pathsep.join([str(RELEASES if release else OVERRUN), os.environ.get("PYTHONPATH", "")])

@@ -15,7 +15,7 @@ from edgefl.plan.privacy import is_private
 from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.releases import mismatch
-from edgefl.records import Refusal
+from edgefl.records import Figure, Refusal
 from edgefl.registry import offers
 from edgefl.report.refusals import REVOKED
 from edgefl.report.units import quantity
@@ -157,8 +157,8 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
                 "ok": one.refusal is None,
                 **how_data(one),
                 "factors": {name: round(factor, 3) for name, factor in one.factors.items()},
-                "step_peak_bytes": one.cost.step_peak_bytes,
-                "flops": one.cost.flops,
+                "step_peak_bytes": one.predicted.get("step_peak_bytes", Figure()).value,
+                "flops": one.predicted.get("flops", Figure()).value,
                 **figures_of(one.refusal or Refusal()),
                 **({"shortened": figures_of(one.shortened)} if one.shortened else {}),
                 **({"left_out": devices[one.device].left_out or REVOKED} if devices[one.device].out else {}),

@@ -79,10 +79,16 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     device = state.devices[update.device]
     for part, claimed in sorted(update.samples.items(), key=lambda item: (-abs(item[1]), item[0])):
         owned = max(_samples_for(part, device.hello.samples), _samples_for(part, device.claim.samples))
-        if not 0 <= claimed <= owned:  # it would outweigh the others in the mean
+        more = claimed > owned and not makes_claim(state, update.device)
+        if more or claimed < 0:  # it would outweigh the others in the mean
             text = f"part {part[:80]}: {claimed} samples claimed, the device introduced itself with {owned}"
             return Refusal("samples", float(claimed), float(owned), "samples", text)
     return None
+
+
+def makes_claim(state: State, device: str) -> bool:
+    """True if the device's next update is its claim of samples; its hello is none where its own code reads them."""
+    return bool(state.plan.model.declared) and not state.devices[device].claim.samples
 
 
 def _samples_for(part: str, samples: Mapping[str, int]) -> int:

@@ -12,9 +12,9 @@ from coordinator.core import moves as m
 from coordinator.core.assignments import assignment_of, expected, offer, put
 from coordinator.core.known_devices import ask, count_rejected, figures_of, how_data
 from coordinator.core.moves import Steps
-from coordinator.core.plausibility import bounded, learned, likely, miscounted, plausible, unfit
+from coordinator.core.plausibility import bounded, learned, likely, makes_claim, miscounted, plausible, unfit
 from coordinator.core.round_rules import check_close, staleness
-from coordinator.core.state import Assignment, Phase, State
+from coordinator.core.state import Assignment, Claim, Phase, State
 from coordinator.core.unfinished import end_without_update, own_figures, record_spent
 from edgefl.budget.fit import OF_NO_SIZE, decline_of
 from edgefl.plan.choice_of_k import without_counts
@@ -201,7 +201,9 @@ def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
         reject(steps, m.UpdateInvalid(event.at, update.device, update.attempt, refusal), assignment)
         record_spent(steps, update.device, update.attempt, update.figures)
     else:
-        update = bounded(update, state.devices[update.device].claim)
+        if makes_claim(state, update.device):
+            steps.set_device(update.device, first_claim=Claim({"": max(update.samples.values(), default=0)}))
+        update = bounded(update, steps.state.devices[update.device].claim)
         if assignment.status == "updated":
             steps.drop("duplicate")
         put(steps, update.device, replace(assignment, status="updated", update=update))

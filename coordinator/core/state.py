@@ -68,7 +68,7 @@ Changes = dict[str, Change]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Data claimed in a device's first hello of this run, an upper bound for later claims."""
+    """Data claimed in a device's first hello of this run, else its first update: an upper bound for later claims."""
 
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
     class_counts: tuple[int, ...] = ()

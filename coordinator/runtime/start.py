@@ -374,15 +374,21 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
         run, made = begin_run(options.directory, config.name)
     with gone_if_empty(made):
         check_name("run", run)
-        test, path = _test_set(config, file, options.directory / run, say)
-        plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
+        samples: Mapping[str, int] | None = None
+        if config.model.own:  # its data, and what is in them, only the devices know
+            plan = compile_run(config, recipe, run=run, shapes={})
+        else:
+            test, path = _test_set(config, file, options.directory / run, say)
+            shapes, labels, samples = test.signature(), test.label_names, test.samples()
+            plan = compile_run(config, recipe, run=run, shapes=shapes, label_names=labels, test=path)
         if options.identity is not None:
             from edgefl.identity.fleet import Fleet
 
             fleet = Fleet(options.identity)
             names = {name: shown for name, shown in fleet.shown().items() if shown != name}
             plan = msgspec.structs.replace(plan, groups=fleet.groups(), names=names)
-        if problems := [*filter(None, [untaken(plan, test.samples())]), *ungrouped(plan)]:
+        taken = None if samples is None else untaken(plan, samples)
+        if problems := [*filter(None, [taken]), *ungrouped(plan)]:
             raise ConfigError(file, problems)
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")
     return plan, config.broker

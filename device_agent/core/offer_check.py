@@ -15,7 +15,7 @@ from edgefl.models.spec import ModelSpec, part_names
 from edgefl.plan.job import WHOLE_ROUND
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.releases import mismatch, works_with
-from edgefl.records import OUT_OF_STEP, Attempt, Refusal, digest_of
+from edgefl.records import METHOD, OUT_OF_STEP, Attempt, Refusal, digest_of
 
 #: Parts named in a refusal.
 MOST_NAMED = 5
@@ -81,6 +81,8 @@ def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Ref
 
 def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
     model, batch_size = offer.job.model, offer.job.hyper.batch_size
+    if model.declared or facts.code:
+        return _code(facts, model)
     common = [modality for modality in facts.modalities if modality in model.encoders]
     if not common:
         here, there = ", ".join(facts.modalities) or "nothing", ", ".join(model.encoders) or "nothing"
@@ -95,6 +97,18 @@ def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
     if samples < batch_size:
         detail = "the local share does not fill one batch"
         return Refusal("data", float(batch_size), float(samples), "samples", detail)
+    return None
+
+
+def _code(facts: DataFacts, model: ModelSpec) -> Refusal | None:
+    """Refusal of a declared model without own training code, or of EdgeFL's own model with it."""
+    if not model.declared:
+        return Refusal(
+            METHOD, detail=f"this device trains by its own code ({facts.code[:200]}), and the run by EdgeFL's"
+        )
+    if not facts.code:
+        way_out = "start the agent with --trainer FILE.py:FUNCTION"
+        return Refusal(METHOD, detail=f"the run's model (model.own) needs the device's own training code; {way_out}")
     return None
 
 

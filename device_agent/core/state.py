@@ -38,6 +38,7 @@ class DataFacts(msgspec.Struct, frozen=True):
     moments: dict[str, Moments] = {}
     signature: bytes = b""  # what that preparation asks for clusters
     problem: str = ""  # why nothing of it can be used as that preparation asks
+    code: str = ""  # of the device's owner, which trains in place of EdgeFL's and alone knows the data
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -80,6 +80,7 @@ class Options(msgspec.Struct, frozen=True):
     heartbeat_s: float = HEARTBEAT_S
     torch_device: str = "auto"
     bad_samples: str = "error"
+    trainer: str = ""
     ca: str = ""
     cert: str = ""
     key: str = ""
@@ -90,8 +91,10 @@ class Options(msgspec.Struct, frozen=True):
     no_moments: bool = False
 
 
-def check_fit(data: str) -> None:
+def check_fit(data: str, trainer: str = "") -> None:
     """Check training's requirements without loading: torch is installed, local data exists.
+
+    What own training code (``trainer``) reads, only it knows.
 
     Called before the agent connects, since a coordinator would count on the device. Raises
     MissingDependencyError, DataError.
@@ -100,14 +103,15 @@ def check_fit(data: str) -> None:
 
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("torch", "train")
-    check_source(data)
+    if not trainer:
+        check_source(data)
 
 
 def become(options: Options) -> NoReturn:
     """Replace this process by the agent."""
     check_name("fleet", options.fleet)
     check_name("device", options.device)
-    check_fit(options.data)
+    check_fit(options.data, options.trainer)
     environment = {name: value for name, value in os.environ.items() if name != "EDGEFL_BROKER"}
     environment[_VARIABLE] = msgspec.json.encode(options).decode()
     sys.stdout.flush()
@@ -142,7 +146,7 @@ def make_agent(
     if link is None:
         check_protected(options.broker, insecure=options.insecure)
     credentials = _credentials(state, options)
-    data = fingerprint(options.data, options.bad_samples, options.torch_device)
+    data = fingerprint(options.data, options.bad_samples, options.torch_device, options.trainer)
     owner, limit, durable = Owner(options.device, options.fleet), options.budget.disk_bytes, simulated is None
     store = AgentStore(state, owner, limit, fingerprint=data, durable=durable)
     try:
@@ -168,6 +172,7 @@ def make_agent(
             budget=options.budget,
             bad_samples=options.bad_samples,
             torch_device=options.torch_device,
+            code=options.trainer,
         )
         dial = partial(link or _mqtt(options, credentials), last_will(blank))
         broker = str(parse_url(options.broker)) if link is None else "in this process"

@@ -42,6 +42,7 @@ class TrainerSettings(msgspec.Struct, frozen=True):
     budget: Budget = Budget()
     bad_samples: str = "error"
     torch_device: str = "auto"
+    code: str = ""  # of the device's owner, FILE.py:FUNCTION, in place of EdgeFL's own training
 
 
 class WarmRequest(msgspec.Struct, frozen=True):

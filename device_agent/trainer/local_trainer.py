@@ -8,41 +8,47 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
-from device_agent.core.state import NOTHING_TRAINED, DataFacts, Result
+from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
 from device_agent.trainer.first_round import first_round, freeze_once
+from device_agent.trainer.own_code import OwnCode, load_code, round_of
+from device_agent.trainer.round_figures import round_figures
 from edgefl.budget.stage_cost import modules_bytes
 from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import has_manifest, load
 from edgefl.encoder_kinds import kinds_not_installed
-from edgefl.errors import DataError, PrecisionError, StoreError
+from edgefl.errors import DataError, PrecisionError, StoreError, TrainingCodeError
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
 from edgefl.plan.stages import RESIDUAL
 from edgefl.process.worker import Note
+from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import encode_part
-from edgefl.records import METHOD, Figure, Figures, Manifest, Refusal
+from edgefl.records import METHOD, Manifest, Refusal
 from edgefl.registry import Recipe, chosen, not_installed
 from edgefl.resources.gpu_memory import CudaCeiling, give_back, gpu_ceiling, gpu_of, memory_refusal, out_of_memory
 from edgefl.resources.memory_probe import MemoryProbe, NotMeasured
 from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes
-from edgefl.resources.sensors import EnergyProbe, temperature
+from edgefl.resources.sensors import EnergyProbe
 from edgefl.storage.disk import sync_files
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
 from edgefl.training.exchanged_layers import between
 from edgefl.training.flop_cache import FlopCounts
-from edgefl.training.local_round import AbandonedError, LocalState, RoundResult, train_round
+from edgefl.training.local_round import AbandonedError, LocalState, OnProgress, RoundResult, train_round
 from edgefl.training.prefix_cache import PrefixCache
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
+#: What EdgeFL knows of the data that the owner's own code reads.
+NO_DATA = Dataset({}, {}, None, (), [])
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
 
@@ -50,12 +56,18 @@ SHARED = "the whole fleet is in one process"
 class LocalTrainer:
     """One device's trainer with its warm data and prefix cache.
 
-    ``dataset``: as read from ``settings.data``. ``counts``: of steps, shared with other trainers in this process.
-    ``alone``: the process serves this trainer only, so that its memory is measured and given back.
+    ``dataset``: as read from ``settings.data``; None: the owner's own code reads it, and trains. ``counts``: of steps,
+    shared with other trainers in this process. ``alone``: the process serves this trainer only, so that its memory is
+    measured and given back.
     """
 
     def __init__(
-        self, settings: TrainerSettings, dataset: Dataset, counts: FlopCounts | None = None, *, alone: bool = True
+        self,
+        settings: TrainerSettings,
+        dataset: Dataset | None,
+        counts: FlopCounts | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self.settings = settings
         self.alone = alone
@@ -69,7 +81,8 @@ class LocalTrainer:
         self.rows = Path(settings.store).parent / "rows"
         self.cache = PrefixCache(self.rows)
         self.cache.check = self._check
-        self.dataset = dataset
+        self.code = load_code(settings.code) if dataset is None else None
+        self.dataset = NO_DATA if dataset is None else dataset
         self.read_for: object = None  # the (encoders, label names) the files were last read for
         self.split: tuple[object, Split] | None = None  # what it was made of and for, and the data as rounds take it
         self.completed: dict[str, float] = {}  # what the recipe's generator made of it, as metrics
@@ -81,17 +94,20 @@ class LocalTrainer:
         if self.facts is None:
             if self.alone:
                 first_round(self.device)
-            elastic = has_manifest(self.settings.data)
+            elastic = self.code is None and has_manifest(self.settings.data)
             # Files are read again, to a model's shapes, inside a round and under its ceiling: the room is the base's.
             as_read = self.dataset if elastic else None
             self.dataset = self._on_disk(self.dataset)
-            self.facts = _facts(self.dataset, self.device, elastic=elastic, alone=self.alone)
+            facts = _facts(self.dataset, self.device, elastic=elastic, alone=self.alone)
+            self.facts = facts if self.code is None else msgspec.structs.replace(facts, samples={}, code=self.code.name)
             del as_read
         return self.facts
 
     def describe(self, preparation: Preparation) -> DataFacts:
         """Facts on the data as read by a run's ``preparation``; for unusable data the reason."""
         base = self.warm()
+        if self.code is not None:
+            return msgspec.structs.replace(base, prepared=preparation.id)
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
@@ -108,6 +124,8 @@ class LocalTrainer:
             return Result(refusal=Refusal("data", detail=error.message))
         except PrecisionError as error:
             return Result(refusal=Refusal("cache", detail=error.message))
+        except TrainingCodeError as error:
+            return Result(refusal=Refusal("error", detail=f"{error.message}. {error.remedy}"[:500]))
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -123,13 +141,10 @@ class LocalTrainer:
         self.cache = PrefixCache(self.rows)
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
-        job, attempt = request.offer.job, request.offer.attempt
-        device, data = self.settings.device, self._split(job)
-        usable = len(usable_rows(job, data.train))
-        if usable < job.hyper.batch_size:
-            detail = "the local share does not fill one batch"
-            few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
-            return Result(refusal=no_label(job, data.train) or few)
+        job = request.offer.job
+        data = self._share(job) if self.code is None else self.code
+        if isinstance(data, Refusal):
+            return Result(refusal=data)
         store = ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
         kept = StoredParts(request.retained, store)
         if self.alone:
@@ -141,16 +156,7 @@ class LocalTrainer:
                 refusal = decompress_offer(request.offer, store)
                 if refusal is not None:
                     return Result(refusal=refusal)
-                cache = self._prefixes(data, request.offer.manifest, store)
-                outcome = train_round(
-                    job,
-                    data.train,
-                    StoredParts(request.offer.manifest, store),
-                    LocalState(data.holdout, kept, self.device, self.counts, cache),
-                    # Not the attempt: a round that is tried again gives the same result.
-                    salt=f"{device}/{attempt.stage}/{attempt.round}",
-                    on_progress=self._progress(note),
-                )
+                outcome = self._round(request.offer, data, store, kept, self._progress(note))
                 self._hold()  # the model is gone, and what is sent comes into the process
                 staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
                 outcome.kept.clear()
@@ -158,7 +164,7 @@ class LocalTrainer:
                     sync_files([store.path(ref.id) for ref in staying.values()])
                 sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         except AbandonedError as error:
-            figures = _figures(error, error.steps, memory, energy)
+            figures = round_figures(error, error.steps, memory, energy, own=self.code is not None)
             return Result(refusal=Refusal("abandoned", detail=error.message), figures=figures)
         waiting = {
             key: ref
@@ -169,10 +175,34 @@ class LocalTrainer:
             manifest=sending.manifest,
             samples=outcome.samples,
             metrics=outcome.metrics | self.completed,
-            figures=_figures(outcome, None, memory, energy),
+            figures=round_figures(outcome, None, memory, energy, own=self.code is not None),
             observed=outcome.observed,
             retained=staying | sending.residuals | waiting,
         )
+
+    def _share(self, job: Job) -> Split | Refusal:
+        """The data of a round; a refusal where it does not fill one batch. Raises DataError."""
+        data = self._split(job)
+        usable = len(usable_rows(job, data.train))
+        if usable >= job.hyper.batch_size:
+            return data
+        detail = "the local share does not fill one batch"
+        few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
+        return no_label(job, data.train) or few
+
+    def _round(
+        self, offer: Offer, data: Split | OwnCode, store: ObjectStore, kept: StoredParts, on_progress: OnProgress
+    ) -> RoundResult:
+        """What happens between parts received and parts to send: EdgeFL's training on ``data``, or the owner's code."""
+        job, parts = offer.job, StoredParts(offer.manifest, store)
+        # Not the attempt: a round that is tried again gives the same result.
+        salt = f"{self.settings.device}/{offer.attempt.stage}/{offer.attempt.round}"
+        if isinstance(data, OwnCode):
+            here = round_of(job, offer.attempt, parts, salt)
+            here.device, here.data, here.on_step = self.device, self.settings.data, on_progress
+            return data.round(job, here, kept)
+        local = LocalState(data.holdout, kept, self.device, self.counts, self._prefixes(data, offer.manifest, store))
+        return train_round(job, data.train, parts, local, salt=salt, on_progress=on_progress)
 
     def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:
         """The prefix cache of this share, within the disk budget left by objects."""
@@ -285,26 +315,3 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool, alone: bool) -> Data
         gpu_free_bytes=card.free_bytes if card is not None else 0,
         gpu_idle_bytes=held,
     )
-
-
-def _figures(
-    spent: RoundResult | AbandonedError, steps: int | None, memory: MemoryProbe | NotMeasured, energy: EnergyProbe
-) -> Figures:
-    """Figures of a round, or of the ``steps`` of an abandoned one.
-
-    Without a step it may have filled the cache of frozen prefixes.
-    """
-    if steps == 0 and not spent.flops:
-        return dict(NOTHING_TRAINED)
-    until = "" if steps is None else f", {steps} step{'' if steps == 1 else 's'} until the round was left off"
-    figures = memory.figures() | {
-        "energy_j": energy.figure(),
-        "temperature_c": temperature(),
-        "flops": Figure(spent.flops, "counted", f"torch FlopCounterMode{until}"),
-        "compute_s": NOTHING_TRAINED["compute_s"]
-        if steps == 0
-        else Figure(spent.compute_s, "measured", f"monotonic clock around the steps{until}"),
-    }
-    if isinstance(spent, RoundResult) and spent.cache_fill_flops:
-        figures["filling_flops"] = Figure(spent.cache_fill_flops, "counted", "torch FlopCounterMode")
-    return figures

@@ -80,9 +80,13 @@ class Trainers:
 
     def _trainer(self, settings: TrainerSettings) -> LocalTrainer:
         if settings not in self._trainers:
-            from edgefl.data.sources import load
+            dataset = None
+            if not settings.code:
+                from edgefl.data.sources import load
 
-            dataset = load(settings.data, bad_samples=settings.bad_samples)  # bad data is found before torch is loaded
+                dataset = load(
+                    settings.data, bad_samples=settings.bad_samples
+                )  # bad data is found before torch is loaded
             if settings.torch_device == "cuda":
                 _check_cuda()
             from device_agent.trainer.local_trainer import LocalTrainer

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: Folder of a run's encoders as checkpoints of `transformers`.
 CHECKPOINTS = "checkpoints"
+WEIGHTS = "weights.safetensors"
 MaskChoice = Literal["auto", OwnMask, "both"]
 
 
@@ -93,6 +94,9 @@ def export_run(
     if form.opset not in OPSETS:
         raise ExportError(f"unknown operator set {form.opset}", remedy=f"Choose {', '.join(map(str, OPSETS))}.")
     state, target, rows = final_state(directory), output or directory / BUNDLES, []
+    if state.plan.model.declared:
+        way_out = f"Write its weights: edgefl export {state.report.run} --to safetensors"
+        raise ExportError("only the devices' own code can build the run's model (model.own)", remedy=way_out)
     spaces = spaces_in(state.plan.model.label_names)
     apart = len(spaces) > 1 and not (labels and output)  # a folder for each set
     asked = [labels] if labels else list(spaces) if apart else [""]
@@ -145,6 +149,24 @@ def export_checkpoints(directory: Path, *, output: Path | None = None) -> dict[s
     for modality, folder in folders.items():
         write_checkpoint(trained.model, modality, trained.parts, folder)
     return folders
+
+
+def export_weights(directory: Path, *, output: Path | None = None) -> Path:
+    """Write the weights of a run with ``model.own`` as ``edgefl.client.save`` does; the file.
+
+    Raises RunError (nothing finished yet), ExportError for a model of EdgeFL's own, StoreError.
+    """
+    from edgefl.models.declared import write_declared
+    from edgefl.protocol.tensors import decode_part
+
+    state, store = final_state(directory), ObjectStore(directory / "objects")
+    declared = state.plan.model.declared
+    if not declared:
+        text = "the run's model is EdgeFL's own"
+        raise ExportError(text, remedy="Export it as ONNX, without --to, or its encoders with --to transformers.")
+    file = output or directory / WEIGHTS
+    write_declared(file, {part: decode_part(store.read(state.manifest[part].id)) for part in declared.parts})
+    return file
 
 
 def _trained(state: FinalState, store: ObjectStore) -> TrainedState:

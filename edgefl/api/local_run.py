@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.runtime.connect import Options
 from edgefl.api.local_processes import end, event_of, last_words, lines_of, start
-from edgefl.api.run_inputs import shares_of
+from edgefl.api.run_inputs import check_data_known, shares_of
 from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import RunConfig
@@ -91,6 +91,7 @@ class LocalRun:
         check: Callable[[Mapping[str, EncoderSpec]], None] = lambda _: None,
     ) -> None:
         self.config, self.recipe = load_run(options.file, options.overrides)
+        check_data_known(self.config, source_name(options.file))
         if not self.config.fleet:
             text = "local mode needs at least one device, such as {name: box}"
             raise ConfigError(source_name(options.file), [Problem("fleet", text)])

@@ -40,6 +40,16 @@ CUDA_CONTEXT_BYTES = 600 * 10**6
 Data = tuple[Mapping[str, tuple[int, ...]], tuple[str, ...], Sequence[Share]]
 
 
+def check_data_known(config: RunConfig, name: str) -> None:
+    """Raise ConfigError for a run whose data and training only its devices know."""
+    if config.model.own:
+        text = "is trained by code and data of the devices, of which this command knows nothing"
+        way_out = (
+            "Start `edgefl-coordinator run` here and `edgefl-agent run --trainer FILE.py:FUNCTION` on each device."
+        )
+        raise ConfigError(name, [Problem("model.own", text)], remedy=way_out)
+
+
 def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
     """The devices' data: shared out of the source; where it is on the devices alone, each has as much as the test set.
 
@@ -50,6 +60,7 @@ def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
 
 def _data_of(config: RunConfig, devices: Sequence[str]) -> tuple[Data, tuple[str, ...]]:
     """The devices' data, and the warnings of how it is shared out."""
+    check_data_known(config, config.name)
     if config.data.source is not None:
         with TemporaryDirectory() as folder:
             prepared = shares_of(config, devices, Path(folder))

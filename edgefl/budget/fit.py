@@ -16,7 +16,16 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures, largest_layer
+from edgefl.budget.stage_cost import (
+    OWN_CODE,
+    Price,
+    StageTraffic,
+    cost_of,
+    figures_of,
+    filled,
+    first_figures,
+    largest_layer,
+)
 from edgefl.label_spaces import is_samples_key, keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
 from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
@@ -180,7 +189,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     hyper=one.hyper,
                     cost=cost,
                     factors=candidate.factors,
-                    predicted=figures_of(cost),
+                    predicted=figures_of(cost, declared=bool(one.model.declared)),
                     predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
                     shortened=(whole or candidate.declined[-1].refusal) if less else None,
                     layer=largest_layer(one, traffic.layers),
@@ -215,7 +224,9 @@ def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
 
 
 def _pieces(job: Job) -> list[tuple[int, bool]]:
-    """(micro-batch, activation checkpointing) of a step, from most memory to least."""
+    """(micro-batch, activation checkpointing) of a step, from most memory to least; own training code has no choice."""
+    if job.model.declared:
+        return [(0, False)]
     pieces = [(size, False) for size in micro_batches(job.hyper.batch_size)]
     checkpoints = any(is_encoder(part) for part in job.stage.trained)
     return [*pieces, (pieces[-1][0], True)] if checkpoints else pieces
@@ -228,6 +239,8 @@ def trained_depth(stage: Stage) -> int:
 
 def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     model, slots = job.model, job.slots
+    if model.declared:  # what the data has to be, only the device's own code knows
+        return _uncounted(candidate.budget)
     told, spaces = keyed_spaces(candidate.samples), spaces_in(model.label_names)
     if unknown_sets := sorted(told - spaces.keys()):
         known, first = ", ".join(spaces) or "none", unknown_sets[0][:64]
@@ -250,6 +263,14 @@ def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
     if usable < size:
         return Refusal("data", float(size), float(usable), "samples", "fewer usable samples than one batch")
     return None
+
+
+def _uncounted(budget: Budget) -> Refusal | None:
+    """Refusal of a budget of FLOPs, which nothing holds own training code to."""
+    if budget.flops is None:
+        return None
+    detail = f"{OWN_CODE}, whose FLOPs are not known: leave budget.flops out"
+    return Refusal("flops", None, budget.flops, "FLOP", detail)
 
 
 def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal | None:

@@ -212,7 +212,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         step_flops=priced.step_flops,
         operations=priced.operations,
     )
-    return timed(cost, candidate)
+    return cost if job.model.declared else timed(cost, candidate)
 
 
 def modules_bytes(model: ModelSpec) -> int:
@@ -325,13 +325,18 @@ def first_figures(
     return figures_of(filled(cost, more, candidate))
 
 
-def figures_of(cost: Cost) -> dict[str, Figure]:
-    """A cost as ledger figures, without unknown ones."""
+#: Reason of what is not known of a round in which the device runs a function of its owner's.
+OWN_CODE = "own training code"
+
+
+def figures_of(cost: Cost, *, declared: bool = False) -> dict[str, Figure]:
+    """A cost as ledger figures, without unknown ones; of a ``declared`` model only bytes are known."""
+    unknown = Figure(kind="predicted", reason=OWN_CODE)
     memory = "meta device, live bytes of one training step"
     flops = "meta device, 2 per multiply-accumulate"
     return {
-        "step_peak_bytes": Figure(float(cost.step_peak_bytes), "predicted", memory),
-        "flops": Figure(cost.flops, "predicted", flops),
+        "step_peak_bytes": unknown if declared else Figure(float(cost.step_peak_bytes), "predicted", memory),
+        "flops": unknown if declared else Figure(cost.flops, "predicted", flops),
         "payload_down_bytes": Figure(float(cost.payload_down_bytes), "predicted", "parts the round before changed"),
         "payload_up_bytes": Figure(float(cost.payload_up_bytes), "predicted", "trained parts"),
         **{

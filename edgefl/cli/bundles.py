@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from edgefl.api.export_run import MaskChoice, export_checkpoints, export_run
+from edgefl.api.export_run import MaskChoice, export_checkpoints, export_run, export_weights
 from edgefl.api.runs import RUNS, find_run
 from edgefl.cli.lower_precision import lower_precisions
 from edgefl.cli.options import Format, RunArgument, RunsOption, show
@@ -82,8 +82,11 @@ def command(
     ] = PLAIN.tables,
     opset: Annotated[int, typer.Option(help=f"ONNX operator set: {', '.join(map(str, OPSETS))}.")] = PLAIN.opset,
     to: Annotated[
-        Literal["onnx", "transformers"],
-        typer.Option(help="transformers: the trained encoders as folders for AutoModel.from_pretrained, no bundles."),
+        Literal["onnx", "transformers", "safetensors"],
+        typer.Option(
+            help="transformers: the trained encoders as folders for AutoModel.from_pretrained, no bundles; "
+            "safetensors: the weights of a model of own training code, for edgefl.client.load and model.own."
+        ),
     ] = "onnx",
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
@@ -99,6 +102,11 @@ def command(
         for modality, folder in folders.items():
             told(f"{modality}: {folder}")
         show(format, {"checkpoints": {modality: str(folder) for modality, folder in folders.items()}})
+        return
+    if to == "safetensors":
+        file = export_weights(directory, output=output)
+        told(f"weights: {file}")
+        show(format, {"weights": str(file)})
         return
     form = Form(precisions_of(precision or [EXACT]), max_loss, tables, opset)
     done = export_run(

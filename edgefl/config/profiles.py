@@ -172,8 +172,11 @@ def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
         found["data"] = {**data, **paths}
     if "recipe" in values:
         found["recipe"] = _path(values["recipe"], folder, "recipe", shipped("recipes"))
-    if isinstance(model := values.get("model"), dict) and isinstance(encoders := model.get("encoders"), dict):
-        found["model"] = {**model, "encoders": {name: _beside(value, folder) for name, value in encoders.items()}}
+    if isinstance(model := values.get("model"), dict):
+        paths = {"own": _path(model["own"], folder, "model.own")} if "own" in model else {}
+        if isinstance(encoders := model.get("encoders"), dict):
+            paths["encoders"] = {name: _beside(value, folder) for name, value in encoders.items()}
+        found["model"] = {**model, **paths}
     if isinstance(fleet := values.get("fleet"), list):
         names = shipped("devices")
         found["fleet"] = [
@@ -214,5 +217,5 @@ def _path(value: object, folder: Path, field: str, names: Sequence[str] = ()) ->
             return str(Path(value).absolute())
     except (OSError, ValueError):  # a name that no file can have
         return value
-    named = "/" in value or own.suffix in {".npz", ".jsonl", ".yaml", ".yml"}
+    named = "/" in value or own.suffix in {".npz", ".jsonl", ".yaml", ".yml", ".safetensors"}
     return str(own) if named else value

@@ -83,6 +83,7 @@ class DeviceProfile(Values):
     speed: SpeedConfig = Field(SpeedConfig(), description="what it does in a second")
     heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
     torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
+    trainer: str = Field("", description="own training code in place of EdgeFL's, FILE.py:FUNCTION or MODULE:FUNCTION")
     memory_bytes: Bytes | None = Field(
         None,
         description="memory of the device, beside what a GPU has of its own; `edgefl plan` takes it for a limit, with "
@@ -124,9 +125,14 @@ class HeadConfig(Values):
 
 
 class ModelConfig(Values):
-    """The model: one encoder a modality, cut into stages, heads and fusion."""
+    """The model: one encoder a modality, cut into stages, heads and fusion; or one that devices' own code builds."""
 
-    encoders: dict[Modality, EncoderConfig] = Field(min_length=1, description="modality: encoder")
+    encoders: dict[Modality, EncoderConfig] = Field({}, description="modality: encoder")
+    own: str = Field(
+        "",
+        description="file of edgefl.client.save: parts and first weights of a model that the devices train by their "
+        "own code, in place of encoders and what follows them",
+    )
     stages: Annotated[int, Field(ge=1, le=64)] = Field(6, description="stages each encoder is cut into")
     head: HeadConfig = Field(HeadConfig(), description="projection heads")
     fusion_width: Positive = Field(128, description="width of the fused representation")
@@ -416,8 +422,13 @@ class RunConfig(Values):
 
     def conflicts(self) -> list[Problem]:
         """Lists that need one entry a stage, and names that must be known."""
-        rounds, stages, missing = self.training.rounds, self.model.stages, self.data.missing
+        rounds = self.training.rounds
+        stages = (
+            len(rounds) if self.model.own else self.model.stages
+        )  # the parts in its file are counted when the run is planned
         found = []
+        if bool(self.model.encoders) == bool(self.model.own):
+            found.append(Problem("model.encoders", "give one at least, or model.own, and not both"))
         lean = self.training.lean
         for field, values in (
             ("rounds", rounds),
@@ -434,6 +445,10 @@ class RunConfig(Values):
             found.append(Problem("training.lean.optimizer", message))
         if not any(rounds):
             found.append(Problem("training.rounds", "are all zero: nothing would be trained"))
+        return [*found, *self._unknown_names()]
+
+    def _unknown_names(self) -> list[Problem]:
+        missing, found = self.data.missing, list[Problem]()
         names = [device.name for device in self.fleet]
         twice = sorted({name for name in names if names.count(name) > 1})
         found += [Problem("fleet", f"names the device {name!r} twice") for name in twice]

@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from torch import nn
 
@@ -23,6 +24,7 @@ from edgefl.encoder_families import taken
 from edgefl.errors import MissingDependencyError, ModelError
 from edgefl.models.check import CHOICES, check_spec, token_count
 from edgefl.models.checkpoint_shapes import place_of, stored_shapes
+from edgefl.models.declared import declared_tensors
 from edgefl.models.own_checkpoint import SHARED, check_own, own_parts
 from edgefl.models.parts import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
 from edgefl.models.spec import (
@@ -78,6 +80,9 @@ def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors
     attention too; all others are random, as ``build`` makes them.
     Raises ModelError when a checkpoint can't be read or does not fit.
     """
+    if spec.declared is not msgspec.UNSET:
+        yield from declared_tensors(spec.declared)
+        return
     check_spec(spec)
     check_lora(spec)
     loaded: tuple[str, dict[str, Tensors]] = ("", {})

@@ -118,6 +118,16 @@ class LoraSpec(msgspec.Struct, frozen=True):
     maps: tuple[str, ...] = ("*",)
 
 
+class DeclaredSpec(msgspec.Struct, frozen=True):
+    """A model that only the devices' own training code builds: its parts in order, and the file of first weights.
+
+    ``initial`` (``edgefl.models.declared``) is at the coordinator alone.
+    """
+
+    parts: tuple[str, ...] = ()
+    initial: str = ""
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """The whole model. ``classes`` = 0: no fusion and no task part (unlabelled training).
 
@@ -125,7 +135,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     concatenated projections (``bounded``: which ends in tanh(layer norm / 2)), "mean" their mean, "joint" attends
     between the tokens; ``fusion_options``: those that it is built with and that are no fields. ``stand_in``: the
     method of the part ``missing`` and the options that it is built with. ``matching``: small models after training, r_m
-    to a class ("classifier") or to the other modalities' projections ("prior").
+    to a class ("classifier") or to the other modalities' projections ("prior"). ``declared``: in place of encoders and
+    all that follows them.
     """
 
     encoders: dict[str, EncoderSpec] = {}
@@ -144,6 +155,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     reconstruction: bool = False
     matching: Literal["none", "classifier", "prior"] = "none"
     lora: LoraSpec | msgspec.UnsetType = msgspec.UNSET
+    declared: DeclaredSpec | msgspec.UnsetType = msgspec.UNSET
 
 
 #: First words of parts whose second word is a modality: everything after the encoders that is one modality's own.
@@ -259,6 +271,8 @@ def fuses_tokens(spec: ModelSpec) -> bool:
 
 def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
     """Every part of the model with stages 1..``through`` (default: all), in order; ``match/<m>`` with the last only."""
+    if spec.declared is not msgspec.UNSET:
+        return list(spec.declared.parts)
     names = [part for m in spec.encoders for part in encoder_parts(spec, m, through=through)]
     names += [*reconstruct_parts(spec), *shared_parts(spec, through=through)]
     names += lora_parts(spec, names)

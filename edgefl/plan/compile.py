@@ -31,6 +31,7 @@ from edgefl.models.spec import (
     shares_projection,
 )
 from edgefl.plan.checkpoint_fields import checkpoint_problems, told
+from edgefl.plan.declared import declared_model
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RateFall, RoundPolicy, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.label_problems import label_problems
 from edgefl.plan.lora import lora_problems, with_adaptation
@@ -112,6 +113,8 @@ def model_spec(
     config: RunConfig, recipe: RecipeConfig, shapes: Mapping[str, tuple[int, ...]], label_names: tuple[str, ...]
 ) -> ModelSpec:
     """The model with every size resolved. Raises ConfigError."""
+    if config.model.own:
+        return declared_model(config, recipe.slots)
     problems = checkpoint_problems(config)
     if problems:
         raise ConfigError(config.name, problems)

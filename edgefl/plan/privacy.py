@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from edgefl.errors import Problem
+from edgefl.models.declared import statistics_of
 from edgefl.models.spec import ModelSpec, unscaled
 from edgefl.plan.job import RoundPolicy, RunPlan
 from edgefl.registry import Recipe, choose
@@ -88,6 +89,9 @@ def uncovered(config: RunConfig, slots: Recipe, model: ModelSpec) -> list[Proble
     if model.head.kind != "none" and model.head.norm == "batch":
         text = f"is batch, whose statistics are of the devices' data, and {why}; set layer"
         found.append(Problem("model.head.norm", text))
+    if model.declared and (name := statistics_of(model.declared)):
+        text = f"has {name}, statistics of the devices' data, and {why}; use layer or group norm"
+        found.append(Problem("model.own", text))
     for field in _COMPARING:
         if getattr(config.round, field) not in {0.0, getattr(RoundPolicy(), field)}:
             text = "compares a device's change with the others', so that one changes what another counts, and"

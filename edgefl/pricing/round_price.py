@@ -68,6 +68,8 @@ class Pricer:
 
         The peak is of a batch with every modality complete, as any may be; FLOPs are of the mean batch.
         """
+        if job.model.declared:  # the parts come and go; of the training itself nothing is known
+            return Priced(0, 0.0)
         raw, samples = samples, after_completion(job.slots, samples, job.model.encoders)
         modalities, size = list(job.model.encoders), job.hyper.batch_size
         total = usable_samples(job.slots, samples, modalities)

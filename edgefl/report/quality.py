@@ -29,6 +29,7 @@ _BOUND = f"{ORACLE} (upper bound)"
 _TOLD = "Bound: prototypes of each sample's true class, the most that a mask could give; it takes the label."
 _NOT_YET = "The model has not been evaluated yet."
 _OWN_MODELS = "Each device keeps its own model: see how it does on the device's own samples."
+_OWN_CODE = "Only devices can build the model (model.own): evaluate_round beside their train says how good it is."
 #: Recall at these, both ways, as ``edgefl.training.metrics`` has them.
 _AT = (1, 5, 10, 50)
 #: Prefix of the metrics -> the group of columns.
@@ -126,7 +127,7 @@ def evaluation(report: RunReport) -> Grid:
         notes.append(f"{reasons[-1]} moves the weights; batch norm's statistics are those of the test inputs.")
     own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
     where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
-    empty = _OWN_MODELS if own else _NOT_YET
+    empty = _OWN_CODE if by_own_code(report) else _OWN_MODELS if own else _NOT_YET
     return table(
         f"Test {units.metric_words(metric)}{where}", columns, [_Given(*item) for item in given.items()], notes, empty
     )
@@ -226,10 +227,14 @@ def personal(report: RunReport) -> Grid:
     ]
     mean = own_accuracy(report)
     notes = [] if mean is None else [f"Accuracy as trained: {units.percent(mean)}, the mean of devices with labels."]
-    notes.append("On the samples each device set apart (training.holdout).")
+    code = by_own_code(report)
+    notes.append(
+        "By the devices' own evaluate_round." if code else "On the samples each device set apart (training.holdout)."
+    )
     if any(_personal(row, model, "recall") for row in rows for model in _MODELS):
         notes.append("Recall at 1: the mean over both ways.")
-    return table("On each device's own samples", columns, rows, notes, "Nothing was set apart: training.holdout.")
+    empty = "The devices' code has no evaluate_round." if code else "Nothing was set apart: training.holdout."
+    return table("On each device's own samples", columns, rows, notes, empty)
 
 
 def _personal(row: AssignmentRow, model: str, metric: str) -> str:
@@ -240,6 +245,11 @@ def _personal(row: AssignmentRow, model: str, metric: str) -> str:
     if value is None:
         return ""
     return units.number(value) if metric in _REGRESSION else f"{100 * value:.1f}"
+
+
+def by_own_code(report: RunReport) -> bool:
+    """Whether the devices train by their own code."""
+    return bool(report.config.get("run", {}).get("model", {}).get("own"))
 
 
 def own_accuracy(report: RunReport) -> float | None:

@@ -148,6 +148,8 @@ def no_saving(report: RunReport) -> str:
     every = set(report.part_bytes)
     if report.stages and all(every <= set(stage.get("trained", ())) for stage in report.stages):
         return "It trains end to end itself, so there is no saving against that."
+    if quality.by_own_code(report):
+        return "The devices' own code (model.own) is not priced end to end, so no saving is told."
     return "No price of the same run end to end is on record, so no saving is told: that takes the planner, and torch."
 
 

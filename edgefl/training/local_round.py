@@ -41,7 +41,7 @@ from edgefl.training.forward import (
     private_head_tensors,
     pseudo_labels_of,
 )
-from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
+from edgefl.training.local_evaluation import local_evaluation, losses_by_modalities, personal_evaluation
 from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
@@ -159,7 +159,8 @@ def _training_round(
         raise
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = training.update()
-    sending, noted = uploaded(job, model, sending, Seen(holdout, parts, local.kept), rng)
+    losses = partial(losses_by_modalities, job, model, holdout, parts)
+    sending, noted = uploaded(job, sending, Seen(parts, local.kept, losses), rng)
     noted |= private_head_tensors(auxiliary) | keeping(job, auxiliary, local.kept)
     complete = bool(dataset.complete(list(job.model.encoders)).all())
     staying = job.stage.trained if repair.method.mend else kept_parts(job)

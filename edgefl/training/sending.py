@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from edgefl.data.dataset import Dataset
 from edgefl.errors import ModelError
 from edgefl.models.spec import is_scheduled
-from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.registry import Choice, Trained, chosen
-from edgefl.training.local_evaluation import losses_by_modalities
 
 Tensors = dict[str, np.ndarray]
 
 
 class Seen(NamedTuple):
-    """Inputs of a device's round: its ``holdout``, the parts ``received``, those ``kept`` of its last round."""
+    """Inputs of a device's round: the parts ``received``, those ``kept`` of its last round; ``losses`` by modalities.
 
-    holdout: Dataset
+    These are the trained model's on the samples that the device set apart.
+    """
+
     received: Mapping[str, Tensors]
     kept: Mapping[str, Tensors]
+    losses: Callable[[], Mapping[frozenset[str], float]] = dict
 
 
 def uploaded(
-    job: Job, model: StagedModel, sending: dict[str, Tensors], seen: Seen, rng: np.random.Generator
+    job: Job, sending: dict[str, Tensors], seen: Seen, rng: np.random.Generator
 ) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
     """(what is sent of ``sending``, what is kept for the method). What travels beside the model is as it was.
 
@@ -39,7 +39,7 @@ def uploaded(
     if upload.method.send is None or not parts:
         return sending, {}
     key = f"upload/{upload.name}"
-    losses = losses_by_modalities(job, model, seen.holdout, seen.received) if upload.method.returns else {}
+    losses = seen.losses() if upload.method.returns else {}
     trained = Trained(parts, seen.received, losses, seen.kept.get(key, {}))
     made, noted = upload.bind(upload.method.send)(trained, rng)
     if why := _misfit(upload, made, parts):

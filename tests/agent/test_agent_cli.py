@@ -24,6 +24,7 @@ from edgefl.errors import (
     EdgeFLError,
     MissingDependencyError,
     ProtocolError,
+    TrainingCodeError,
 )
 from edgefl.findings import FINDINGS
 from edgefl.log_lines import LineHandler, line_writer
@@ -115,6 +116,21 @@ def test_faults_of_the_command_line_are_named(tmp_path, options, code, words):
     assert "recipes" not in done.stderr
     assert ("`edgefl-agent profile` measures a device" in done.stderr) == (code == ConfigError.exit_code)
     assert "Traceback" not in done.stderr
+
+
+def test_a_device_names_its_data_or_the_code_that_reads_them(tmp_path):
+    done = agent("run", "--broker", "mqtt://h", "--state", str(tmp_path))
+    assert done.returncode == 2
+    assert "is needed, unless --trainer reads the data by itself" in " ".join(done.stderr.replace("│", " ").split())
+    named = tmp_path / "device.yaml"
+    named.write_text("name: d\ntrainer: 'nothing:train'\n")
+    state, broker = tmp_path / "state", "mqtt://127.0.0.1:9"
+    done = agent("run", "--broker", broker, "--state", str(state), "--profile", str(named), EDGEFL_TRAINER="")
+    assert done.returncode == TrainingCodeError.exit_code, "by the profile alone"
+    assert "ModuleNotFoundError: No module named 'nothing'" in done.stderr
+    done = agent("run", "--broker", broker, "--state", str(state), EDGEFL_TRAINER="json:nothing")
+    assert done.returncode == ConfigError.exit_code
+    assert "json has no function 'nothing'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,19 @@ def test_a_dry_run_shows_the_unit_and_hides_the_password(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_service_trains_by_its_owners_code_wherever_it_was_installed_from(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "device.yaml").write_text("name: d\ntrainer: 'mine:train'\n")
+    monkeypatch.chdir(tmp_path)
+    options = ["install", "--user", "--dry-run", "--broker", "mqtt://127.0.0.1"]
+    done = agent(*options, "--trainer", "mine.py:train", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert f"--trainer {tmp_path / 'mine.py'}:train" in done.stdout
+    assert "--data" not in done.stderr + done.stdout, "its own code knows where the data are"
+    done = agent(*options, "--profile", "device.yaml", HOME=str(tmp_path))
+    assert "which data" not in done.stderr, "the profile names the code"
+
+
 def test_a_device_without_identity_and_broker_learns_how_to_enrol():
     done = agent("install", "--data", "basic_motions")
     assert done.returncode == 2

@@ -78,7 +78,7 @@ def test_every_event_of_a_round_with_its_data() -> None:
         "micro_batch": 0, "cache": hyper.cache, "depth": trained_depth(stage), "checkpoint": hyper.checkpoint,
         "lean": "", "precision": hyper.precision,
     }  # fmt: skip
-    costs = {"factors": {}, "step_peak_bytes": STEP_BYTES, "flops": 0}
+    costs = {"factors": {}, "step_peak_bytes": STEP_BYTES, "flops": None}
     placed = [{"device": name, "ok": True, **how, **costs, **NOBODY} for name in ("a", "b")]
     assert planned == ("stage_planned", "", {"placements": placed})
     assert not any("shortened" in one for one in planned[2]["placements"])

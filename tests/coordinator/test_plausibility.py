@@ -8,17 +8,22 @@ import pytest
 from coordinator_fixture import a_plan
 from msgspec.structs import replace
 
+from coordinator.core.known_devices import introduce
+from coordinator.core.moves import Announced, Steps
 from coordinator.core.outliers import clips, out_of_line, outliers
 from coordinator.core.plausibility import (
     bounded,
     learned,
     likely,
+    makes_claim,
     overweights,
     plausible,
     unfit,
 )
+from coordinator.core.replies import announced
 from coordinator.core.state import BUFFERS_OF, Assignment, Change, Claim, Device, Round, State
 from edgefl import registry
+from edgefl.models.spec import DeclaredSpec, ModelSpec
 from edgefl.plan.job import Placement, RoundPolicy, Stage
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figure, ObjectRef, Refusal
@@ -82,6 +87,29 @@ def test_no_more_samples_count_than_the_device_had_now_or_at_first() -> None:
     silent = State(PLAN, devices={"a": Device(Hello("a"), first_claim=Claim())})
     update = Update("a", FIRST, dict.fromkeys(asked, REF), {"task": 1})
     assert unfit(silent, Assignment(Placement("a", PLAN.stages[0])), update).allowed == 0.0
+
+
+def test_the_first_update_of_own_code_is_its_devices_claim() -> None:
+    """A hello says nothing of data that only the owner's code reads; what the first update claims binds the later."""
+    stage = Stage(1, trained=("body", "head"))
+    plan = replace(PLAN, model=ModelSpec(declared=DeclaredSpec(("body", "head"))), stages=(stage,))
+    steps = Steps(State(plan, devices={"a": Device(Hello("a"))}, open=Round(FIRST, 1, 0.0, 9.0)), 1.0)
+    assignment = Assignment(Placement("a", stage), status="accepted")
+
+    def announce(body: int, head: int) -> Update | None:
+        update = Update("a", FIRST, {"body": REF, "head": REF}, {"body": body, "head": head})
+        announced(steps, Announced(1.0, update), assignment)
+        return steps.state.open.assignments["a"].update
+
+    assert unfit(steps.state, assignment, Update("a", FIRST, {"body": REF, "head": REF}, {"body": -1})).needed == -1.0
+    assert announce(40, 30).samples == {"body": 40, "head": 30}
+    assert steps.state.devices["a"].claim == Claim({"": 40})
+    more = Update("a", FIRST, {"body": REF, "head": REF}, {"body": 41, "head": 30})
+    assert unfit(steps.state, assignment, more).reason == "samples"
+    introduce(steps, Hello("a", session="again"))
+    assert unfit(steps.state, assignment, more).reason == "samples", "a restart makes no new claim"
+    ours = replace(steps.state, plan=PLAN, devices={"a": Device(Hello("a"), first_claim=Claim())})
+    assert not makes_claim(ours, "a"), "of EdgeFL's own training a device says it in its hello"
 
 
 def test_what_the_recipe_does_not_exchange_is_not_asked_for() -> None:

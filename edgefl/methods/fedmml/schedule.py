@@ -10,11 +10,14 @@ heads:       one stage at full depth; the encoders are frozen, heads, fusion and
              (model.lora). With frozen: pretrained the encoders without a checkpoint are trained too, whole.
 mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
              progressive, or as much of that as they can, down to layerwise.
+
+Of a declared model (own training code) every part exists in every stage; "encoder stage s" is its s-th part, and the
+last part is its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -45,8 +48,38 @@ def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = Non
     return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=names),)
 
 
+def _of_declared(
+    spec: ModelSpec, rounds: Sequence[int], trained: Callable[[tuple[str, ...], int], tuple[str, ...]]
+) -> tuple[Stage, ...]:
+    """Stages of a declared model, of which every part is present: all parts but the last have a stage each.
+
+    ``trained(parts, s)``: those of stage s; the last part, which the loss is made from, is always among them. Raises
+    ModelError for other than one number of rounds a stage.
+    """
+    names = tuple(part_names(spec))
+    if len(rounds) != max(1, len(names) - 1):
+        text = (
+            f"training.rounds has {len(rounds)} entries, and the parts {', '.join(names)} make {len(names) - 1} stages"
+        )
+        raise ModelError(text, remedy="Give one a stage; the last part is trained in every stage.")
+    return tuple(
+        Stage(s, s, count, present=names, trained=tuple(p for p in names if p in {*trained(names, s), names[-1]}))
+        for s, count in enumerate(rounds, start=1)
+    )
+
+
+def _needs_encoders(spec: ModelSpec, name: str) -> None:
+    if spec.declared:
+        remedy = "Choose end_to_end, layerwise, progressive or freeze."
+        raise ModelError(
+            f"schedule {name} tells encoders from heads, which declared parts (model.own) do not", remedy=remedy
+        )
+
+
 def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """Stage s trains everything through encoder stage s. ``embed`` has no effect."""
+    if spec.declared:
+        return _of_declared(spec, rounds, lambda parts, s: parts[:s])
     names = [_present(spec, through=s) for s in range(1, spec.stages + 1)]
     return tuple(
         Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=names[s - 1])
@@ -56,6 +89,8 @@ def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = No
 
 def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains encoder stage s, heads, final norms, reconstruction, fusion and task."""
+    if spec.declared:
+        return _of_declared(spec, rounds, lambda parts, s: parts[s - 1 : s])
     first = next((s for s, count in enumerate(rounds, start=1) if count > 0), 1)
     return tuple(
         Stage(
@@ -71,6 +106,8 @@ def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> 
 
 def freeze(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """Stage s trains all but the embeddings and encoder stages before s; the first, all. ``embed`` has no effect."""
+    if spec.declared:
+        return _of_declared(spec, rounds, lambda parts, s: parts[s - 1 :])
     (whole,) = end_to_end(spec, rounds)
 
     def trained(s: int) -> tuple[str, ...]:
@@ -89,6 +126,7 @@ def heads(
 
     Raises ModelError when nothing that is trained has weights.
     """
+    _needs_encoders(spec, "heads")
     names = _present(spec)
     fresh: set[str | None] = {m for m, e in spec.encoders.items() if frozen == "pretrained" and not e.pretrained}
     if fresh:
@@ -104,6 +142,7 @@ def heads(
 
 def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """Stage s trains everything; devices that cannot, through encoder stage s. ``embed`` has no effect."""
+    _needs_encoders(spec, "mixed")
     (whole,) = end_to_end(spec, rounds)
     return tuple(
         msgspec.structs.replace(whole, index=s, rounds=rounds[s - 1], fallback_depth=s)
