@@ -425,7 +425,7 @@ class RunConfig(Values):
         rounds = self.training.rounds
         stages = (
             len(rounds) if self.model.own else self.model.stages
-        )  # the parts in its file are counted when the run is planned
+        )  # counted when planned
         found = []
         if bool(self.model.encoders) == bool(self.model.own):
             found.append(Problem("model.encoders", "give one at least, or model.own, and not both"))
