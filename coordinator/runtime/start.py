@@ -62,7 +62,7 @@ LINK = "web-link"
 
 
 class Shared(NamedTuple):
-    """What the runs of a queue share: its broker's URL, the live page's door, and what waits behind the present run."""
+    """A queue's broker URL, open page and waiting runs, shared by its runs."""
 
     url: str
     door: Door | None
