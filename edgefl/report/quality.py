@@ -79,8 +79,11 @@ def score(row: EvaluationRow | None) -> str:
     return f"{100 * row.value:.1f}" if units.is_share(row.metric) else units.number(row.value)
 
 
-def evaluation(report: RunReport) -> Grid:
-    """Table of the global model's scores after the last evaluated round: each subset of modalities by mask."""
+def evaluation(report: RunReport, *, bound: bool = True) -> Grid:
+    """Table of the global model's scores after the last evaluated round: each subset of modalities by mask.
+
+    ``bound``: with the scores of the true class's prototype, which no served model knows.
+    """
     metric = primary_metric(report)
     rows = [row for row in latest(report.evaluations) if row.metric == metric]
     unit, points = ("%", "points") if units.is_share(metric) else ("", "")
@@ -106,7 +109,7 @@ def evaluation(report: RunReport) -> Grid:
         shown("complete", "none"),
         *(shown(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
         *map(gain, evaluated),
-        *([shown("bound", ORACLE, _TOLD)] if any(row.missing == ORACLE for row in rows) else []),
+        *([shown("bound", ORACLE, _TOLD)] if bound and any(row.missing == ORACLE for row in rows) else []),
         Column("samples", lambda row: max(one.samples for one in row.by_mask.values())),
     ]
     given: dict[tuple[str, ...], dict[str, EvaluationRow]] = {}
