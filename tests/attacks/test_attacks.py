@@ -387,7 +387,7 @@ def test_a_forged_answer_is_not_believed(world: World, tmp_path: Path) -> None:
             assert "nobody answered" in error.message
             assert error.remedy.startswith("On the server a run, `edgefl-coordinator enrollments` or")
             # Nothing came of it: the rightful coordinator still can.
-            serving = asyncio.ensure_future(serve(world.fleet, lambda line: None, until="tricked", limit_s=10))
+            serving = asyncio.ensure_future(serve(world.fleet, lambda line: None, until=["tricked"], limit_s=10))
             state = await enroll(text, tmp_path / "state", tmp_path, 10.0, lambda line: None)
             await serving
             assert Credentials(state).record.device == "tricked"
