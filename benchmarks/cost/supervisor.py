@@ -62,7 +62,7 @@ async def identified(folder: Path) -> Seen:
     port, enroll_port = _free_port(), _free_port()
     fleet = create_fleet(folder / "fleet", Record(FLEET, (HOST,), port, enroll_port, HOST))
     async with fleet_broker(fleet):
-        serving = asyncio.ensure_future(serve(fleet, lambda line: None, until=NAME, limit_s=60))
+        serving = asyncio.ensure_future(serve(fleet, lambda line: None, until=(NAME,), limit_s=60))
         await enroll(issue_token(fleet, NAME, time.time()), folder / NAME, folder, 60, lambda line: None)
         await serving
         return await in_a_run(folder, fleet.url, ["--identity", str(fleet.directory)])

@@ -423,9 +423,7 @@ class RunConfig(Values):
     def conflicts(self) -> list[Problem]:
         """Lists that need one entry a stage, and names that must be known."""
         rounds = self.training.rounds
-        stages = (
-            len(rounds) if self.model.own else self.model.stages
-        )  # counted when planned
+        stages = len(rounds) if self.model.own else self.model.stages  # counted when planned
         found = []
         if bool(self.model.encoders) == bool(self.model.own):
             found.append(Problem("model.encoders", "give one at least, or model.own, and not both"))

@@ -72,7 +72,7 @@ def test_a_round_whose_model_breaks_is_taken_back_and_nobody_is_quarantined(tmp_
     assert done == [(*place, 2 if place == again else 1) for place in ((1, 1), (1, 2), (2, 1))]
 
 
-@pytest.mark.parametrize("how", ["median", "krum"])
+@pytest.mark.parametrize("how", ["median", pytest.param("krum", marks=pytest.mark.slow)])
 def test_a_flipped_change_of_usual_length_is_outvoted_and_no_device_is_blamed(tmp_path: Path, how: str) -> None:
     """The bounds let it through, d0 trains on as the others; the report has what became of it, by device."""
     report = run(tmp_path, 5, -1.0, ["d0"], [f"slots.combine={how}", "slots.weight=samples"])

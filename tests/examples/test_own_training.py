@@ -148,6 +148,7 @@ def test_hugging_faces_trainer_learns_part_by_part(fleet: Fleet, photos: Path) -
     assert losses[2, 3] < losses[1, 1] - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_code_that_raises_costs_its_device_the_round_and_a_killed_coordinator_nothing(
     fleet: Fleet, photos: Path

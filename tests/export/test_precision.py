@@ -230,6 +230,7 @@ def test_convolutions_get_ranges_from_the_samples():
     assert set(precision.by_noise(proto, found, values)) == {"conv", "product"}
 
 
+@pytest.mark.slow
 def test_pictures_beside_prototype_tables_get_ranges_with_the_tables_whole(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -161,6 +161,7 @@ def test_the_server_gets_another_address_and_no_device_is_touched(world: World) 
             assert agent.poll() is None
 
 
+@pytest.mark.slow
 def test_another_machine_has_the_name_and_the_old_one_is_shut_out(world: World) -> None:
     with world.started("enrollments"):
         wait((world.identity / "broker" / "newcomers.pid").exists)
@@ -174,6 +175,7 @@ def test_another_machine_has_the_name_and_the_old_one_is_shut_out(world: World) 
     assert world.fleet.devices()["cam"].generation == 2
 
 
+@pytest.mark.slow
 def test_the_fleets_directory_is_moved_and_devices_go_on(world: World) -> None:
     with contextlib.ExitStack() as stack:
         with world.started("enrollments"):

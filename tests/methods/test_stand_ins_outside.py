@@ -95,7 +95,8 @@ def test_a_bundle_answers_by_the_weights_that_were_trained(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize(("name", "weights"), [pytest.param("level", False, marks=pytest.mark.slow), ("row", True)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "weights"), [("level", False), ("row", True)])
 def test_a_fleet_trains_evaluates_and_exports_with_it(tmp_path: Path, name: str, weights: bool) -> None:
     settings = ["training.rounds=[0,2]", f"slots.missing={{{name}: {{level: 0.75}}}}", "slots.prototypes=none"]
     plan = plan_of(tmp_path, "end_to_end", "ab", 2, settings)
