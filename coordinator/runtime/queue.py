@@ -78,6 +78,8 @@ def execute_queue(files: Sequence[str], options: RunOptions, show: Show, say: Sa
 
 def _executed_all(queue: Queue, options: RunOptions, show: Show, say: Say, tell: Say) -> int:
     """Execute a queue over one broker; the first failure's exit code."""
+    if queue.identity and options.identity is None:
+        options = options._replace(identity=Path(queue.identity))
     wanted = options.broker or queue.broker
     if not wanted and options.identity is None:
         text = "name the URL that the queue was started with (EDGEFL_BROKER): its password is not kept"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]{0,39}")
 _WHEEL = re.compile(rf"{DISTRIBUTION.replace('-', '_')}-([^-]+)-py3-none-any\.whl")
 
 
+#: Ansible's own names of hosts.
+_PATTERNS = frozenset({"all", "ungrouped", "localhost"})
+
+
 class Plan(NamedTuple):
     """Devices to upgrade with their releases, "" for unknown, in waves; those that have the release, and the wheel."""
 
@@ -40,14 +44,19 @@ def wheel_of(version: str) -> str:
     return f"{DISTRIBUTION.replace('-', '_')}-{version}-py3-none-any.whl"
 
 
-def planned(releases: Mapping[str, str], to: str) -> Plan:
-    """The plan: one device first, one whose release is known if there is one, then the rest. Raises ConfigError."""
+def planned(releases: Mapping[str, str], to: str, sure: Collection[str]) -> Plan:
+    """The plan: one device first, one whose release is known if there is one, then the rest. Raises ConfigError.
+
+    ``sure``: devices that say their release now. Of the others it is of an earlier run, perhaps of another fleet: they
+    are not left out by it.
+    """
     named = _WHEEL.fullmatch(Path(to).name)
     version, wheel = (named[1], to) if named else (to, f"dist/{wheel_of(to)}")
     if not _VERSION.fullmatch(version):
         text = f"{to!r} is neither a version, such as 0.2.0, nor a wheel {wheel_of('VERSION')}"
         raise ConfigError("upgrade-plan", [Problem("--to", text)], remedy="`make wheel` builds one into dist.")
     known = {name: said if _VERSION.fullmatch(said) else "" for name, said in sorted(releases.items())}
+    known |= {name: "" for name, said in known.items() if said == version and name not in sure}
     left = {name: said for name, said in known.items() if said != version}
     first = next((name for name, said in left.items() if said), next(iter(left), ""))
     rest = {name: said for name, said in left.items() if name != first}
@@ -82,12 +91,18 @@ def playbook(plan: Plan) -> str:
     """The same as an Ansible playbook; `--tags rollback` goes back to the releases of before."""
     import msgspec
 
+    if meant := sorted(_PATTERNS & {name for wave in plan.waves for name in wave}):
+        text = f"{meant[0]!r} means other machines to Ansible than the device"
+        raise ConfigError(
+            "upgrade-plan", [Problem("--format playbook", text)], remedy="Leave it out, for the commands."
+        )
     plays = [_play(f"wave {number}", [*wave], plan.wheel) for number, wave in enumerate(plan.waves, start=1)]
     before = {release for wave in plan.waves for release in wave.values() if release}
     for release in sorted(before):
         devices = [name for wave in plan.waves for name, said in wave.items() if said == release]
         play = _play(f"back to {release}", devices, f"dist/{wheel_of(release)}")
-        plays.append({**play, "tags": ["never", "rollback"]})
+        # What a device says it had may be no release at all: that stops no other's way back.
+        plays.append({**play, "tags": ["never", "rollback"], "any_errors_fatal": False})
     return msgspec.yaml.encode(plays).decode()
 
 
@@ -122,15 +137,16 @@ def upgrade_plan(directory: Path, group: str, to: str, runs: Path, form: str) ->
     valid = {name for name, one in fleet.devices().items() if one.revoked_at is None and one.not_after > now}
     releases = {shown: "" for name, shown in fleet.shown().items() if name in valid and shown in groups[group]}
     for report in reversed(read_runs(runs)[0]):  # oldest first
-        releases |= {row.device: row.agent_version for row in report.devices if row.device in releases}
+        rows = [row for row in report.devices if row.agent_version and row.device in releases]
+        releases |= {row.device: row.agent_version for row in rows}
     try:
         answers = asyncio.run(connected(fleet))
     except BrokerError as error:
         typer.echo(f"releases are those of the newest runs: {error.message}", err=True)
         answers = {}
     shown = fleet.shown()
-    releases |= {shown[name]: one.release for name, one in answers.items() if one.release and shown[name] in releases}
-    plan = planned(releases, to)
+    now_said = {shown[name]: one.release for name, one in answers.items() if one.release and shown[name] in releases}
+    plan = planned(releases | now_said, to, now_said)
     if plan.done:
         typer.echo(
             f"{', '.join(plan.done)} {'has' if len(plan.done) == 1 else 'have'} {plan.version} already", err=True

@@ -153,8 +153,10 @@ def names_of(devices: Devices, but: str = "") -> set[str]:
 
 
 def id_of(devices: Devices, name: str) -> str:
-    """The name that the device shown as ``name`` enrolled with."""
-    return next((own for own, device in devices.items() if device.shown == name), name)
+    """The name that a device enrolled with, by its shown name, that name itself, or an earlier one."""
+    shown = (own for own, device in devices.items() if device.shown == name)
+    earlier = (own for own, device in devices.items() if name not in devices and name in device.formerly)
+    return next(shown, next(earlier, name))
 
 
 class Fleet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -57,10 +57,10 @@ def knowing(fleet: Fleet, now: float) -> dict[str, list[str]]:
     return {host: [shown[name] for name in there if host in there[name].hosts] for host in fleet.record.hosts}
 
 
-def cut_off(fleet: Fleet, host: str, now: float) -> list[str]:
-    """Devices not known to know another of the server's names."""
-    left, shown = {*fleet.record.hosts} - {host}, fleet.shown()
-    return sorted(shown[name] for name, device in _valid(fleet, now).items() if not left & {*device.hosts})
+def cut_off(fleet: Fleet, left: Collection[str], now: float) -> list[str]:
+    """Devices not known to know any of the names that are ``left``."""
+    shown = fleet.shown()
+    return sorted(shown[name] for name, device in _valid(fleet, now).items() if not {*left} & {*device.hosts})
 
 
 def note_hosts(fleet: Fleet, known: Mapping[str, tuple[str, ...]]) -> None:
@@ -79,7 +79,6 @@ def remove_host(fleet: Fleet, host: str, now: float, *, force: bool = False) -> 
 
     Raises IdentityError for one that it has not, for the last, and, unless ``force``, where a device would be cut off.
     """
-
     _check_own(fleet)
 
     def left(hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,7 +88,7 @@ def remove_host(fleet: Fleet, host: str, now: float, *, force: bool = False) -> 
         if not rest:
             text = f"{host} is the only name of the server"
             raise IdentityError(text, remedy="Add another first: edgefl-coordinator host add NAME")
-        if (lost := cut_off(fleet, host, now)) and not force:
+        if (lost := cut_off(fleet, rest, now)) and not force:
             listed = ", ".join(lost[:20]) + (f" and {len(lost) - 20} more" if len(lost) > 20 else "")
             text = f"{len(lost)} device{'' if len(lost) == 1 else 's'} would be cut off, which may know no other name"
             remedy = "Leave a run or `enrollments` running until they have been there; --force cuts them off."

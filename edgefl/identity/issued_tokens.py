@@ -124,14 +124,16 @@ def _listed(file: Path) -> Iterator[Listed]:
     """
     with store_errors("read", file):
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    rows, line, column = csv.reader(text.splitlines()), 1, -1
+    rows, line, column, first = csv.reader(text.splitlines()), 1, -1, True
     try:
         for row in rows:
             name = row[0].strip() if row else ""
-            if line == 1 and name.lower() == "name":
+            told = bool(name) and not name.startswith("#")
+            if told and first and name.lower() == "name":
                 column = next((i for i, head in enumerate(row) if head.strip().lower() == "groups"), -1)
-            elif name and not name.startswith("#"):
+            elif told:
                 yield line, name, row[column].replace(";", " ").split() if 0 < column < len(row) else []
+            first = first and not told
             line = rows.line_num + 1  # a quoted field may have several lines
     except csv.Error as error:
         raise ConfigError(
@@ -191,7 +193,7 @@ def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool =
         check_free(devices, name)
         return
     if name not in devices:
-        there = ", ".join(sorted(devices)[:20]) or "none"
+        there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
         remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
         raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
     if len(name) > LONGEST_REPLACED or devices[name].generation >= MOST_MACHINES:

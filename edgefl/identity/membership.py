@@ -169,7 +169,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
     with fleet.changing() as devices:
         name = id_of(devices, name)
         if name not in devices:
-            there = ", ".join(sorted(devices)[:20]) or "none"
+            there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
             raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
         device = devices[name]
         if device.revoked_at is None:

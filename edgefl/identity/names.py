@@ -20,8 +20,12 @@ def rename(fleet: Fleet, old: str, new: str) -> None:
             raise IdentityError(f"no device {old!r} is enrolled", remedy=f"Enrolled are: {there}.")
         if new in names_of(devices, but=own) or new == COORDINATOR or new in awaited(fleet) - {own}:
             raise IdentityError(f"{new!r} is another's name", remedy="Choose one that nobody has or had.")
-        groups = fleet.groups()
-        before = devices[own].shown or own
+        groups, before = fleet.groups(), devices[own].shown or own
+        if new == before:
+            raise IdentityError(f"{new!r} is its name already", remedy="There is nothing to do.")
+        if holding := [group for group, named in groups.items() if new in named]:
+            text = f"{new!r} is in group {holding[0]!r}, which the device would join by that name"
+            raise IdentityError(text, remedy=f"Take it out first: edgefl-coordinator group remove {holding[0]} {new}")
         formerly = tuple(dict.fromkeys((*devices[own].formerly, before)))
         devices[own] = replace(devices[own], shown="" if new == own else new, formerly=formerly)
         if any(before in named for named in groups.values()):

@@ -20,16 +20,19 @@ RELEASES = {"cam-a": "", "cam-b": "0.1.0", "cam-c": "0.2.0", "cam-d": "0.1.0"}
 
 
 def test_one_device_goes_first_and_those_that_have_the_release_are_left_out() -> None:
-    plan = planned(RELEASES, "0.2.0")
+    plan = planned(RELEASES, "0.2.0", RELEASES)
     assert plan.waves == ({"cam-b": "0.1.0"}, {"cam-a": "", "cam-d": "0.1.0"})
     assert plan.done == ("cam-c",)
-    assert planned(RELEASES, f"wheels/{wheel_of('0.2.0')}") == plan._replace(wheel=f"wheels/{wheel_of('0.2.0')}")
-    assert planned({"a": "0.2.0"}, "0.2.0").waves == ()
-    assert planned({"a": ""}, "0.2.0").waves == ({"a": ""},)
+    assert planned(RELEASES, f"wheels/{wheel_of('0.2.0')}", RELEASES) == plan._replace(
+        wheel=f"wheels/{wheel_of('0.2.0')}"
+    )
+    assert planned({"a": "0.2.0"}, "0.2.0", {"a"}).waves == ()
+    assert planned({"a": ""}, "0.2.0", ()).waves == ({"a": ""},)
+    assert planned({"a": "0.2.0"}, "0.2.0", ()).waves == ({"a": ""},), "an earlier run's, perhaps of another machine"
 
 
 def test_the_commands_copy_upgrade_and_know_the_way_back() -> None:
-    lines = commands(planned(RELEASES, "0.2.0"))
+    lines = commands(planned(RELEASES, "0.2.0", RELEASES))
     new, old = wheel_of("0.2.0"), wheel_of("0.1.0")
     agent = "/opt/edgefl/bin/edgefl-agent"
     assert lines[:6] == [
@@ -52,7 +55,7 @@ def test_what_a_device_says_runs_nothing(tmp_path: Path, said: str) -> None:
     for name in ("scp", "ssh"):
         (tmp_path / name).write_text('#!/bin/sh\necho "$0" "$@" >> calls\n')
         (tmp_path / name).chmod(0o700)
-    plan = planned({"cam-a": said}, str(tmp_path / "a b; touch pwned" / wheel_of("0.2.0")))
+    plan = planned({"cam-a": said}, str(tmp_path / "a b; touch pwned" / wheel_of("0.2.0")), ())
     assert plan.waves == ({"cam-a": ""},)
     script = "\n".join(commands(plan))
     subprocess.run(
@@ -64,20 +67,22 @@ def test_what_a_device_says_runs_nothing(tmp_path: Path, said: str) -> None:
 
 
 def test_the_playbook_has_a_play_a_wave_and_a_rollback_that_is_asked_for() -> None:
-    plays = yaml.safe_load(playbook(planned(RELEASES, "0.2.0")))
+    plays = yaml.safe_load(playbook(planned(RELEASES, "0.2.0", RELEASES)))
     assert [(play["hosts"], play.get("tags")) for play in plays] == [
         ("cam-b", None),
         ("cam-a,cam-d", None),
         ("cam-b,cam-d", ["never", "rollback"]),
     ]
-    assert all(play["any_errors_fatal"] for play in plays)
+    assert [play["any_errors_fatal"] for play in plays] == [True, True, False]
+    with pytest.raises(ConfigError, match="means other machines"):
+        playbook(planned({"all": ""}, "0.2.0", ()))
     assert plays[2]["tasks"][1]["ansible.builtin.command"]["argv"][1:] == ["upgrade", f"/tmp/{wheel_of('0.1.0')}"]
 
 
 @pytest.mark.parametrize("to", ["0.2.0; rm -rf /", "other-0.2.0-py3-none-any.whl", "-1", ""])
 def test_what_is_no_release_is_refused(to: str) -> None:
     with pytest.raises(ConfigError, match="neither a version"):
-        planned(RELEASES, to)
+        planned(RELEASES, to, RELEASES)
 
 
 def test_the_command_plans_a_group_of_the_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

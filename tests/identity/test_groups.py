@@ -73,7 +73,7 @@ def test_a_device_that_nobody_knows_is_in_no_group(fleet: Fleet) -> None:
 def test_a_list_of_names_has_a_column_of_groups(fleet: Fleet, tmp_path: Path) -> None:
     add_to_group(fleet, "night", ["cam-a"])
     file = tmp_path / "names.csv"
-    file.write_text("name,place,groups\ncam-1,hall,night; roof\ncam-2,door,\ncam-3,door,roof\n")
+    file.write_text("# of the new hall\n\nname,place,groups\ncam-1,hall,night; roof\ncam-2,door,\ncam-3,door,roof\n")
     issue_tokens(fleet, file, tmp_path / "tokens", time.time())
     assert fleet.groups() == {"night": ("cam-1", "cam-a"), "roof": ("cam-1", "cam-3")}
     file.write_text("name,groups\ncam-4,a/b\n")

@@ -340,12 +340,14 @@ def test_a_name_is_not_taken_away_from_devices_that_know_no_other(fleet: Fleet, 
         remove_host(fleet, OLD, now)
     assert "--force" in caught.value.remedy
     assert fleet.record.hosts == (OLD, NEW)
-    assert cut_off(fleet, NEW, now) == [], "nobody needs that one"
+    with pytest.raises(IdentityError, match="would be cut off"):
+        remove_host(fleet, OLD.upper(), now)
+    assert cut_off(fleet, [OLD], now) == [], "nobody needs the other one"
     listed = CliRunner().invoke(app, ["host", "list", "--identity", str(fleet.directory)]).stdout
     assert listed == f"{OLD}: known to 2 of 2 devices\n{NEW}: known to 1 of 2 devices\n"
     assert remove_host(fleet, OLD, now, force=True).hosts == (NEW,)
     later = fleet.devices()["cam-b"].not_after + 1
-    assert cut_off(fleet, NEW, later) == [], "who has to enrol again anyhow is not waited for"
+    assert cut_off(fleet, [], later) == [], "who has to enrol again anyhow is not waited for"
 
 
 def test_what_a_device_says_it_knows_counts_for_the_newest_revision_alone(fleet: Fleet, tmp_path: Path) -> None:

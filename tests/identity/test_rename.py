@@ -79,6 +79,12 @@ def test_a_name_belongs_to_one_device_for_good(fleet: Fleet) -> None:
     for taken in ("cam-a", "door", "gate", "coordinator"):
         with pytest.raises(IdentityError, match="is another's name"):
             rename(fleet, "cam-b", taken)
+    with pytest.raises(IdentityError, match="is its name already"):
+        rename(fleet, "cam-b", "cam-b")
+    fleet.write_groups({"night": ("typo",)})
+    with pytest.raises(IdentityError, match="in group 'night'"):
+        rename(fleet, "cam-b", "typo")
+    assert {id_of(fleet.devices(), name) for name in ("cam-a", "gate", "door")} == {"cam-a"}
     with pytest.raises(IdentityError, match="no device 'cam-9' is enrolled"):
         rename(fleet, "cam-9", "hall")
     for taken in ("door", "gate", "cam-a"):
