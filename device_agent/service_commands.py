@@ -141,7 +141,8 @@ def run_words(given: RunOptions) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             text = str(one.value if isinstance(one, Enum) else one)
             path, _, function = text.rpartition(":") if field.name == "trainer" else (text, "", "")
-            if field.name in _PATHS and Path(path).exists():
+            is_path = field.name != "trainer" or path.endswith(".py")
+            if field.name in _PATHS and is_path and Path(path).exists():
                 text = ":".join(filter(None, (str(Path(path).absolute()), function)))
             words += [option] if one is True else [option, text]
     return words

@@ -81,7 +81,8 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
         owned = max(_samples_for(part, device.hello.samples), _samples_for(part, device.claim.samples))
         more = claimed > owned and not makes_claim(state, update.device)
         if more or claimed < 0:  # it would outweigh the others in the mean
-            text = f"part {part[:80]}: {claimed} samples claimed, the device introduced itself with {owned}"
+            said = "its first update had" if state.plan.model.declared else "the device introduced itself with"
+            text = f"part {part[:80]}: {claimed} samples claimed, {said} {owned}"
             return Refusal("samples", float(claimed), float(owned), "samples", text)
     return None
 

@@ -352,6 +352,7 @@ class _Round:
             if kept_share:  # after the others, so that integer buffers are a device's
                 mean.add(kept_share, previous)
             combined = mean.result()
+        combined = {name: previous[name] if _is_fixed(name, tensor) else tensor for name, tensor in combined.items()}
         if self.noise is not None:
             added = self.noise.lacking(len(taken.keys() - self.factors.keys()))
             if self.noise.shares:
@@ -416,6 +417,11 @@ class _Round:
 def _limit(base: ObjectRef) -> int:
     """Most bytes of a device's part: another encoding differs by two at most, headers by less than 1 MiB."""
     return 2 * base.size + 2**20
+
+
+def _is_fixed(name: str, tensor: np.ndarray) -> bool:
+    """True for whole numbers that no mean is of, such as position ids; a count of batches is a device's."""
+    return tensor.dtype.kind != "f" and not name.endswith("num_batches_tracked")
 
 
 def _trained_once(state: Tensors | None, previous: Tensors, combined: Tensors) -> tuple[Tensors, None]:

@@ -29,6 +29,10 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
     def __init__(self, this: Reported) -> None:
         self._round = this
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have a loss that is not finite logged as it is, not as 0."""
+        args.logging_nan_inf_filter = False
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Report the loss logged."""
         if logs and "loss" in logs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor, nn
 
-from edgefl.client.tensors import Arrays, as_array, check_shapes, fill, named_tensors
+from edgefl.client.tensors import Arrays, as_array, check_buffers, check_shapes, fill, named_tensors
 from edgefl.errors import DivergedError, ModelError
 
 if TYPE_CHECKING:
@@ -84,8 +84,14 @@ class Round:
         self.on_step(epoch, step or len(self.losses), steps, value)
 
     def trained(self, model: nn.Module, samples: int, metrics: Mapping[str, float] | None = None) -> TrainedParts:
-        """The trained parts out of ``model``, for ``train`` to return. ``samples``: how many it learned from."""
+        """The trained parts out of ``model``, for ``train`` to return. ``samples``: how many it learned from.
+
+        Raises ModelError where a buffer of a part that this stage does not train has changed: it stays behind, and the
+        model sent would be another than the one trained.
+        """
         targets = named_tensors(model)
+        for part in self.parts.keys() - {*self.trains}:
+            check_buffers(part, self.parts[part], targets)
         parts = {
             part: {name: as_array(targets[name]) for name in self.parts[part] if name in targets}
             for part in self.trains
@@ -103,14 +109,15 @@ def sendable(this: Round, result: object) -> tuple[TrainedParts, dict[str, Array
     """A training function's result, and its parts if they can be sent. Raises ModelError, DivergedError."""
     if not isinstance(result, TrainedParts):
         raise _unfit(f"train returned {type(result).__name__}, not what is trained")
-    samples: object = result.samples
+    given: object = result.samples
+    samples = int(given) if isinstance(given, np.integer) else given
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         raise _unfit(f"samples is {samples!r:.80}: give the number of samples learned from")
     if wrong := sorted({*this.trains} ^ {*result.parts}):
         text = "a part it was not asked for" if wrong[0] in result.parts else "no part"
         raise _unfit(f"train returned {text} {wrong[0]!r:.80}; this stage trains {', '.join(this.trains)}")
     parts = {part: _arrays(this, part, result.parts[part]) for part in this.trains}
-    return replace(result, metrics=numbers(result.metrics)), parts
+    return replace(result, samples=samples, metrics=numbers(result.metrics)), parts
 
 
 def numbers(metrics: object) -> dict[str, float]:

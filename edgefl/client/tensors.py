@@ -53,11 +53,29 @@ def fill(model: nn.Module, parts: Mapping[str, Arrays]) -> dict[str, str]:
     """
     targets = named_tensors(model)
     check_shapes(parts, {name: tuple(tensor.shape) for name, tensor in targets.items()})
+    held = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    if copied := [name for name, tensor in targets.items() if id(tensor) not in held]:
+        remedy = "Have state_dict() give the module's own tensors, without hooks that copy them."
+        raise ModelError(
+            f"the model's state_dict has a copy of {copied[0]!r}, which cannot be loaded into", remedy=remedy
+        )
     with torch.no_grad():
         for tensors in parts.values():
             for name, value in tensors.items():
                 targets[name].copy_(torch.from_numpy(np.array(value)))
     return {name: part for part, tensors in parts.items() for name in tensors}
+
+
+def check_buffers(part: str, received: Arrays, targets: Mapping[str, Tensor]) -> None:
+    """Raise ModelError for a buffer, such as batch norm's statistics, that is no longer as received."""
+    for name, value in received.items():
+        tensor = targets.get(name)
+        if tensor is None or isinstance(tensor, nn.Parameter):
+            continue
+        before = torch.from_numpy(np.array(value)).to(tensor.dtype)
+        if not torch.equal(tensor.detach().cpu(), before):
+            text = f"{name!r} of part {part}, which this stage does not train, has changed in training"
+            raise ModelError(text, remedy="Put its module into eval() after model.train(): its statistics stay behind.")
 
 
 def check_shapes(parts: Mapping[str, Arrays], shapes: Mapping[str, tuple[int, ...]]) -> None:

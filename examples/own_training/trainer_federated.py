@@ -46,6 +46,7 @@ def train(this: Round) -> TrainedParts:
         num_train_epochs=this.epochs,
         per_device_train_batch_size=this.batch_size,
         learning_rate=this.lr,
+        seed=this.seed,
         logging_steps=1,
         save_strategy="no",
         report_to="none",

@@ -76,11 +76,12 @@ def test_a_servers_optimiser_steps_along_the_damped_change(tmp_path: Path) -> No
     assert weights(store, state) == [11.0]  # 10 + 0.5 (0.5 4)
 
 
-def test_integers_are_the_devices_and_a_variance_stays_one(tmp_path: Path) -> None:
+def test_counts_are_the_devices_ids_the_servers_and_a_variance_stays_one(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
 
     def norm(var: float, batches: int) -> dict[str, Any]:
-        return {"running_var": np.array([var], np.float32), "num_batches_tracked": np.array([batches])}
+        counts = {"num_batches_tracked": np.array([batches]), "position_ids": np.array([batches])}
+        return {"running_var": np.array([var], np.float32), **counts}
 
     first, now = part(store, 0.0, **norm(9.0, 1)), part(store, 0.0, **norm(1.0, 5))
     late = UpdateInfo("a", part(store, 0.0, **norm(2.0, 3)), {"task": 1}, staleness=3, base=first, factor=0.5)
@@ -88,6 +89,7 @@ def test_integers_are_the_devices_and_a_variance_stays_one(tmp_path: Path) -> No
     tensors = decode_part(store.read(state["task"].id))
     assert tensors["running_var"].tolist() == [1.5]  # half way from 1 to 2, not 1 + 0.5 (2 - 9)
     assert tensors["num_batches_tracked"].tolist() == [3]
+    assert tensors["position_ids"].tolist() == [5], "a device's word on what nothing trains ends every forward pass"
 
 
 def test_late_prototypes_count_for_fewer_samples(tmp_path: Path) -> None:

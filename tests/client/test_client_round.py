@@ -196,3 +196,36 @@ def test_extra_state_and_quantised_tensors_cannot_be_declared(tmp_path: Path) ->
     model.register_buffer("phase", torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ModelError, match=r"'phase' is torch\.complex64"):
         save(model, {"all": [""]}, tmp_path / "a")
+
+
+class Normed(nn.Module):
+    def __init__(self, *, copies: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 2)
+        if copies:
+            self.register_state_dict_post_hook(
+                lambda _, state, *__: state.update({name: value.clone() for name, value in state.items()})
+            )
+
+
+def test_a_frozen_batch_norm_that_moves_is_no_part_of_what_is_sent(tmp_path: Path) -> None:
+    save(Normed(), {"body": ["body"], "head": ["head"]}, tmp_path / "normed.safetensors")
+    for frozen_in_eval in (True, False):
+        this, model = a_round(tmp_path / "normed.safetensors", "head"), Normed()
+        this.load(model)
+        model.train()
+        if frozen_in_eval:
+            model.body.eval()
+        model.head(model.body(torch.randn(8, 3) + 5)).sum().backward()
+        if frozen_in_eval:
+            assert set(this.trained(model, samples=np.int64(8)).parts) == {"head"}
+            continue
+        with pytest.raises(ModelError, match=r"'body\.1\.\w+' of part body, which this stage does not train"):
+            this.trained(model, samples=8)
+
+
+def test_a_state_dict_of_copies_is_refused(tmp_path: Path) -> None:
+    save(Normed(), {"body": ["body"], "head": ["head"]}, tmp_path / "normed.safetensors")
+    with pytest.raises(ModelError, match=r"has a copy of 'body\.0\.weight'"):
+        a_round(tmp_path / "normed.safetensors", "head").load(Normed(copies=True))
