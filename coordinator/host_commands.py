@@ -72,7 +72,7 @@ def list_command(
         if fleet.record.broker:
             typer.echo(f"{fleet.record.broker}: all devices dial this one")
             return
-        of = sum(one.revoked_at is None and one.not_after > now for one in fleet.devices().values())
+        of = sum(one.is_valid(now) for one in fleet.devices().values())
         for host, devices in knowing(fleet, now).items():
             typer.echo(f"{host}: known to {len(devices)} of {of} devices")
 

@@ -39,8 +39,6 @@ DIAL_S = 5.0
 #: How often it is looked whether the device that is waited for has come.
 _LOOK_S = 0.2
 
-_SAME: Mapping[str, str] = MappingProxyType({})
-
 
 class Guard:
     """Fleet identity of one coordinator: ``start``, then ``listen``. All calls come from the event loop's thread."""
@@ -75,7 +73,7 @@ class Guard:
         self._newcomers.start(url)
         return self._newcomers
 
-    def decided(self, known: Mapping[str, Device], names: Mapping[str, str] = _SAME) -> list[Decided]:
+    def decided(self, known: Mapping[str, Device], names: Mapping[str, str] = MappingProxyType({})) -> list[Decided]:
         """Revocations and replacements of a run's devices, new to the run.
 
         ``names``: of renamed devices, as the run has them.

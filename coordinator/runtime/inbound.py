@@ -45,7 +45,6 @@ NAME = 64
 #: Characters of sentences.
 SENTENCE = 500
 _SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines", "layer"})
-_SAME: Mapping[str, str] = MappingProxyType({})
 
 
 class Inbound:
@@ -57,7 +56,7 @@ class Inbound:
     life of each device since the reader looked before; it empties its own.
     """
 
-    def __init__(self, silence_s: float, introduce_s: float, names: Mapping[str, str] = _SAME) -> None:
+    def __init__(self, silence_s: float, introduce_s: float, names: Mapping[str, str] = MappingProxyType({})) -> None:
         self.dropped: Counter[str] = Counter()
         self._names = names
         self._silence_s = silence_s

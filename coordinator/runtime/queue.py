@@ -130,7 +130,7 @@ def _admitted(files: Sequence[str], options: RunOptions, *, fresh: bool) -> Queu
     """
     entries: list[Entry] = []
     before = Queue() if fresh else read(options.directory)
-    given = "://" in options.broker if fresh else before.given or (not before.broker and bool(before.entries))
+    given = "://" in options.broker if fresh else before.given
     broker = before.broker
     if fresh and given and not parse_url(options.broker).password:
         broker = options.broker
@@ -210,7 +210,7 @@ def _executed(entry: Entry, options: RunOptions, show: Show, say: Say) -> Entry:
 
 
 def _is_shared(error: EdgeFLError, directory: Path) -> bool:
-    """Whether a fault is of what all runs stand on: broker, identity, disk or database.
+    """True for a fault that all runs share: of broker, identity, disk or database.
 
     ``directory``: of the run; what is damaged or held in it is the run's own.
     """

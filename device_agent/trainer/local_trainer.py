@@ -193,7 +193,7 @@ class LocalTrainer:
     def _round(
         self, offer: Offer, data: Split | OwnCode, store: ObjectStore, kept: StoredParts, on_progress: OnProgress
     ) -> RoundResult:
-        """What happens between parts received and parts to send: EdgeFL's training on ``data``, or the owner's code."""
+        """Train the parts received, by EdgeFL on ``data`` or by the owner's code."""
         job, parts = offer.job, StoredParts(offer.manifest, store)
         # Not the attempt: a round that is tried again gives the same result.
         salt = f"{self.settings.device}/{offer.attempt.stage}/{offer.attempt.round}"

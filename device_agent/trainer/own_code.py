@@ -59,7 +59,7 @@ class OwnCode(NamedTuple):
             raise
         spent_s = time.perf_counter() - started
         trained, made = self._called(lambda this: sendable(this, result), this)
-        both = ChainMap(made, this.parts)  # type: ignore[arg-type]  # of received parts only read, one at a time
+        both = ChainMap(made, this.parts)  # type: ignore[arg-type]  # read only, one part at a time
         after = self._judged(replace(this, parts=both), "trained")
         sending, noted = uploaded(job, made, Seen(this.parts, kept), rng)
         return RoundResult(
@@ -146,7 +146,7 @@ def _from_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module of Python")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where what is pickled for data-loading processes looks for it
+    sys.modules[name] = module  # pickle finds the module by it in data-loading processes
     try:
         spec.loader.exec_module(module)
     except BaseException:

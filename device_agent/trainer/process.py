@@ -84,9 +84,8 @@ class Trainers:
             if not settings.code:
                 from edgefl.data.sources import load
 
-                dataset = load(
-                    settings.data, bad_samples=settings.bad_samples
-                )  # bad data is found before torch is loaded
+                # Before torch is loaded: bad data is found at once.
+                dataset = load(settings.data, bad_samples=settings.bad_samples)
             if settings.torch_device == "cuda":
                 _check_cuda()
             from device_agent.trainer.local_trainer import LocalTrainer

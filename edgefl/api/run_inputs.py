@@ -43,7 +43,7 @@ Data = tuple[Mapping[str, tuple[int, ...]], tuple[str, ...], Sequence[Share]]
 def check_data_known(config: RunConfig, name: str) -> None:
     """Raise ConfigError for a run whose data and training only its devices know."""
     if config.model.own:
-        text = "is trained by code and data of the devices, of which this command knows nothing"
+        text = "is trained by code and data of the devices, which are not here"
         way_out = (
             "Start `edgefl-coordinator run` here and `edgefl-agent run --trainer FILE.py:FUNCTION` on each device."
         )

@@ -1,6 +1,6 @@
 """Plan of an upgrade for the operator to run: commands or an Ansible playbook. No code travels with a run.
 
-A device's release is its own word: text that is no version counts as unknown, and everything is quoted for the shell.
+The release of a device is what it reports: text that is no version counts as unknown, and all is quoted for the shell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgefl.console import safe_text
 from edgefl.errors import DISTRIBUTION, ConfigError, Problem
 
 #: The agent's program where docs/install.md puts it, and where a wheel is copied to.
-AGENT, PLACE = "/opt/edgefl/bin/edgefl-agent", "/tmp"  # noqa: S108  # its owner is whoever logs in; pip reads it as root
+AGENT, PLACE = "/opt/edgefl/bin/edgefl-agent", "/tmp"  # noqa: S108  # the wheel's owner is the account that logs in
 #: A release as Python writes it (PEP 440); the longest of ours has 12 characters.
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]{0,39}")
 _WHEEL = re.compile(rf"{DISTRIBUTION.replace('-', '_')}-([^-]+)-py3-none-any\.whl")
@@ -134,7 +134,7 @@ def upgrade_plan(directory: Path, group: str, to: str, runs: Path, form: str) ->
         text = f"no group {group!r}; there are: {', '.join(groups) or 'none'}"
         remedy = "Make one: edgefl-coordinator group add GROUP DEVICE..."
         raise ConfigError("upgrade-plan", [Problem("GROUP", text)], remedy=remedy)
-    valid = {name for name, one in fleet.devices().items() if one.revoked_at is None and one.not_after > now}
+    valid = {name for name, one in fleet.devices().items() if one.is_valid(now)}
     releases = {shown: "" for name, shown in fleet.shown().items() if name in valid and shown in groups[group]}
     for report in reversed(read_runs(runs)[0]):  # oldest first
         rows = [row for row in report.devices if row.agent_version and row.device in releases]

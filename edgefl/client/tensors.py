@@ -67,7 +67,7 @@ def fill(model: nn.Module, parts: Mapping[str, Arrays]) -> dict[str, str]:
 
 
 def check_buffers(part: str, received: Arrays, targets: Mapping[str, Tensor]) -> None:
-    """Raise ModelError for a buffer, such as batch norm's statistics, that is no longer as received."""
+    """Raise ModelError for a buffer (batch norm's statistics) that training has changed."""
     for name, value in received.items():
         tensor = targets.get(name)
         if tensor is None or isinstance(tensor, nn.Parameter):

@@ -97,7 +97,7 @@ class Device(msgspec.Struct, frozen=True):
     ``enrolled``: when each machine of the name enrolled, seconds since the epoch, 0: not on record; a device of an
     earlier release has none on record. ``retired``: serials of replaced machines -> when the last of them ends.
     ``shown``: its name for people and runs, "" for the one that it enrolled with; ``formerly``: earlier ones.
-    ``hosts``: names of the server that it knows, of which all but the one that it enrolled by are its own word.
+    ``hosts``: server names known to it; all but the one of its enrolment are as the device reports.
     """
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
@@ -112,6 +112,10 @@ class Device(msgspec.Struct, frozen=True):
     shown: str = ""
     formerly: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+
+    def is_valid(self, now: float) -> bool:
+        """True while its certificate is neither revoked nor expired."""
+        return self.revoked_at is None and self.not_after > now
 
     @property
     def generation(self) -> int:
@@ -157,6 +161,15 @@ def id_of(devices: Devices, name: str) -> str:
     shown = (own for own, device in devices.items() if device.shown == name)
     earlier = (own for own, device in devices.items() if name not in devices and name in device.formerly)
     return next(shown, next(earlier, name))
+
+
+def enrolled_id(devices: Devices, name: str) -> str:
+    """``id_of`` an enrolled device. Raises IdentityError."""
+    own = id_of(devices, name)
+    if own not in devices:
+        there = ", ".join(sorted(device.shown or one for one, device in devices.items())[:20]) or "none"
+        raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
+    return own
 
 
 class Fleet:

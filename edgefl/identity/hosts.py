@@ -71,7 +71,7 @@ def note_hosts(fleet: Fleet, known: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def _valid(fleet: Fleet, now: float) -> Devices:
-    return {name: one for name, one in fleet.devices().items() if one.revoked_at is None and one.not_after > now}
+    return {name: one for name, one in fleet.devices().items() if one.is_valid(now)}
 
 
 def remove_host(fleet: Fleet, host: str, now: float, *, force: bool = False) -> Changed:

@@ -24,7 +24,7 @@ from edgefl.errors import BrokerError, IdentityError, ProtocolError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t
 from edgefl.identity.acl import user_of
-from edgefl.identity.fleet import Device, Devices, Fleet, id_of
+from edgefl.identity.fleet import Device, Devices, Fleet, enrolled_id
 from edgefl.identity.issued_tokens import Issued, check_free, end_tokens, issued_in, path_of
 from edgefl.identity.keys import write_private
 from edgefl.protocol.messages import Renewed
@@ -167,10 +167,7 @@ class Revoked(NamedTuple):
 async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
     """Revoke a device; a second time only reloads the broker. Raises IdentityError for one that is not enrolled."""
     with fleet.changing() as devices:
-        name = id_of(devices, name)
-        if name not in devices:
-            there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
-            raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
+        name = enrolled_id(devices, name)
         device = devices[name]
         if device.revoked_at is None:
             device = devices[name] = structs.replace(device, revoked_at=now)

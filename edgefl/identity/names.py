@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from edgefl.errors import IdentityError
-from edgefl.identity.fleet import Fleet, id_of, names_of
+from edgefl.identity.fleet import Fleet, enrolled_id, names_of
 from edgefl.identity.issued_tokens import awaited
 from edgefl.protocol.topics import COORDINATOR, check_name
 
@@ -14,12 +14,9 @@ def rename(fleet: Fleet, old: str, new: str) -> None:
     """Show a device by another name from the next run on. Raises IdentityError for a name in use."""
     check_name("device", new)
     with fleet.changing() as devices:
-        own = id_of(devices, old)
-        if own not in devices:
-            there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
-            raise IdentityError(f"no device {old!r} is enrolled", remedy=f"Enrolled are: {there}.")
+        own = enrolled_id(devices, old)
         if new in names_of(devices, but=own) or new == COORDINATOR or new in awaited(fleet) - {own}:
-            raise IdentityError(f"{new!r} is another's name", remedy="Choose one that nobody has or had.")
+            raise IdentityError(f"{new!r} is another's name", remedy="Choose a name that no device has or had.")
         groups, before = fleet.groups(), devices[own].shown or own
         if new == before:
             raise IdentityError(f"{new!r} is its name already", remedy="There is nothing to do.")

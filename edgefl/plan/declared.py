@@ -15,7 +15,7 @@ from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.stages import by_holdouts
 from edgefl.registry import Recipe, choose, chosen, default
 
-#: What the trainer is told of a section (``edgefl.client.Round``), or the coordinator does by itself.
+#: Fields of a section that the trainer gets (``edgefl.client.Round``) or the coordinator uses itself.
 _USED = {
     "model": {"own"},
     "training": {"rounds", "epochs", "batch_size", "lr", "lr_fall", "lr_warmup", "lr_scale"},

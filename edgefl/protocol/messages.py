@@ -47,7 +47,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     working_on: Attempt | None = None  # the attempt this device has on disk (accepted or finished but unsent)
     prepared: str = ""  # the id of the ``Preparation`` by which the data was read that the fields above are of
     moments: dict[str, Moments] = {}  # of modalities that this standardises
-    addresses: int = 0  # which change of the broker's addresses it knows; see ``Addresses``
+    addresses: int = 0  # revision of the broker's addresses known to it; see ``Addresses``
     signature: bytes = b""  # a part with what the preparation asks for clusters
 
 
@@ -250,7 +250,7 @@ class Renewed(_Message, frozen=True, tag="renewed"):
 
 
 class Addresses(_Message, frozen=True, tag="addresses"):
-    """Coordinator → device: the broker's URLs, the first of which new devices get, and how often they have changed.
+    """Coordinator → device: the broker's URLs, that of new devices first, and their revision.
 
     Answered by a hello.
     """

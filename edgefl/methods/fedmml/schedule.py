@@ -51,7 +51,7 @@ def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = Non
 def _of_declared(
     spec: ModelSpec, rounds: Sequence[int], trained: Callable[[tuple[str, ...], int], tuple[str, ...]]
 ) -> tuple[Stage, ...]:
-    """Stages of a declared model, of which every part is present: all parts but the last have a stage each.
+    """Stages of a declared model, one for each part but the last; every part is present.
 
     ``trained(parts, s)``: those of stage s; the last part, which the loss is made from, is always among them. Raises
     ModelError for other than one number of rounds a stage.
