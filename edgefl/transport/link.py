@@ -246,7 +246,8 @@ class Link:
                 if last:
                     break
             attempt = 0 if time.monotonic() - began >= STABLE_S else attempt
-            self._stopping.wait(max(seldom, backoff_s(attempt, random.random())))
+            turns = attempt // (1 + len(self.others))  # an address that is gone does not make the others wait longer
+            self._stopping.wait(max(seldom, backoff_s(turns, random.random())))
             attempt += 1
         if self._client is not None:
             self._client.release()
