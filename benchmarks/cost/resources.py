@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.cost.resource_table import write_page
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
+from edgefl.plan.job import LEAST_BYTES_ON_DISK, Cache, Hyper, Job, Precision, Slots, Stage, Transfer, Weights
 from edgefl.plan.stages import packing_of
 from edgefl.records import Figure
 from edgefl.registry import method
@@ -53,6 +53,7 @@ class Setting(msgspec.Struct, frozen=True):
     optimizer: str = "adamw"
     transfer: Transfer = Transfer()
     precision: Precision = "f32"
+    weights: Weights = "memory"
 
 
 SETTINGS = (
@@ -63,6 +64,8 @@ SETTINGS = (
     Setting("+ stored prefix, packed exchange = fast", cache="f16", transfer=PACKED),
     Setting("+ micro-batches of 32 = small", cache="f16", micro_batch=32, transfer=PACKED),
     Setting("+ Adafactor = smallest", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED),
+    Setting("+ APOLLO", cache="f16", micro_batch=32, optimizer="apollo", transfer=PACKED),
+    Setting("+ weights on disk", cache="f16", micro_batch=8, optimizer="apollo", transfer=PACKED, weights="disk"),
     Setting("the same in micro-batches of 8", cache="f16", micro_batch=8, optimizer="adafactor", transfer=PACKED),
 )
 #: Beside them where there is a GPU.
@@ -112,6 +115,7 @@ def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
         optimizer=setting.optimizer,  # type: ignore[arg-type]
         cache=setting.cache,
         precision=setting.precision,
+        weights=setting.weights,
         lr={"encoder": 1e-5, "head": 1e-4},
     )
     slots = Slots({"clip": {"weight": 1.0, "temperature": 0.05}}, {"ignore": {}})
@@ -123,6 +127,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     give_back_at_once(in_pieces=setting.micro_batch > 0)
     import torch
 
+    from edgefl.models.row_linear import by_rows
     from edgefl.models.staged import build
     from edgefl.plan.training_samples import built_parts
     from edgefl.pricing.round_price import price_part, price_step
@@ -140,7 +145,9 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     small_step(steps, device)
     spent = []
     with MemoryProbe(device) as memory:
-        model = build(job.model, built_parts(job), device=device)
+        settle = functools.partial(by_rows, least_bytes=LEAST_BYTES_ON_DISK, folder=Path.cwd())
+        on_disk = setting.weights == "disk"
+        model = build(job.model, built_parts(job), device=device, settle=settle if on_disk else None)
         steps.prepare(model, job.stage.trained)
         optimizer = steps.make_optimizer(model, job.stage.trained, job.hyper)
         for _ in range(STEPS):
@@ -197,8 +204,8 @@ def without_savings(steps: Any) -> None:
         return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
 
     StagedModel.encode = whole  # type: ignore[method-assign]
-    steps.optimizer_in_backward = lambda job, optimizer: None
-    setattr(pricing, "may_update_in_backward", lambda job: False)  # noqa: B010 - a name that module has imported
+    steps.optimizer_in_backward = lambda job, optimizer, model: None
+    setattr(pricing, "optimizer_in_backward", lambda job, optimizer, model: None)  # noqa: B010 - a name that module has imported
 
 
 def random_inputs(job: Job, batch: int, device: str) -> dict[str, Any]:

@@ -181,6 +181,7 @@ def how_data(placement: Placement) -> dict[str, object]:
         "checkpoint": hyper.checkpoint,
         "lean": hyper.optimizer if hyper.low_memory else "",
         "precision": hyper.precision,
+        **({"weights": "disk"} if hyper.weights == "disk" else {}),
     }
 
 

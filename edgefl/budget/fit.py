@@ -13,6 +13,7 @@ nor anything larger.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -28,7 +29,7 @@ from edgefl.budget.stage_cost import (
 )
 from edgefl.label_spaces import is_samples_key, keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
-from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
+from edgefl.plan.job import LEAST_BYTES_ON_DISK, Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.privacy import Spending
 from edgefl.plan.stages import is_closing, of_spaces, restrict, shallower, trained_stages
@@ -173,8 +174,9 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
         short = False
-        for micro, checkpointed in _pieces(variant):
-            one = _with(variant, micro_batch=micro, checkpoint=checkpointed)
+        pieces = _pieces(variant, candidate, traffic.part_bytes)
+        for number, (micro, checkpointed, weights) in enumerate(pieces):
+            one = _with(variant, micro_batch=micro, checkpoint=checkpointed, weights=weights)
             if _declined(one, candidate):
                 short = True
                 continue
@@ -201,7 +203,8 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             # It spares activations alone. Where the rest is too much, a shallower stage can help; the shallowest is
             # tried in all pieces, for the least that the device lacks.
             rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
-            if variant.stage in deeper and verdict(cost_of(one, candidate, rest, traffic), candidate) is not None:
+            more = weights == "memory" and pieces[-1][2] == "disk"
+            if variant.stage in deeper and not more and verdict(cost_of(one, candidate, rest, traffic), candidate):
                 break
     if refusal is None:
         declined = candidate.declined
@@ -223,13 +226,25 @@ def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
                 yield _with(stored, optimizer=smaller.optimizer, lr=smaller.lr, low_memory=True)
 
 
-def _pieces(job: Job) -> list[tuple[int, bool]]:
-    """(micro-batch, activation checkpointing) of a step, from most memory to least; own training code has no choice."""
+def _pieces(
+    job: Job, candidate: Candidate, part_bytes: Mapping[str, int]
+) -> list[tuple[int, bool, Literal["memory", "disk"]]]:
+    """(micro-batch, activation checkpointing, where weights lie) of a step, from most memory to least.
+
+    Own training code has no choice.
+    """
     if job.model.declared:
-        return [(0, False)]
+        return [(0, False, "memory")]
     pieces = [(size, False) for size in micro_batches(job.hyper.batch_size)]
-    checkpoints = any(is_encoder(part) for part in job.stage.trained)
-    return [*pieces, (pieces[-1][0], True)] if checkpoints else pieces
+    if any(is_encoder(part) for part in job.stage.trained):
+        pieces.append((pieces[-1][0], True))
+    large = any(part_bytes.get(part, 0) > LEAST_BYTES_ON_DISK for part in job.stage.present)
+    places: list[Literal["memory", "disk"]] = ["memory", "disk"]
+    if job.hyper.weights == "memory" or not large or candidate.capabilities.torch_device.startswith("cuda"):
+        places.remove("disk")
+    elif job.hyper.weights == "disk":
+        places.remove("memory")
+    return [(size, checkpointed, place) for place in places for size, checkpointed in pieces]
 
 
 def trained_depth(stage: Stage) -> int:
@@ -286,7 +301,8 @@ def decline_of(placement: Placement, refusal: Refusal) -> Decline:
     """The declined placement as a record for later plans."""
     hyper, depth = placement.hyper, trained_depth(placement.stage)
     size = hyper.micro_batch or hyper.batch_size
-    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.low_memory)
+    on_disk = hyper.weights == "disk"
+    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.low_memory, on_disk)
 
 
 def _declined(job: Job, candidate: Candidate) -> bool:
@@ -306,7 +322,8 @@ def _declined(job: Job, candidate: Candidate) -> bool:
                 return True
             continue
         less = depth < was.depth or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
-        if not less and hyper.checkpoint <= was.checkpoint and hyper.low_memory <= was.low_memory:
+        spares = hyper.checkpoint > was.checkpoint or hyper.low_memory > was.low_memory
+        if not less and not spares and (hyper.weights == "disk") <= was.on_disk:
             return True
     return False
 

@@ -150,7 +150,7 @@ class Priced(NamedTuple):
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
     them): of all training steps of the round.
-    ``libraries``: memory of a step on a CPU that is no tensor.
+    ``libraries``: memory of a step on a CPU that is no tensor. ``in_files``: bytes of weights that lie on disk.
     """
 
     peak: int
@@ -162,6 +162,7 @@ class Priced(NamedTuple):
     step_flops: float = 0.0
     operations: float = 0.0
     libraries: int = 0
+    in_files: int = 0
 
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
@@ -186,7 +187,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     bytes_ = moved(job, candidate, traffic)
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
     # While parts come and go there is the model, and what is in hand of one part.
-    exchanging = {"weights": bytes_of(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
+    exchanging = {"weights": max(0, bytes_of(built_parts(job), part_bytes) - priced.in_files), "transit": _in_hand(job, part_bytes)}
     transit = sum(exchanging.values())
     libraries = 0 if has_card(candidate.capabilities) else priced.libraries
     if libraries and modules_bytes(job.model):
@@ -205,7 +206,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
         filling_peak_bytes=priced.cache_fill_peak,
-        disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + retained + stored_bytes(job, samples),
+        disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + retained + stored_bytes(job, samples) + priced.in_files,
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         modules_bytes=modules_bytes(job.model),

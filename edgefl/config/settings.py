@@ -219,8 +219,10 @@ class DecayConfig(Values):
 class LeanConfig(Values):
     """The low-memory optimiser, of devices whose memory does not hold the state of the run's own."""
 
-    optimizer: Literal["sgd", "adafactor"] = Field("adafactor", description="optimiser in place of the run's")
-    lr: RatesConfig = Field(description="its learning rates; those of adafactor are relative, such as 0.02")
+    optimizer: Literal["sgd", "adafactor", "apollo"] = Field(
+        "adafactor", description="optimiser in place of the run's"
+    )
+    lr: RatesConfig = Field(description="its learning rates; adafactor's are relative, such as 0.02; apollo's as adamw's")
 
 
 #: Options of a way in which rates fall, all of them required.
@@ -233,9 +235,10 @@ class TrainingConfig(Values):
     rounds: list[Annotated[int, Field(ge=0)]] = Field(description="rounds of each stage; end_to_end adds them up")
     epochs: Positive = Field(1, description="passes over the local data in a round")
     batch_size: Annotated[int, Field(ge=2)] = Field(16, description="samples a step")
-    optimizer: Literal["adamw", "sgd", "adafactor"] = Field(
+    optimizer: Literal["adamw", "sgd", "adafactor", "apollo"] = Field(
         "adamw",
-        description="local optimiser, fresh each round; adafactor keeps little, its rates are relative",
+        description="local optimiser, fresh each round; apollo keeps little and takes adamw's rates; adafactor keeps "
+        "little, its rates are relative",
     )
     lr: RatesConfig = Field(RatesConfig(), description="learning rates")
     lr_fall: dict[Literal["none", "cosine", "step"], dict[str, float]] = Field(
@@ -259,6 +262,11 @@ class TrainingConfig(Values):
     )
     precision: Literal["f32", "bf16"] = Field(
         "f32", description="what encoders and heads compute in on a GPU (bf16: mixed); a CPU always uses f32"
+    )
+    weights: Literal["auto", "memory", "disk"] = Field(
+        "auto",
+        description="where a processor keeps the weights of large linear maps in training: memory, a file on disk read "
+        "and written a block of rows at a time, or auto: on disk where the device's memory does not hold them",
     )
     lean: LeanConfig | None = Field(
         None, description="optimiser and rates of a device whose memory does not hold the run's; default: none"
@@ -374,7 +382,7 @@ class FleetDevice(Values):
 
 def _kept(optimizer: str, momentum: float) -> float:
     """How many copies of the weights an optimiser keeps, about."""
-    return {"adamw": 2.0, "sgd": float(momentum > 0), "adafactor": 0.1}[optimizer]
+    return {"adamw": 2.0, "sgd": float(momentum > 0), "adafactor": 0.1, "apollo": 0.1}[optimizer]
 
 
 class RunConfig(Values):

@@ -277,13 +277,17 @@ class StagedModel(nn.Module):
 
 
 def build(
-    spec: ModelSpec, parts: Sequence[str] | None = None, device: str | torch.device = "cpu", seed: int = 0
+    spec: ModelSpec,
+    parts: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    settle: Callable[[nn.Module], None] | None = None,
 ) -> StagedModel:
     """The named parts (None: all) with random first weights, on ``device`` ("meta": shapes only), in training mode.
 
     A part's weights depend on ``seed`` and its name alone: not on the other parts, not on the device, not on torch's
     global generator, which stays untouched. Pretrained weights are not loaded here but arrive as tensors
-    (``edgefl.models.checkpoints.initial_parts``). Raises ModelError for an unsound specification or an unknown part.
+    (``edgefl.models.checkpoints.initial_parts``). ``settle`` is called for each part before the next one is made. Raises ModelError for an unsound specification or an unknown part.
     """
     check_spec(spec)
     known = part_names(spec)
@@ -296,7 +300,12 @@ def build(
         )
     chosen = set(wanted)
     place = torch.device(device)
-    return StagedModel(spec, {part: _build_part(spec, part, place, seed) for part in known if part in chosen})
+    modules = {}
+    for part in filter(chosen.__contains__, known):
+        modules[part] = _build_part(spec, part, place, seed)
+        if settle is not None:
+            settle(modules[part])
+    return StagedModel(spec, modules)
 
 
 def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> nn.Module:

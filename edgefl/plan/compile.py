@@ -278,7 +278,7 @@ def _place(stage: Stage, stages: Sequence[Stage]) -> int:
 
 def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, place: int, seed: int) -> Hyper:
     """The stage's hyper-parameters; ``place``: of its value in a list, from 1."""
-    same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
+    same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision", "weights"}
     smaller = training.lean
     changed = {
         # What the closing round reads of a frozen prefix, it reads once.

@@ -15,7 +15,11 @@ from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 Exchange = Literal["all", "mappings", "nothing"]
 #: How the frozen prefix's outcome is stored; "": computed in every step.
 Cache = Literal["", "f16", "f32"]
-Optimizer = Literal["adamw", "sgd", "adafactor"]
+Optimizer = Literal["adamw", "sgd", "adafactor", "apollo"]
+#: Where weights of large linear maps lie on a processor. "auto", of a plan: on disk where memory does not hold them.
+Weights = Literal["auto", "memory", "disk"]
+#: Larger weights of linear maps are laid on disk, where weights are: others are few bytes.
+LEAST_BYTES_ON_DISK = 2**18
 #: What matrices are multiplied in, on a GPU.
 Precision = Literal["f32", "bf16"]
 #: One slot of a recipe: {choice: {option: value}}. Only ``objective`` may hold several choices.
@@ -49,7 +53,7 @@ class Hyper(msgspec.Struct, frozen=True):
 
     ``micro_batch`` = 0: the whole batch at once. ``lr`` and ``weight_decay`` by group: "encoder", "head"
     (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping. ``checkpoint``: activation
-    checkpointing of trained blocks. The planner chooses ``micro_batch``, ``checkpoint``, whether ``cache``
+    checkpointing of trained blocks. The planner chooses ``micro_batch``, ``checkpoint``, ``weights``, whether ``cache``
     is used, and ``low_memory_optimizer`` in place of the optimiser; then ``low_memory`` is set.
     """
 
@@ -68,6 +72,7 @@ class Hyper(msgspec.Struct, frozen=True):
     checkpoint: bool = False
     low_memory_optimizer: LowMemoryOptimizer | None = msgspec.field(default=None, name="lean")
     low_memory: bool = msgspec.field(default=False, name="leaned")
+    weights: Weights = "memory"
 
 
 class RateFall(msgspec.Struct, frozen=True):
@@ -146,6 +151,7 @@ class Decline(msgspec.Struct, frozen=True):
     refusal: Refusal = Refusal()
     checkpoint: bool = False
     low_memory: bool = msgspec.field(default=False, name="leaned")
+    on_disk: bool = False
 
 
 #: State of the model that a device holds when it is planned: none; the one of the stage before; that of this stage.

@@ -39,9 +39,9 @@ from edgefl.training.embeddings import BATCH
 from edgefl.training.fill import matcher_of
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in, shapes_of
 from edgefl.training.forward import Auxiliary, copied, kept_of, received_of, tables_of
-from edgefl.training.optimizers import TOGETHER_BYTES, OptimizerInBackward, factor_shapes, may_update_in_backward
+from edgefl.training.optimizers import TOGETHER_BYTES, may_update_in_backward, optimizer_in_backward, parameters_of
 from edgefl.training.prefix_cache import through_part
-from edgefl.training.step import FusedAttention, prepare, run_backward, run_forward
+from edgefl.training.step import FusedAttention, make_optimizer, place_weights, prepare, run_backward, run_forward
 
 #: Memory of a round on a CPU beside tensors: kernels that libraries make for new shapes, Python's objects, what
 #: allocators keep. Measured with torch 2.13 on x86-64, four devices: 4.6 to 5.4 MiB above the live tensors in a
@@ -108,6 +108,7 @@ class Pricer:
             steps * step,
             steps * largest.operations,
             self._libraries(job, own),
+            largest.in_files,
         )
 
     def _libraries(self, job: Job, own: Sequence[str]) -> int:
@@ -151,7 +152,8 @@ def _kind_of_peak(job: Job) -> tuple[object, ...]:
     """Cache key of a step's peak memory, besides the batch's shape."""
     hyper = job.hyper
     kind = kind_of_step(job, with_tables=True)
-    return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job)
+    on_disk = hyper.weights == "disk"
+    return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job), on_disk
 
 
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
@@ -177,28 +179,32 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
 def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
     """A training step with ``rows[m]`` rows of modality m, in the second step of a round.
 
-    The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
-    there: their state from the first step on, and the one temporary.
+    Updates after the backward pass are not traced: they are many and cost no FLOPs by this count. What they hold is
+    there: the optimiser's state from the first step on, and the one temporary.
     """
     with LiveBytes() as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
+        in_files = place_weights(job, model)
         auxiliary = _meta_auxiliary(job, model)
-        weights = live.live  # with what stands beside them: prototypes, copies to compare with
+        weights = live.live - in_files  # with what stands beside them: prototypes, copies to compare with
         batch = meta_batch(job, rows)
-        inputs = live.live - weights
+        inputs = live.live - in_files - weights
         trained = [p for p in model.parameters() if p.requires_grad] + auxiliary.extra
         before = live.live
-        state = _states(job, trained)
+        optimizer = make_optimizer(model, job.stage.trained, job.hyper, auxiliary.extra)
+        for parameter in parameters_of(optimizer):
+            optimizer.hold(parameter)
+        state = []
         repair = chosen("repair", job.slots.repair)[0]
         if repair.method.observe is not None:
-            state += [torch.empty_like(p) for p in repair.bind(repair.method.observe)(job, model).copied]
+            state = [torch.empty_like(p) for p in repair.bind(repair.method.observe)(job, model).copied]
         kept = live.live - before
         begun = live.operations
         with FlopCounter() as counter:
+            in_backward = optimizer_in_backward(job, optimizer, model)
             done = run_forward(model, job, batch, auxiliary)
             live.note = lambda: sum(p.grad.nbytes for p in trained if p.grad is not None)
-            in_backward = OptimizerInBackward(trained, _temporary) if may_update_in_backward(job) else None
             run_backward(model, job, batch, done, in_backward)
             flops, operations = counter.flops, live.operations - begun
         del done
@@ -206,8 +212,9 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
         temporary = torch.empty(max(min(TOGETHER_BYTES // 4, sum(left)), *left, 0), device="meta")
         del state, temporary
     found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
-    memory = {**found, "activations": live.peak - sum(found.values())}
-    return Priced(live.peak, float(flops), memory=memory, operations=float(operations))
+    peak = live.peak - in_files
+    memory = {**found, "activations": peak - sum(found.values())}
+    return Priced(peak, float(flops), memory=memory, operations=float(operations), in_files=in_files)
 
 
 def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
@@ -237,19 +244,6 @@ def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
         del held
     memory = {**dict.fromkeys(MEMORY, 0), "weights": weights, "activations": peak - weights}
     return Priced(peak, 0.0, memory=memory)
-
-
-def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """State of the optimiser, on the meta device: there from the first step on."""
-    if job.hyper.optimizer == "adafactor":
-        return [torch.empty(shape, device="meta") for p in trained for shape in factor_shapes(p)]
-    copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
-    return [torch.empty_like(p) for p in trained for _ in range(copies)]
-
-
-def _temporary(parameter: torch.nn.Parameter) -> None:
-    """Allocate and free a tensor as large as the parameter, as its update does."""
-    torch.empty_like(parameter)
 
 
 def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:

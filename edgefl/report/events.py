@@ -40,9 +40,10 @@ AT_WORK = ("waiting", "receiving", "training", "sending")
 
 
 def fitting(data: Record) -> str:
-    """Fallbacks in an event's data that fit training to the budget: micro-batch, checkpointing, optimiser."""
+    """Fallbacks in an event's data that fit training to the budget: micro-batch, checkpointing, disk, optimiser."""
     words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
     words += ["blocks computed anew"] if data.get("checkpoint") else []
+    words += ["weights on disk"] if data.get("weights") == "disk" else []
     words += [str(data["lean"])] if data.get("lean") else []
     return ", ".join(words)
 

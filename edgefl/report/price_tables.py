@@ -199,10 +199,11 @@ def _trains(placement: Placement) -> str:
 
 
 def _retreat(placement: Placement) -> str:
-    """Fallbacks that make a stage fit: micro-batches, activation checkpointing, the low-memory optimiser."""
+    """Fallbacks that make a stage fit: micro-batches, activation checkpointing, weights on disk, low-memory optimiser."""
     hyper = placement.hyper
     rows = f", {hyper.micro_batch} rows at once" if hyper.micro_batch else ""
-    return rows + ", blocks anew" * hyper.checkpoint + f", {hyper.optimizer}" * hyper.low_memory
+    rows += ", blocks anew" * hyper.checkpoint + ", weights on disk" * (hyper.weights == "disk")
+    return rows + f", {hyper.optimizer}" * hyper.low_memory
 
 
 def _verdict(row: DevicePlan) -> Cell:

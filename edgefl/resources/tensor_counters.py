@@ -132,7 +132,13 @@ def _formulas() -> dict[object, Callable[..., int]]:
             packet = getattr(torch.ops.aten, operator, None)
             if packet is not None:
                 formulas[packet] = formula
+    formulas[torch.ops.aten.addmm_] = _added_product  # torch counts what makes a new tensor alone
     return formulas
+
+
+def _added_product(_: Sequence[int], a: Sequence[int], b: Sequence[int], **__: object) -> int:
+    """a [m, k], b [k, n], whose product is added to a tensor in place."""
+    return 2 * a[0] * a[1] * b[1]
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: object, **__: object) -> int:

@@ -1,4 +1,4 @@
-"""SGD with momentum, AdamW (arXiv 1711.05101) and Adafactor (arXiv 1804.04235), with the bare memory they need.
+"""SGD, AdamW (arXiv 1711.05101), Adafactor (1804.04235) and APOLLO-Mini (2412.05270), with the bare memory they need.
 
 The same arithmetic as torch.optim's (a test compares them step by step). Ours because the first step of torch's own
 optimisers imports torch._dynamo and sympy: 67 MiB and two seconds for every device, measured with torch 2.13 on a CPU,
@@ -11,19 +11,28 @@ updated together, which together fill ``TOGETHER_BYTES`` at most.
     adafactor, of a matrix: r, c <- (1 - s) r + s rowmean(g^2), the same of columns, s = t^-0.8;  v = r c / mean(r);
             u = g / sqrt(v);  a = max(1e-3, rms(p)) min(lr, 1 / sqrt(t));  p <- (1 - lr wd) p;
             p <- p - a u / max(1, rms(u))
+    apollo, of a matrix [m, n], m <= n: r = z g with z [m] drawn anew every 200 steps;  u = Adam's step for r;
+            c = sqrt(m) |u| / |r|, less where c |g| would grow by more than 1 %;  p <- (1 - lr wd) p - lr c g
+
+APOLLO's factor is sqrt(m), that of its theory for rank 1, where its authors' code has sqrt(128): so a step is as large as
+AdamW's, and takes its rates. A gradient that is known as dy^T x may be applied by rows: what Adafactor and APOLLO ask of
+the whole follows from the factors (``OuterProduct``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from edgefl.models.row_linear import BeginUpdate, ChangeRows, OuterProduct, RowLinear, by_rows, read_once, row_maps
+from edgefl.models.spec import is_encoder
+from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.registry import chosen
 
@@ -32,6 +41,8 @@ EPS = 1e-8
 #: Adafactor's: how fast the weight of the newest gradient falls, the least root mean square a parameter counts with.
 FACTOR_DECAY, FACTOR_SMALLEST = 0.8, 1e-3
 _TINY = torch.finfo(torch.float32).eps
+#: APOLLO's: steps with one projection; how fast the size of a change may grow; a divisor's least.
+_REDRAWN, _GROWTH, _SMALL = 200, 1.01, 1e-30
 #: Half the time of one by one, measured on 85 parameters of a small model (130 KiB; 4.7 against 2.7 ms a step).
 TOGETHER_BYTES = 2**18
 
@@ -58,6 +69,14 @@ class Optimizer(Protocol):
         """Change this one, which has a gradient."""
         ...
 
+    def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: OuterProduct) -> ChangeRows:
+        """Begin the update of a matrix whose gradient comes by rows."""
+        ...
+
+    def hold(self, parameter: torch.nn.Parameter) -> None:
+        """Have the state of this one in memory, as from its first update on."""
+        ...
+
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
     """Every parameter, in order."""
@@ -79,15 +98,24 @@ class SGD:
     @torch.no_grad()
     def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         """See ``Optimizer.update``."""
-        change = gradient_of(parameter)
+        self.hold(parameter)
+        self._change(parameter, gradient_of(parameter), self._mean.get(parameter), group)
+
+    def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: OuterProduct) -> ChangeRows:
+        """See ``Optimizer.begin``."""
+        self.hold(parameter)
+        mean = self._mean.get(parameter)
+        return lambda rows, some, by: self._change(some, by, None if mean is None else mean[rows], group)
+
+    def hold(self, parameter: torch.nn.Parameter) -> None:
+        """See ``Optimizer.hold``."""
+        if self.momentum and parameter not in self._mean:
+            self._mean[parameter] = torch.zeros_like(parameter, requires_grad=False)
+
+    def _change(self, some: Tensor, gradient: Tensor, mean: Tensor | None, group: Group) -> None:
         if group.weight_decay:
-            change = change.add(parameter, alpha=group.weight_decay)
-        if self.momentum:
-            if parameter in self._mean:
-                change = self._mean[parameter].mul_(self.momentum).add_(change)
-            else:
-                change = self._mean[parameter] = change.clone()
-        parameter.add_(change, alpha=-group.lr)
+            gradient = gradient.add(some, alpha=group.weight_decay)
+        some.add_(gradient if mean is None else mean.mul_(self.momentum).add_(gradient), alpha=-group.lr)
 
 
 @dataclass
@@ -103,17 +131,29 @@ class AdamW:
         """One update of every parameter that has a gradient, with bias correction by its own number of updates."""
         for group in self.groups:
             for step, parameters in self._together(group):
-                self._update(parameters, step, group)
+                states = [self._state[p] for p in parameters]
+                self._update(parameters, [gradient_of(p) for p in parameters], states, step, group)
 
     @torch.no_grad()
     def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         """See ``Optimizer.update``."""
-        self._update([parameter], self._next(parameter), group)
+        step = self._next(parameter)
+        self._update([parameter], [gradient_of(parameter)], [self._state[parameter]], step, group)
+
+    def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: OuterProduct) -> ChangeRows:
+        """See ``Optimizer.begin``."""
+        step, (mean, square) = self._next(parameter), self._state[parameter]
+        return lambda rows, some, by: self._update([some], [by], [(mean[rows], square[rows])], step, group)
+
+    def hold(self, parameter: torch.nn.Parameter) -> None:
+        """See ``Optimizer.hold``."""
+        if parameter not in self._state:
+            mean, square = (torch.zeros_like(parameter, requires_grad=False) for _ in range(2))
+            self._state[parameter] = mean, square
 
     def _next(self, parameter: torch.nn.Parameter) -> int:
         """The number of the parameter's next update; its state is there then."""
-        if parameter not in self._state:
-            self._state[parameter] = (torch.zeros_like(parameter), torch.zeros_like(parameter))
+        self.hold(parameter)
         step = self._steps[parameter] = self._steps.get(parameter, 0) + 1
         return step
 
@@ -131,9 +171,17 @@ class AdamW:
             some.append(parameter)
         yield from waiting.items()
 
-    def _update(self, parameters: list[torch.nn.Parameter], step: int, group: Group) -> None:
-        values, gradients = list[Tensor](parameters), [gradient_of(p) for p in parameters]
-        means, squares = (list(state) for state in zip(*(self._state[p] for p in parameters), strict=True))
+    @staticmethod
+    @torch.no_grad()
+    def _update(
+        parameters: Sequence[Tensor],
+        gradients: list[Tensor],
+        states: Sequence[tuple[Tensor, Tensor]],
+        step: int,
+        group: Group,
+    ) -> None:
+        values = list(parameters)
+        means, squares = (list(state) for state in zip(*states, strict=True))
         first, second = BETAS
         torch._foreach_mul_(values, 1 - group.lr * group.weight_decay)
         torch._foreach_lerp_(means, gradients, 1 - first)
@@ -161,14 +209,7 @@ class Adafactor:
     def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         """See ``Optimizer.update``."""
         gradient = gradient_of(parameter)
-        step = self._steps[parameter] = self._steps.get(parameter, 0) + 1
-        weight = step**-FACTOR_DECAY
-        size = max(FACTOR_SMALLEST, float(parameter.norm(2)) / math.sqrt(parameter.numel()))
-        rate = size * min(group.lr, 1 / math.sqrt(step))
-        if group.weight_decay:
-            parameter.mul_(1 - group.lr * group.weight_decay)
-        if parameter not in self._state:
-            self._state[parameter] = tuple(gradient.new_zeros(shape) for shape in factor_shapes(parameter))
+        rate, weight = self._next(parameter, group)
         if gradient.ndim > 1:
             row, column = self._state[parameter]
             row.lerp_(torch.norm(gradient, dim=-1, keepdim=True).square_().div_(gradient.shape[-1]), weight)
@@ -179,13 +220,143 @@ class Adafactor:
             (square,) = self._state[parameter]
             change = square.lerp_(gradient * gradient, weight).clone()
         change.clamp_(min=_TINY * _TINY).rsqrt_().mul_(gradient)
-        parameter.add_(change, alpha=-rate / max(1.0, float(change.norm(2)) / math.sqrt(change.numel())))
+        size = torch.linalg.vector_norm(change) / math.sqrt(change.numel())
+        parameter.sub_(change.mul_(rate / size.clamp_(min=1.0)))
+
+    @torch.no_grad()
+    def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: OuterProduct) -> ChangeRows:
+        """See ``Optimizer.begin``. The size of the change follows from the factors, each divided by its root."""
+        rate, weight = self._next(parameter, group)
+        (outputs, inputs), (row, column) = parameter.shape, self._state[parameter]
+        row.lerp_(gradient.row_squares().div_(inputs)[:, None], weight)
+        column.lerp_(gradient.column_squares().div_(outputs)[None], weight)
+        by_row = row.div(row.mean().clamp_(min=_TINY)).clamp_(min=_TINY).rsqrt_()  # [m, 1]
+        by_column = column.clamp(min=_TINY).rsqrt_()  # [1, n]
+        scaled = OuterProduct(gradient.left * by_row.T, gradient.right * by_column)
+        size = (scaled.squared_norm() / (outputs * inputs)).sqrt_()
+        by_row.mul_(rate / size.clamp_(min=1.0))
+
+        def change(rows: slice, some: Tensor, by: Tensor) -> None:
+            some.sub_(by.mul_(by_row[rows]).mul_(by_column))
+
+        return change
+
+    def hold(self, parameter: torch.nn.Parameter) -> None:
+        """See ``Optimizer.hold``."""
+        if parameter not in self._state:
+            shapes = factor_shapes(parameter)
+            self._state[parameter] = tuple(parameter.new_zeros(shape, requires_grad=False) for shape in shapes)
+
+    def _next(self, parameter: torch.nn.Parameter, group: Group) -> tuple[Tensor, float]:
+        """(rate, weight of the newest gradient) of the next update; the state is there, the weights have decayed."""
+        self.hold(parameter)
+        step = self._steps[parameter] = self._steps.get(parameter, 0) + 1
+        size = torch.linalg.vector_norm(parameter) / math.sqrt(parameter.numel())
+        if group.weight_decay:
+            parameter.mul_(1 - group.lr * group.weight_decay)
+        return size.clamp_(min=FACTOR_SMALLEST).mul_(min(group.lr, 1 / math.sqrt(step))), step**-FACTOR_DECAY
 
 
 def factor_shapes(parameter: Tensor) -> list[tuple[int, ...]]:
     """Shapes of what Adafactor keeps of a parameter: of a matrix a column and a row."""
     shape = tuple(parameter.shape)
     return [shape] if parameter.ndim < 2 else [(*shape[:-1], 1), (*shape[:-2], 1, shape[-1])]
+
+
+class _Projected(NamedTuple):
+    """APOLLO's state of a matrix: Adam's two of the projected gradient, and the size of the last change."""
+
+    mean: Tensor
+    square: Tensor
+    size: Tensor
+
+
+@dataclass
+class Apollo:
+    """A matrix' gradient times one number, which Adam's step for a random projection of it gives; AdamW for the rest."""
+
+    groups: tuple[Group, ...]
+    _steps: dict[torch.nn.Parameter, int] = field(default_factory=dict)
+    _state: dict[torch.nn.Parameter, _Projected] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        small = [replace(one, parameters=tuple(p for p in one.parameters if p.ndim < 2)) for one in self.groups]
+        self._rest = AdamW(tuple(small))
+        self._numbers = {p: number for number, p in enumerate(parameters_of(self))}
+
+    def step(self) -> None:
+        """One update of every parameter that has a gradient."""
+        self._rest.step()
+        for group in self.groups:
+            for parameter in group.parameters:
+                if parameter.ndim > 1 and parameter.grad is not None:
+                    self.update(parameter, group)
+
+    @torch.no_grad()
+    def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
+        """See ``Optimizer.update``."""
+        if parameter.ndim < 2:
+            self._rest.update(parameter, group)
+            return
+        gradient = gradient_of(parameter).flatten(1)
+        number = self._drawn(parameter)
+        projected = number @ gradient if len(number) == len(gradient) else gradient @ number
+        rate = self._rate(parameter, group, projected, torch.linalg.vector_norm(gradient), len(number))
+        if group.weight_decay:
+            parameter.mul_(1 - group.lr * group.weight_decay)
+        parameter.sub_(gradient.mul_(rate).view_as(parameter))
+
+    @torch.no_grad()
+    def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: OuterProduct) -> ChangeRows:
+        """See ``Optimizer.begin``. The projection is of the factors alone."""
+        number, (left, right) = self._drawn(parameter), gradient
+        projected = (left @ number) @ right if len(number) == left.shape[1] else (right @ number) @ left
+        rate = self._rate(parameter, group, projected, gradient.squared_norm().sqrt_(), len(number))
+
+        def change(_: slice, some: Tensor, by: Tensor) -> None:
+            if group.weight_decay:
+                some.mul_(1 - group.lr * group.weight_decay)
+            some.sub_(by.mul_(rate))
+
+        return change
+
+    def hold(self, parameter: torch.nn.Parameter) -> None:
+        """See ``Optimizer.hold``."""
+        if parameter.ndim < 2:
+            self._rest.hold(parameter)
+        elif parameter not in self._state:
+            longer = max(_sides(parameter))
+            mean, square = (parameter.new_zeros(longer, requires_grad=False) for _ in range(2))
+            self._state[parameter] = _Projected(mean, square, parameter.new_zeros((), requires_grad=False))
+
+    def _drawn(self, parameter: torch.nn.Parameter) -> Tensor:
+        """Numbers of a normal distribution, one for each row or column, whichever are fewer."""
+        turn = self._steps.get(parameter, 0) // _REDRAWN
+        drawn = torch.Generator().manual_seed(turn << 20 | self._numbers[parameter])
+        return torch.randn(min(_sides(parameter)), generator=drawn).to(parameter.device)
+
+    def _rate(
+        self, parameter: torch.nn.Parameter, group: Group, projected: Tensor, size: Tensor, dropped: int
+    ) -> Tensor:
+        """Factor of the gradient, whose norm is ``size``; the next step is counted."""
+        self.hold(parameter)
+        step = self._steps[parameter] = self._steps.get(parameter, 0) + 1
+        (mean, square, last), (first, second) = self._state[parameter], BETAS
+        mean.lerp_(projected, 1 - first)
+        square.mul_(second).addcmul_(projected, projected, value=1 - second)
+        adapted = (mean / (1 - first**step)).div_((square / (1 - second**step)).sqrt_().add_(EPS))
+        sizes = torch.linalg.vector_norm(adapted), torch.linalg.vector_norm(projected)
+        factor = sizes[0].mul_(math.sqrt(dropped)).div_(sizes[1].add_(_SMALL))
+        change = factor * size
+        # A gradient of zero, as a low-rank term has in its first step, limits nothing.
+        limited = torch.where(last > 0, torch.minimum(change, last * _GROWTH), change)
+        last.copy_(limited)
+        return factor.mul_(limited.div_(change.add_(_SMALL))).mul_(group.lr)
+
+
+def _sides(parameter: Tensor) -> tuple[int, int]:
+    """Rows and columns of a parameter as a matrix."""
+    return parameter.shape[0], parameter.numel() // max(1, parameter.shape[0])
 
 
 def gradient_of(parameter: torch.nn.Parameter) -> Tensor:
@@ -212,35 +383,66 @@ class OptimizerInBackward:
 
     The same arithmetic in another order: a parameter's gradient is whole when every operation that read it is done with
     it. So gradients of heads, of the encoders and of one layer and the next are never there together. (LOMO, arXiv
-    2306.09782, with any optimiser.) Not with a limit on the norm of all gradients, which has to see them all.
+    2306.09782, with any optimiser.) Those of ``maps``, after the encoders, are never whole: they are applied by rows.
+    Not with a limit on the norm of all gradients, which has to see them all.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter], update: Callable[[torch.nn.Parameter], None]) -> None:
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        update: Callable[[torch.nn.Parameter], None],
+        maps: Sequence[RowLinear] = (),
+        begin: BeginUpdate | None = None,
+    ) -> None:
         self._update = update
         self._large = [p for p in parameters if p.nbytes > TOGETHER_BYTES]
         self._waiting: set[torch.nn.Parameter] = set()
+        self._maps, self._begin = maps, begin
 
     @contextmanager
-    def watching(self, waiting: set[torch.nn.Parameter]) -> Iterator[None]:
-        """``waiting``: parameters that a later backward pass adds to; they are not whole yet."""
+    def watching(self, waiting: set[torch.nn.Parameter], loss: Tensor | None = None) -> Iterator[None]:
+        """``waiting``: parameters that a later backward pass adds to; they are not whole yet.
+
+        ``loss``: whose graph holds the maps.
+        """
         self._waiting = waiting
+        maps = [] if loss is None else read_once(loss, self._maps)
         handles = [p.register_post_accumulate_grad_hook(self._whole) for p in self._large]  # type: ignore[no-untyped-call]
+        for layer in maps:
+            layer.begin = self._begin
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+            for layer in maps:
+                layer.begin = None
 
     def _whole(self, parameter: Tensor) -> None:
         assert isinstance(parameter, torch.nn.Parameter)  # noqa: S101 - only parameters are watched
-        if parameter not in self._waiting:
+        if parameter not in self._waiting and parameter.grad is not None:
             self._update(parameter)
             parameter.grad = None
 
 
-def optimizer_in_backward(job: Job, optimizer: Optimizer) -> OptimizerInBackward | None:
+def optimizer_in_backward(job: Job, optimizer: Optimizer, model: StagedModel) -> OptimizerInBackward | None:
     """Updates in the backward pass by ``optimizer``; None where the job needs all gradients."""
     if not may_update_in_backward(job):
         return None
     group_of = {p: group for group in optimizer.groups for p in group.parameters}
-    return OptimizerInBackward(list(group_of), lambda p: optimizer.update(p, group_of[p]))
+    maps = _updated_by_rows(job, model)
+
+    def begin(parameter: torch.nn.Parameter, gradient: OuterProduct) -> ChangeRows:
+        return optimizer.begin(parameter, group_of[parameter], gradient)
+
+    return OptimizerInBackward(list(group_of), lambda p: optimizer.update(p, group_of[p]), maps, begin)
+
+
+def _updated_by_rows(job: Job, model: StagedModel) -> list[RowLinear]:
+    """Trained linear maps after the encoders, which see one row a sample: their gradient has few factors."""
+    if job.hyper.precision != "f32":
+        return []
+    after = [model.part(p) for p in job.stage.trained if p in model.parts_present and not is_encoder(p)]
+    for part in after:
+        by_rows(part, TOGETHER_BYTES)
+    return [layer for part in after for layer in row_maps(part) if layer.weight.requires_grad]

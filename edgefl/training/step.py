@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -21,9 +22,10 @@ from torch.utils._pytree import tree_map  # torch's own; no public alias
 
 from edgefl.models.encoder import Stage, TokenState, device_of_input, inject_gradients, rows_in, rows_of
 from edgefl.models.multiway import MultiwayStage, Piece, merged_states, pieces
+from edgefl.models.row_linear import by_rows, row_maps
 from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention, with_lora
 from edgefl.models.staged import StagedModel
-from edgefl.plan.job import Hyper, Job, Precision
+from edgefl.plan.job import LEAST_BYTES_ON_DISK, Hyper, Job, Precision
 from edgefl.registry import Slot, chosen
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward
@@ -31,6 +33,7 @@ from edgefl.training.optimizers import (
     SGD,
     Adafactor,
     AdamW,
+    Apollo,
     Group,
     Optimizer,
     OptimizerInBackward,
@@ -52,6 +55,16 @@ def prepare(model: StagedModel, trained: Sequence[str], *, checkpoint: bool = Fa
             part.activation_checkpointing = checkpoint and not {*with_lora(model.spec, name)}.isdisjoint(trained)
 
 
+def place_weights(job: Job, model: StagedModel, folder: Path | None = None) -> int:
+    """Move the weights of large linear maps to files of ``folder`` where the job asks for it; their bytes."""
+    if job.hyper.weights != "disk":
+        return 0
+    parts = [model.part(name) for name in model.parts_present]
+    for part in parts:
+        by_rows(part, LEAST_BYTES_ON_DISK, folder)
+    return sum(layer.weight.nbytes for part in parts for layer in row_maps(part))
+
+
 def make_optimizer(
     model: StagedModel, trained: Sequence[str], hyper: Hyper, extra: Sequence[torch.nn.Parameter] = ()
 ) -> Optimizer:
@@ -68,6 +81,8 @@ def make_optimizer(
         return SGD(tuple(groups), hyper.momentum)
     if hyper.optimizer == "adafactor":
         return Adafactor(tuple(groups))
+    if hyper.optimizer == "apollo":
+        return Apollo(tuple(groups))
     return AdamW(tuple(groups))
 
 
@@ -96,11 +111,14 @@ def train_step(
     parameters = parameters_of(optimizer)
     for parameter in parameters:
         parameter.grad = None
+    in_backward = optimizer_in_backward(job, optimizer, model)
     done = run_forward(model, job, batch, auxiliary)
-    run_backward(model, job, batch, done, optimizer_in_backward(job, optimizer))
+    run_backward(model, job, batch, done, in_backward)
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
     optimizer.step()
+    for layer in row_maps(model):
+        layer.release()
     return float(done.loss.detach()), done.forward
 
 
@@ -138,11 +156,11 @@ def run_backward(
     """Gradients of every trained parameter, into their ``grad``, but for those that ``in_backward`` updates at once."""
     in_backward = in_backward or OptimizerInBackward([], lambda _: None)
     if done.seed is None:
-        with in_backward.watching(set()):
+        with in_backward.watching(set(), done.loss):
             done.loss.backward()  # type: ignore[no-untyped-call]
         return
     encoders = {p for part in job.stage.trained if is_encoder(part) for p in model.part(part).parameters()}
-    with in_backward.watching(encoders):
+    with in_backward.watching(encoders, done.loss):
         done.loss.backward()  # type: ignore[no-untyped-call]
     for unit in _units(job, batch):
         _replay(model, job, unit, done, encoders, in_backward)

@@ -27,7 +27,10 @@ def trained(made: Job, steps: int = 3) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("micro", [0, 2])
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "adafactor"}, {"objective": CLIP}, {"objective": CONTRAST}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer": "adafactor"}, {"optimizer": "apollo"}, {"objective": CLIP}, {"objective": CONTRAST}],
+)
 @pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
 def test_the_same_weights_whenever_they_are_updated(changes, micro, schedule, monkeypatch):
     spec = model_spec(dropout=0.1)
@@ -45,7 +48,10 @@ def test_the_same_weights_whenever_they_are_updated(changes, micro, schedule, mo
     early = trained(made)
     assert any(updated)
     for name, value in late.items():
-        np.testing.assert_allclose(early[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        # Keys' biases have no gradient but rounding, which these two take for one.
+        least = {"adafactor": 1e-5, "apollo": 0.02}.get(changes.get("optimizer", ""), 1e-6)
+        least = least if name.endswith("qkv.bias") else 1e-6
+        np.testing.assert_allclose(early[name], value, rtol=1e-4, atol=least, err_msg=name)
 
 
 @pytest.mark.parametrize("sharing", ["multiway", "joint"])

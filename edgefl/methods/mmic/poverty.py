@@ -27,9 +27,9 @@ def observe(job: Job, model: StagedModel, *, form: str) -> PovertyObserver:
 
 def unreadable(optimizer: str, *, form: str) -> str:
     """Why a poverty layer cannot be read from this local optimiser; "": it can."""
-    if form == "exact" or optimizer != "adafactor":
+    if form == "exact" or optimizer in {"adamw", "sgd"}:
         return ""
-    return "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
+    return f"{optimizer} does not keep what repair: poverty reads; use adamw or sgd, or poverty: {{form: exact}}"
 
 
 _ONE_MODEL = "poverty mends one model for all, relationship makes one for each; set another weight, or repair: none"

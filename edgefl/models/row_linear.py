@@ -1,0 +1,171 @@
+"""Linear maps computed by blocks of rows: no whole gradient, and weights that may lie in a file.
+
+y = x W^T + b with W [m, n]. In the backward pass, for each block W_k of rows: dx <- dx + dy_k W_k, then the optimiser
+changes W_k by its gradient dy_k^T x, which is given back before the next block's comes. LOMO (arXiv 2306.09782) does so
+with one parameter at a time; the largest gradient of a head 4096 wide is 64 MiB, a block's 4.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+#: Weights of a block. 256 rows of 4096: wide enough for the full speed of a matrix product.
+BLOCK_BYTES = 4 * 2**20
+_PAGE = mmap.PAGESIZE
+
+
+class OuterProduct(NamedTuple):
+    """A weight's gradient in two factors, dy^T x: ``left`` dy [B, m], ``right`` x [B, n]."""
+
+    left: Tensor
+    right: Tensor
+
+    def squared_norm(self) -> Tensor:
+        """Squared Frobenius norm of dy^T x, a scalar: the sum of (dy dy^T) * (x x^T), both [B, B]."""
+        return ((self.left @ self.left.T) * (self.right @ self.right.T)).sum().clamp(min=0)
+
+    def row_squares(self) -> Tensor:
+        """Sum of the squares of each row [m]."""
+        return ((self.right @ self.right.T) @ self.left).mul_(self.left).sum(0).clamp_(min=0)
+
+    def column_squares(self) -> Tensor:
+        """Sum of the squares of each column [n]."""
+        return ((self.left @ self.left.T) @ self.right).mul_(self.right).sum(0).clamp_(min=0)
+
+
+#: Changes the rows of a weight by their gradient: (rows, weights [k, n], gradient [k, n]).
+ChangeRows = Callable[[slice, Tensor, Tensor], None]
+#: Begins the update of a weight by a gradient in factors.
+BeginUpdate = Callable[[nn.Parameter, OuterProduct], ChangeRows]
+
+
+class WeightFile:
+    """A weight's float32 values in a file without a name, shared with the process' memory page by page."""
+
+    def __init__(self, shape: tuple[int, int], folder: Path) -> None:
+        size = 4 * shape[0] * shape[1]
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
+            self._map = mmap.mmap(file.fileno(), size)
+        self.values = torch.frombuffer(self._map, dtype=torch.float32).view(shape)
+
+    def release(self, first: int, last: int) -> None:
+        """Let the kernel have the pages of these bytes back; the values stay in the file."""
+        begin = first // _PAGE * _PAGE
+        self._map.madvise(mmap.MADV_DONTNEED, begin, min(last, len(self._map)) - begin)
+
+
+class RowLinear(nn.Linear):
+    """A linear map by blocks of rows. Made of one in place by ``by_rows``.
+
+    ``begin``: begins the optimiser's update inside the backward pass, of a weight that nothing else reads
+    (``read_once``); None: the gradient is left whole, as torch does.
+    """
+
+    begin: BeginUpdate | None = None
+    file: WeightFile | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., n] -> [..., m]."""
+        learns = torch.is_grad_enabled() and self.weight.requires_grad
+        if self.file is None and not learns:
+            return F.linear(x, self.weight, self.bias)
+        result: Tensor = _ByRows.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def blocks(self) -> Iterator[slice]:
+        """Slices of rows."""
+        step = max(1, BLOCK_BYTES // (4 * self.in_features))
+        return (slice(first, min(first + step, self.out_features)) for first in range(0, self.out_features, step))
+
+    def release(self, rows: slice = slice(None)) -> None:
+        """Give back the memory of rows that lie in a file."""
+        if self.file is not None:
+            first, last, _ = rows.indices(self.out_features)
+            self.file.release(4 * first * self.in_features, 4 * last * self.in_features)
+
+
+class _ByRows(torch.autograd.Function):
+    """The map and its gradients. The weight is read through the layer: its update is no fault to torch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: RowLinear) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer, ctx.biased = layer, bias is not None
+        if layer.file is None:
+            return F.linear(x, weight, bias)
+        result = x.new_empty(*x.shape[:-1], layer.out_features)
+        for rows in layer.blocks():
+            result[..., rows] = F.linear(x, weight[rows], None if bias is None else bias[rows])
+            layer.release(rows)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        factors = OuterProduct(gradients[0].reshape(-1, layer.out_features), x.reshape(-1, layer.in_features))
+        weight, change = layer.weight.detach(), None
+        if ctx.needs_input_grad[1] and layer.begin is not None:
+            change = layer.begin(layer.weight, factors)
+        back = torch.zeros_like(factors.right) if ctx.needs_input_grad[0] else None
+        for rows in layer.blocks():
+            if back is not None:
+                back.addmm_(factors.left[:, rows], weight[rows])
+            if change is not None:
+                change(rows, weight[rows], factors.left[:, rows].T @ factors.right)
+            layer.release(rows)
+        whole = factors.left.T @ factors.right if ctx.needs_input_grad[1] and change is None else None
+        of_bias = factors.left.sum(0) if ctx.biased and ctx.needs_input_grad[2] else None
+        return None if back is None else back.view_as(x), whole, of_bias, None
+
+
+def by_rows(module: nn.Module, least_bytes: int, folder: Path | None = None) -> None:
+    """Have a part's linear maps larger than ``least_bytes`` computed by rows, with weights in files of ``folder``.
+
+    ``folder`` None: weights stay where they are.
+    """
+    for layer in module.modules():
+        if type(layer) is nn.Linear and layer.weight.nbytes > least_bytes:
+            layer.__class__ = RowLinear
+            if folder is not None and isinstance(layer, RowLinear):
+                _to_file(layer, folder)
+
+
+def _to_file(layer: RowLinear, folder: Path) -> None:
+    if layer.weight.is_meta:
+        return
+    layer.file = WeightFile((layer.out_features, layer.in_features), folder)
+    for rows in layer.blocks():
+        layer.file.values[rows] = layer.weight.detach()[rows]
+        layer.release(rows)
+    layer.weight = nn.Parameter(layer.file.values, requires_grad=layer.weight.requires_grad)
+
+
+def row_maps(module: nn.Module) -> list[RowLinear]:
+    """The linear maps of a module that are computed by rows."""
+    return [layer for layer in module.modules() if isinstance(layer, RowLinear)]
+
+
+def read_once(loss: Tensor, layers: Iterable[RowLinear]) -> list[RowLinear]:
+    """Those of the layers with a weight that one operation of the loss' graph reads: its gradient is one product."""
+    edges: Counter[Tensor] = Counter()
+    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        for after, _ in node.next_functions if node is not None else ():
+            if after is not None and hasattr(after, "variable"):
+                edges[after.variable] += 1
+            elif after not in seen:
+                seen.add(after)
+                waiting.append(after)
+    return [layer for layer in layers if edges[layer.weight] == 1]
