@@ -142,7 +142,7 @@ def test_a_step_with_weights_on_disk_is_the_step_with_weights_in_memory(name, mi
         for part, value in plain.items():
             if part.endswith("qkv.bias"):  # keys' have no gradient but rounding, which these optimisers take for one
                 continue
-            torch.testing.assert_close(found[part], value, rtol=1e-3, atol=2e-5, msg=lambda m, p=part: f"{p}: {m}")
+            assert (found[part] - value).double().norm() <= 1e-3 * value.double().norm(), part
 
 
 def test_the_price_knows_that_no_gradient_is_whole_and_what_lies_on_disk():
