@@ -16,7 +16,21 @@ import msgspec
 #: Of a figure; "doubtful": as a device says it, and its coordinator doubts it.
 Kind = Literal["measured", "counted", "predicted", "doubtful"]
 #: How a part's values travel; "f32": as they are, "delta+…": as the change of what the other side holds.
-Packing = Literal["f32", "f16", "bf16", "int8", "delta+f16", "delta+bf16", "delta+int8", "delta+int4", "delta+top"]
+Packing = Literal[
+    "f32",
+    "f16",
+    "bf16",
+    "int8",
+    "delta+f16",
+    "delta+bf16",
+    "delta+int8",
+    "delta+int4",
+    "delta+top",
+    "delta+eden1",
+    "delta+eden2",
+    "delta+eden3",
+    "delta+eden4",
+]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 #: Every resource figure of the ledger, with its unit. ``report`` prints in this order.

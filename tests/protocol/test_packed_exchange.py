@@ -230,7 +230,7 @@ def bytes_of(report: RunReport, name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["delta+int8", "f16"])
 def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("edgefl.protocol.packing.WHOLE_BELOW", 16)
+    monkeypatch.setattr("edgefl.plan.packed_sizes.WHOLE_BELOW", 16)
     shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}
     reports, states = [], []
     for up_and_down in ("f32", packing):
