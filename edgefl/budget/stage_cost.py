@@ -62,15 +62,23 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     trained = [part for part in sent(job.stage, exchange) if part not in untouched]
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
     known = set(before.present) - (set(sent(before, exchange)) - empty) if before is not None else set()
-    # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
-    first = [part for part in job.stage.present if part not in known]
+    # Parts come packed only where the device holds what they are a change of: of a first round they come whole, but for
+    # those that the stage before has sent packed to its end.
+    packed_to_the_end = transfer.closing == "packed" and not is_closing(job.stage)
+    based = set(before.present) - known if before is not None and packed_to_the_end else set()
+    held = [part for part in job.stage.present if part in based]
+    first = [part for part in job.stage.present if part not in known | based]
+    up = most_up(job, traffic.packed(trained, transfer.up, transfer))
+    whole_up = up if packed_to_the_end else most_up(job, {part: part_bytes.get(part, 0) for part in trained})
     asked, largest = period_of(job.slots.repair).layers, layers.get(largest_layer(job, layers), 0)
     return Cost(
         payload_down_bytes=sum(traffic.packed(changed, transfer.down, transfer).values()) + tables_down,
-        payload_up_bytes=most_up(job, traffic.packed(trained, transfer.up, transfer)) + tables_up,
-        whole_up_bytes=most_up(job, {part: part_bytes.get(part, 0) for part in trained}) + tables_up,
+        payload_up_bytes=up + tables_up,
+        whole_up_bytes=whole_up + tables_up,
         joining_down_bytes=bytes_of(job.stage.present, part_bytes) + tables_down,
-        entering_down_bytes=bytes_of(first, part_bytes) + tables_down,
+        entering_down_bytes=bytes_of(first, part_bytes)
+        + sum(traffic.packed(held, transfer.down, transfer).values())
+        + tables_down,
         prototypes_down_bytes=tables_down,
         signature_bytes=signature_bytes(signature, candidate.class_counts)
         if signature and not is_closing(job.stage)
