@@ -16,7 +16,21 @@ import msgspec
 #: Of a figure; "doubtful": as a device says it, and its coordinator doubts it.
 Kind = Literal["measured", "counted", "predicted", "doubtful"]
 #: How a part's values travel; "f32": as they are, "delta+…": as the change of what the other side holds.
-Packing = Literal["f32", "f16", "bf16", "int8", "delta+f16", "delta+bf16", "delta+int8", "delta+int4", "delta+top"]
+Packing = Literal[
+    "f32",
+    "f16",
+    "bf16",
+    "int8",
+    "delta+f16",
+    "delta+bf16",
+    "delta+int8",
+    "delta+int4",
+    "delta+top",
+    "delta+eden1",
+    "delta+eden2",
+    "delta+eden3",
+    "delta+eden4",
+]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 #: Every resource figure of the ledger, with its unit. ``report`` prints in this order.
@@ -208,7 +222,7 @@ class Cost(msgspec.Struct, frozen=True):
     wall_s: float = 0.0
     energy_j: float = 0.0
     filling_peak_bytes: int = 0  # memory while that is done
-    whole_up_bytes: int = 0  # of a stage's last round, in which parts travel as they are
+    whole_up_bytes: int = 0  # of a stage's last round, in which parts travel as they are, or as transfer.closing says
     joining_down_bytes: int = 0  # of the device's first round in the run: every part that is present
     entering_down_bytes: int = 0  # of its first round in the stage, when it took part in the stage before
     prototypes_down_bytes: int = 0  # of the bytes down, from the run's second round on

@@ -187,8 +187,13 @@ def in_progress(state: State) -> dict[Attempt, list[str]]:
 
 
 def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
-    """Transfer settings of a round: packed, but for a stage's last round, sent uncompressed."""
-    return replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
+    """Transfer settings of a round: a stage's last one is whole unless the run file packs it, the closing round always.
+
+    Matcher networks are trained once, from nothing, and have no next round.
+    """
+    stage = plan.stages[attempt.stage - 1]
+    kept_whole = plan.transfer.closing == "whole" or is_closing(stage)
+    return replace(plan.transfer, whole=kept_whole and attempt.round >= stage.rounds)
 
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:

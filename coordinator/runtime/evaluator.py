@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edgefl.aggregation.layer_round import exchangeable_layers
+from edgefl.aggregation.mean import stored_layout
 from edgefl.aggregation.weights import wanted
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import Candidate, Job, Placement, RunPlan
+from edgefl.plan.packed_sizes import Layout
 from edgefl.plan.periods import period_length
 from edgefl.plan.stages import stage_before
 from edgefl.process.worker import Handler, Note, serve
@@ -80,12 +83,13 @@ class Evaluator:
         plan, stage = request.plan, request.plan.stages[request.stage - 1]
         job = Job(plan.model, stage, plan.hypers[request.stage - 1], plan.slots, transfer=plan.transfer)
         sizes = {part: ref.size for part, ref in request.manifest.items()}
+        layouts = _layouts(request, stage.present)
         layers: dict[str, int] = {}
         if period_length(plan, stage) > 1:
             layers = exchangeable_layers(ObjectStore(Path(request.store)), request.manifest, stage.trained)
         before, signature = stage_before(plan.stages, stage), wanted(plan.server)
         return [
-            place(job, one, sizes, pricer, before=before, signature=signature, layers=layers)
+            place(job, one, sizes, pricer, before=before, signature=signature, layers=layers, layouts=layouts)
             for one in request.candidates
         ]
 
@@ -148,6 +152,16 @@ class Evaluator:
 def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:
     objects = ObjectStore(Path(store))
     return {name: decode_part(objects.read(ref.id)) for name, ref in manifest.items()}
+
+
+def _layouts(request: Request, parts: Sequence[str]) -> dict[str, Layout]:
+    """Tensors of these parts, as they are priced; whole numbers of a model have 64 bits."""
+    store, held = ObjectStore(Path(request.store)), request.manifest
+    stored = {part: stored_layout(store, held[part]) for part in parts if part in held}
+    return {
+        part: {name: ("F32" if floating else "I64", shape) for name, (shape, floating) in layout.items()}
+        for part, layout in stored.items()
+    }
 
 
 def handlers() -> dict[str, Handler]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from edgefl.api.runs import BUNDLES, read_run
-from edgefl.budget.stage_cost import object_bytes
 from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import BOTH, TOLERANCE, USUAL, ZERO, MaskName, OwnMask
@@ -19,6 +18,7 @@ from edgefl.export.precision_record import EXACT
 from edgefl.label_spaces import spaces_in
 from edgefl.models.spec import PROTOTYPES, is_task
 from edgefl.plan.job import RunPlan, Stage
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.plan.stages import of_spaces
 from edgefl.records import Manifest
 from edgefl.registry import chosen

@@ -30,6 +30,7 @@ from edgefl.budget.stage_cost import (
 from edgefl.label_spaces import is_samples_key, keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
 from edgefl.plan.job import LEAST_BYTES_ON_DISK, Candidate, Decline, Job, Placement, Stage
+from edgefl.plan.packed_sizes import Layout
 from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.privacy import Spending
 from edgefl.plan.stages import is_closing, of_spaces, restrict, shallower, trained_stages
@@ -132,10 +133,11 @@ def place(
     before: Stage | None = None,
     signature: str = "",
     layers: Mapping[str, int] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Placement:
     """Placement of the largest variant of ``job`` within ``candidate``'s budget, or with a refusal.
 
-    ``job.stage``: as all devices train it. ``part_bytes`` to ``layers``: as in ``StageTraffic``; a prefix stored in
+    ``job.stage``: as all devices train it. ``part_bytes`` to ``layouts``: as in ``StageTraffic``; a prefix stored in
     ``before`` is used again.
     """
     model, stage, slots = job.model, job.stage, job.slots
@@ -158,7 +160,8 @@ def place(
     job = msgspec.structs.replace(job, stage=own)
     if not candidate.capabilities.torch_device.startswith("cuda"):
         job = _with(job, precision="f32")
-    return _largest(job, candidate, price, StageTraffic(stage, part_bytes, before, signature, layers or {}))
+    traffic = StageTraffic(stage, part_bytes, before, signature, layers or {}, layouts or {})
+    return _largest(job, candidate, price, traffic)
 
 
 def _with(job: Job, **changes: object) -> Job:

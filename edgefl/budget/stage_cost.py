@@ -9,7 +9,6 @@ closing round, travel prototype tables (down from the run's second round on) and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
@@ -17,17 +16,13 @@ from typing import NamedTuple
 import msgspec
 
 from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec, reconstruct_parts
-from edgefl.plan.job import Candidate, Job, Stage
+from edgefl.plan.job import Candidate, Job, Stage, Transfer
+from edgefl.plan.packed_sizes import Layout, object_bytes, sent_bytes
 from edgefl.plan.periods import in_parts, period_of
-from edgefl.plan.stages import is_closing, kept, packed_bytes, packing_of, sent
+from edgefl.plan.stages import is_closing, kept, packing_of, sent
 from edgefl.plan.training_samples import VALUE_BYTES, after_completion, built_parts, prefixes, stored_bytes, together_in
 from edgefl.records import Cost, Figure, Figures, has_card
 from edgefl.registry import chosen, signature
-
-#: Bytes of a value by safetensors' name of its type.
-_WIDTH = {"F32": 4, "I64": 8, "I16": 2}
-#: Tensor name -> (safetensors' name of the type, shape).
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class StageTraffic(NamedTuple):
@@ -35,7 +30,7 @@ class StageTraffic(NamedTuple):
 
     ``part_bytes``: part -> bytes of its object in f32; ``before``: the stage whose rounds came before; ``signature``:
     what clusters are made of, which a device sends once, "" for none; ``layers``: those that may be exchanged alone ->
-    bytes, where the recipe has periods.
+    bytes, where the recipe has periods; ``layouts``: part -> tensors, of those that may be packed.
     """
 
     stage: Stage
@@ -43,11 +38,21 @@ class StageTraffic(NamedTuple):
     before: Stage | None = None
     signature: str = ""
     layers: Mapping[str, int] = {}
+    layouts: Mapping[str, Layout] = {}
+
+    def packed(self, parts: Sequence[str], rules: Sequence[tuple[str, str]], transfer: Transfer) -> dict[str, int]:
+        """Part -> bytes as the rules of one direction pack it in a usual round; unknown parts count 0."""
+        return {
+            part: sent_bytes(self.layouts[part], packing_of(rules, part), transfer)
+            if part in self.layouts
+            else self.part_bytes.get(part, 0)
+            for part in parts
+        }
 
 
 def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     """Cost with only the payload bytes of ``job``, a device's part of the stage."""
-    stage, part_bytes, before, signature, layers = traffic
+    stage, part_bytes, before, signature, layers, _ = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     empty = {part for part in here if part_bytes.get(part) == object_bytes({})}
     changed = [part for part in sent(stage, exchange) if part in here - empty]
@@ -57,16 +62,23 @@ def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
     trained = [part for part in sent(job.stage, exchange) if part not in untouched]
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
     known = set(before.present) - (set(sent(before, exchange)) - empty) if before is not None else set()
-    # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
-    first = [part for part in job.stage.present if part not in known]
+    # Parts come packed only where the device holds what they are a change of: of a first round they come whole, but for
+    # those that the stage before has sent packed to its end.
+    packed_to_the_end = transfer.closing == "packed" and not is_closing(job.stage)
+    based = set(before.present) - known if before is not None and packed_to_the_end else set()
+    held = [part for part in job.stage.present if part in based]
+    first = [part for part in job.stage.present if part not in known | based]
+    up = most_up(job, traffic.packed(trained, transfer.up, transfer))
+    whole_up = up if packed_to_the_end else most_up(job, {part: part_bytes.get(part, 0) for part in trained})
     asked, largest = period_of(job.slots.repair).layers, layers.get(largest_layer(job, layers), 0)
     return Cost(
-        payload_down_bytes=packed_of(changed, part_bytes, transfer.down, transfer.top) + tables_down,
-        payload_up_bytes=most_up(job, {p: packed_of([p], part_bytes, transfer.up, transfer.top) for p in trained})
-        + tables_up,
-        whole_up_bytes=most_up(job, {part: part_bytes.get(part, 0) for part in trained}) + tables_up,
+        payload_down_bytes=sum(traffic.packed(changed, transfer.down, transfer).values()) + tables_down,
+        payload_up_bytes=up + tables_up,
+        whole_up_bytes=whole_up + tables_up,
         joining_down_bytes=bytes_of(job.stage.present, part_bytes) + tables_down,
-        entering_down_bytes=bytes_of(first, part_bytes) + tables_down,
+        entering_down_bytes=bytes_of(first, part_bytes)
+        + sum(traffic.packed(held, transfer.down, transfer).values())
+        + tables_down,
         prototypes_down_bytes=tables_down,
         signature_bytes=signature_bytes(signature, candidate.class_counts)
         if signature and not is_closing(job.stage)
@@ -122,25 +134,9 @@ def _layout(tables: Mapping[str, tuple[int, int]]) -> Layout:
     }
 
 
-def object_bytes(layout: Layout) -> int:
-    """Bytes of an encoded part (``protocol.tensors.encode_part``) of f32 tensors in this layout, header included."""
-    header: dict[str, object] = {"__metadata__": {"encoding": "f32"}}
-    end = 0
-    for name, (kind, shape) in sorted(layout.items(), key=lambda item: (-_WIDTH[item[1][0]], item[0])):
-        start, end = end, end + _WIDTH[kind] * prod(shape)
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
-    text = len(json.dumps(header, separators=(",", ":")).encode())
-    return 8 + -(-text // 8) * 8 + end
-
-
 def bytes_of(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
     """Bytes of these parts in f32; unknown parts count 0."""
     return sum(part_bytes.get(part, 0) for part in parts)
-
-
-def packed_of(parts: Sequence[str], part_bytes: Mapping[str, int], rules: Sequence[tuple[str, str]], top: float) -> int:
-    """Bytes of these parts as the rules pack them."""
-    return sum(packed_bytes(part_bytes.get(part, 0), packing_of(rules, part), top) for part in parts)
 
 
 class Priced(NamedTuple):
@@ -183,7 +179,7 @@ Price = Callable[[Job, Mapping[str, int]], Priced]
 
 def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffic) -> Cost:
     """Cost of a usual round, corrected by the device's measured factors."""
-    stage, part_bytes = traffic.stage, traffic.part_bytes
+    part_bytes = traffic.part_bytes
     bytes_ = moved(job, candidate, traffic)
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
     # While parts come and go there is the model, and what is in hand of one part.
@@ -206,7 +202,11 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
         filling_peak_bytes=priced.cache_fill_peak,
-        disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + retained + stored_bytes(job, samples) + priced.in_files,
+        disk_bytes=once
+        + _packed_on_disk(job, traffic)
+        + retained
+        + stored_bytes(job, samples)
+        + priced.in_files,
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         modules_bytes=modules_bytes(job.model),
@@ -303,15 +303,15 @@ def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
     return msgspec.structs.replace(both, wall_s=cost.wall_s + seconds, energy_j=cost.energy_j + seconds * rate)
 
 
-def _packed_on_disk(job: Job, stage: Stage, part_bytes: Mapping[str, int]) -> int:
+def _packed_on_disk(job: Job, traffic: StageTraffic) -> int:
     """Disk bytes of packed exchange: packed parts, their bases, and residuals."""
-    transfer, exchange = job.transfer, job.slots.exchange
-    down = [part for part in sent(stage, exchange) if part in job.stage.present]
+    transfer, exchange, part_bytes = job.transfer, job.slots.exchange, traffic.part_bytes
+    down = [part for part in sent(traffic.stage, exchange) if part in job.stage.present]
     based = [part for part in down if packing_of(transfer.down, part) != "f32"]
     lossy = any(packing != "f32" for _, packing in transfer.up)
     # What was not sent is kept of two rounds, since one may be tried again, and the third is written before one goes.
     residuals = 3 * lossy * bytes_of(sent(job.stage, exchange), part_bytes)
-    return bytes_of(based, part_bytes) + packed_of(based, part_bytes, transfer.down, transfer.top) + residuals
+    return bytes_of(based, part_bytes) + sum(traffic.packed(based, transfer.down, transfer).values()) + residuals
 
 
 def first_figures(

@@ -369,6 +369,11 @@ class TransferConfig(Values):
     )
     down: Packing | dict[str, Packing] = Field("f32", description="the same, of what the server sends")
     top: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="share of the values that delta+top sends")
+    closing: Literal["whole", "packed"] = Field(
+        "whole",
+        description="a stage's last round: whole, so that nothing is left behind in its parts, or packed like the "
+        "others, as the next stage's first download of these parts then is, too",
+    )
 
 
 class FleetDevice(Values):

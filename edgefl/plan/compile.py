@@ -90,7 +90,12 @@ def compile_run(
         test=test,
         chunk_bytes=config.transfer.chunk_bytes or 0,
         credit=config.transfer.credit,
-        transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
+        transfer=Transfer(
+            _rules(config.transfer.up),
+            _rules(config.transfer.down),
+            config.transfer.top,
+            closing=config.transfer.closing,
+        ),
         groups=config.groups,
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )

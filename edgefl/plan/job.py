@@ -90,13 +90,15 @@ class RateFall(msgspec.Struct, frozen=True):
 class Transfer(msgspec.Struct, frozen=True):
     """Packing of parts by direction: (pattern of names, packing of ``edgefl.protocol.packing``), first fit.
 
-    ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
+    ``top``: share of the values that "delta+top" sends; ``closing``: of a stage's last round; ``whole``: this round
+    everything is sent as it is.
     """
 
     up: tuple[tuple[str, str], ...] = ()
     down: tuple[tuple[str, str], ...] = ()
     top: float = 0.1
     whole: bool = False
+    closing: Literal["whole", "packed"] = "whole"
 
 
 class Slots(msgspec.Struct, frozen=True):

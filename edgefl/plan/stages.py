@@ -232,13 +232,3 @@ def kept(job: Job) -> tuple[str, ...]:
 def packing_of(rules: Sequence[tuple[str, str]], part: str) -> str:
     """Packing of a part by the first rule with a matching pattern; "f32" without one."""
     return next((packing for pattern, packing in rules if fnmatch.fnmatchcase(part, pattern)), "f32")
-
-
-def packed_bytes(part_bytes: int, packing: str, top: float) -> int:
-    """Estimated bytes of a part after packing.
-
-    ``part_bytes``: its size in f32; ``top``: share of the values that "delta+top" sends, in 5 bytes each, not 4.
-    """
-    form = packing.removeprefix("delta+")
-    share = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 0.25, "int4": 0.125, "top": min(1.0, 1.25 * top)}[form]
-    return round(part_bytes * share)

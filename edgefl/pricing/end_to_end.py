@@ -9,10 +9,11 @@ import msgspec
 
 from edgefl.aggregation.weights import wanted
 from edgefl.budget.fit import verdict
-from edgefl.budget.stage_cost import StageTraffic, cost_of, object_bytes
+from edgefl.budget.stage_cost import StageTraffic, cost_of
 from edgefl.models.parts import part_layout
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Job, RunPlan
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.plan.stages import restrict
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import Cost
@@ -45,10 +46,11 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
     if all(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in held):
         return {}
     model = build(spec, device="meta")
-    sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
+    layouts = {part: part_layout(model, part) for part in model.parts_present}
+    sizes = {part: object_bytes(layout) for part, layout in layouts.items()}
     hyper = replace(plan.hypers[0], cache="", precision="f32")
     job = Job(spec, stage, hyper, plan.slots, transfer=plan.transfer)
-    whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server)), process_pricer())
+    whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server), layouts=layouts), process_pricer())
     trains = [row for row in devices if any(row.samples.get(m) for m in plan.model.encoders)]
     return {row.device: _price(whole, row) for row in trains}
 

@@ -15,13 +15,14 @@ import torch
 
 from edgefl.aggregation.weights import wanted
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits, place, trained_depth, verdict
-from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved, object_bytes
+from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
 from edgefl.models.spec import ModelSpec, is_encoder, is_lora, task_parts
 from edgefl.models.staged import build, check_lora
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
+from edgefl.plan.packed_sizes import Layout, object_bytes
 from edgefl.plan.periods import exchangeable, period_length, period_of
 from edgefl.plan.privacy import spending
 from edgefl.plan.stages import encoder_stage, planned, stage_before
@@ -67,13 +68,13 @@ class _Run(NamedTuple):
     devices: Sequence[PlannedDevice]
     part_bytes: Mapping[str, int]
     pricer: Pricer
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
+    layouts: Mapping[str, Layout]
 
     def layers(self, stage: Stage) -> dict[str, int]:
         """Layers of a stage for single exchange -> bytes; {} without periods."""
         if period_length(self.plan, stage) == 1:
             return {}
-        trained = {part: self.shapes[part] for part in stage.trained}
+        trained = {part: {name: shape for name, (_, shape) in self.layouts[part].items()} for part in stage.trained}
         return exchangeable(trained, sum(self.part_bytes[part] for part in trained))
 
 
@@ -83,8 +84,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
     model = build(plan.model, device="meta")
     layouts = {part: part_layout(model, part) for part in model.parts_present}
     sizes = {part: object_bytes(layout) for part, layout in layouts.items()}
-    shapes = {part: {name: shape for name, (_, shape) in layout.items()} for part, layout in layouts.items()}
-    run = _Run(plan, devices, sizes, process_pricer(), shapes)
+    run = _Run(plan, devices, sizes, process_pricer(), layouts)
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
@@ -147,7 +147,7 @@ def _stage_prices(
         if not can_cache(job):
             job = with_cache(job, "")
         priced = run.pricer(job, samples)
-        whole = StageTraffic(stage, run.part_bytes, before, wanted(plan.server), run.layers(stage))
+        whole = StageTraffic(stage, run.part_bytes, before, wanted(plan.server), run.layers(stage), run.layouts)
         traffic = moved(job, device, whole)
         first = traffic.joining_down_bytes + traffic.signature_bytes if before is None else traffic.entering_down_bytes
         yield StagePrice(
@@ -187,6 +187,7 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
             before=before,
             signature=wanted(plan.server),
             layers=run.layers(stage),
+            layouts=run.layouts,
         )
         fits = placement.refusal is None
         yield DevicePlan(

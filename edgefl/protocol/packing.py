@@ -3,11 +3,16 @@
 What the other side reconstructs, q, follows exactly from what is sent; the residual, target - q, is sent with the next
 round's (error feedback, arXiv 1901.09847). A packed part is an object of encoding "packed": of tensor t it holds
 ``t|f16`` or ``t|bf16`` (bits as int16), ``t|int8`` or ``t|int4`` (two a byte, the first one low) with ``t|scale`` (one
-a row), ``t|top`` with ``t|at`` and ``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers,
+a row), ``t|top`` with ``t|gaps`` and ``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers,
 small tensors, and those of one dimension, which are biases, norms and running averages (a variance has no error
 feedback: it would become negative).
 
     int8: s_r = max|x_r| / 127, q = round(x / s);  int4: the same with 7;  top: the share k of the largest |x|, as int8
+    eden1 to eden4: ``edgefl.protocol.eden``, tensor by tensor
+
+Of the latter the tensors lie together, by name: ``|levels``, ``|scale``, ``|seed`` of all that are rotated, ``|whole``
+of the rest in f32. The seed is a hash of target and base: the signs of two devices, or rounds, are independent, and a
+round that is tried again sends the same bytes. A seed of a device's choice does no more than levels of its choice.
 """
 
 from __future__ import annotations
@@ -17,22 +22,30 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Transfer
-from edgefl.plan.stages import packed_bytes
+from edgefl.plan.packed_sizes import (
+    EDEN_BITS,
+    bytes_of_bits,
+    count_of,
+    object_bytes,
+    packed_layout,
+    scales_of,
+    sent_bytes,
+)
+from edgefl.plan.packed_sizes import travels_whole as type_travels_whole
+from edgefl.protocol.bits import from_bf16, from_gaps, to_bf16, to_gaps
+from edgefl.protocol.eden import Coded, decode, encode
 from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, Array, decode_part, encode_part
 from edgefl.records import PACKINGS
 
 Tensors = Mapping[str, Array]
-#: Elements below which a tensor travels whole: few bytes, and sensitive.
-WHOLE_BELOW = 1024
-#: A packed part larger than this share of the whole is sent whole.
-WORTH = 0.9
 _LEVELS = {"int8": 127, "int4": 7}
 #: Values worked on at a time: a part is a copy of a large tensor already, and there must not be four.
 _BLOCK = 2**18
-_FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "at"})
+_FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "gaps"})
 
 
 class Compressed(NamedTuple):
@@ -52,6 +65,8 @@ def compress(target: Tensors, base: Tensors, packing: str, top: float, *, recons
     if packing not in PACKINGS:
         raise ProtocolError(f"unknown packing {packing!r}; there are {', '.join(PACKINGS)}")
     form = packing.removeprefix("delta+")
+    if form in EDEN_BITS:
+        return _compress_rotated(target, base, EDEN_BITS[form], reconstruct=reconstruct)
     sent: dict[str, Array] = {}
     reconstructed: dict[str, Array] = {}
     residual: dict[str, Array] = {}
@@ -63,10 +78,7 @@ def compress(target: Tensors, base: Tensors, packing: str, top: float, *, recons
                 reconstructed[name] = value
             continue
         start = np.asarray(base[name], np.float32).reshape(len(value), -1) if packing.startswith("delta+") else None
-        rows = np.array(value, np.float32, copy=reconstruct or not value.flags.writeable).reshape(len(value), -1)
-        if start is not None:
-            for some in _blocks(rows):
-                rows[some] -= start[some]
+        rows = _change(value, start, copy=reconstruct)
         coded = _code(name, rows, form, top)  # ``rows`` keeps what this does not say
         sent |= {key: one.reshape(value.shape) if one.shape == rows.shape else one for key, one in coded.items()}
         if reconstruct:
@@ -76,19 +88,71 @@ def compress(target: Tensors, base: Tensors, packing: str, top: float, *, recons
     return Compressed(encode_part(sent, "packed"), reconstructed, residual)
 
 
+def _change(value: Array, start: Array | None, *, copy: bool) -> Array:
+    """value - start as [R, n], where ``value`` lies unless ``copy``."""
+    rows = np.array(value, np.float32, copy=copy or not value.flags.writeable).reshape(len(value), -1)
+    if start is not None:
+        for some in _blocks(rows):
+            rows[some] -= start[some]
+    return rows
+
+
+def _compress_rotated(target: Tensors, base: Tensors, bits: int, *, reconstruct: bool) -> Compressed:
+    named = sorted((name, np.asarray(tensor)) for name, tensor in target.items())
+    digest = xxhash.xxh3_64()
+    for name, value in named:
+        for side in (value, base[name]):
+            digest.update(np.ascontiguousarray(side).data)
+    seed = digest.digest()
+    sent: dict[str, Array] = {"|seed": np.frombuffer(seed, np.uint8)}
+    levels, scales, whole = [np.empty(0, np.uint8)], [np.empty(0, np.int16)], [np.empty(0, np.float32)]
+    reconstructed: dict[str, Array] = {}
+    residual: dict[str, Array] = {}
+    for name, value in named:
+        if travels_whole(value):
+            if value.dtype.kind == "f":
+                whole.append(np.asarray(value, np.float32).reshape(-1))
+            else:
+                sent[f"{name}|whole"] = value
+            if reconstruct:
+                reconstructed[name] = value
+            continue
+        start = np.asarray(base[name], np.float32).reshape(len(value), -1)
+        rows = _change(value, start, copy=reconstruct)
+        change = np.empty_like(rows) if reconstruct else None
+        coded = encode(rows.reshape(-1), bits, seed, None if change is None else change.reshape(-1))
+        levels.append(coded.levels.reshape(-1))
+        scales.append(coded.scales)
+        if change is not None:
+            if not np.isfinite(from_bf16(coded.scales)).all():
+                raise ProtocolError(
+                    f"tensor {name!r} has changes that are not finite, or whose squares are not",
+                    remedy="Set transfer.up and transfer.down to another packing, such as delta+bf16.",
+                )
+            reconstructed[name] = _sum(start, change).reshape(value.shape)
+        if rows.any():
+            residual[name] = rows.reshape(value.shape)
+    sent |= {"|levels": np.concatenate(levels), "|scale": np.concatenate(scales), "|whole": np.concatenate(whole)}
+    return Compressed(encode_part(sent, "packed"), reconstructed, residual)
+
+
 def travels_whole(tensor: Array) -> bool:
     """Whether a tensor is sent as it is, however its part is packed."""
-    return bool(tensor.dtype.kind != "f" or tensor.ndim < 2 or tensor.size < WHOLE_BELOW)
+    return type_travels_whole(*_type(tensor))
+
+
+def _type(tensor: Array) -> tuple[str, tuple[int, ...]]:
+    """Type as a part's header names it, and shape."""
+    code = "BOOL" if tensor.dtype.kind == "b" else f"{tensor.dtype.kind}{8 * tensor.itemsize}".upper()
+    return "F32" if code.startswith("F") else code, tensor.shape
 
 
 def pays(tensors: Tensors, packing: str, transfer: Transfer) -> bool:
     """Whether these are sent compressed: the rules say so, and it makes them smaller by a tenth."""
     if packing == "f32" or transfer.whole:
         return False
-    whole = sum(tensor.nbytes for tensor in tensors.values())
-    top = transfer.top
-    sent = sum(t.nbytes if travels_whole(t) else packed_bytes(t.nbytes, packing, top) for t in tensors.values())
-    return sent <= WORTH * whole
+    layout = {name: _type(np.asarray(tensor)) for name, tensor in tensors.items()}
+    return sent_bytes(layout, packing, transfer) < object_bytes(layout)
 
 
 def decompress(
@@ -101,6 +165,8 @@ def decompress(
     Raises ProtocolError, naming the tensor, for what cannot be right.
     """
     coded = decode_part(data, limit, finite=True, copy=False)
+    if packing.removeprefix("delta+") in EDEN_BITS:
+        return _decompress_rotated(coded, base, packing, limit)
     names: dict[str, None] = {}
     for key in coded:
         name, _, form = key.rpartition("|")
@@ -134,6 +200,41 @@ def decompress(
         if base is not None and packing.startswith("delta+"):
             start = np.asarray(base[name], np.float32).reshape(change.shape)
         reconstructed[name] = _sum(start, change).reshape(shape)
+    return reconstructed
+
+
+def _decompress_rotated(coded: Tensors, base: Tensors | None, packing: str, limit: int) -> dict[str, Array]:
+    if base is None:
+        raise ProtocolError(f"a part packed as {packing} says nothing without what it is based on")
+    types = {name: _type(value) for name, value in sorted(base.items())}
+    rotated = {name: math.prod(shape) for name, (code, shape) in types.items() if not type_travels_whole(code, shape)}
+    if (room := 4 * sum(rotated.values())) > limit:
+        raise ProtocolError(f"a part of {len(types)} tensors unpacks to {room} bytes, more than {limit}")
+    expected = packed_layout(types, packing, 0.0)
+    if wrong := coded.keys() ^ expected.keys():
+        raise ProtocolError(f"tensor {min(wrong)[:80]!r} is in the packed part or follows from its base, but not both")
+    if wrong := {name for name in expected if _type(coded[name]) != expected[name]}:
+        raise ProtocolError(f"tensor {min(wrong)[:80]!r} of a packed part is not {expected[min(wrong)]}")
+    if not np.isfinite(from_bf16(coded["|scale"])).all():
+        raise ProtocolError("a packed part has scales that are not finite")
+    reconstructed: dict[str, Array] = {}
+    used = {"|levels": 0, "|scale": 0, "|whole": 0}
+
+    def take(key: str, count: int) -> Array:
+        used[key] += count
+        return coded[key][used[key] - count : used[key]]
+
+    bits, seed = EDEN_BITS[packing.removeprefix("delta+")], coded["|seed"].tobytes()
+    for name, (code, shape) in types.items():
+        if code != "F32":
+            reconstructed[name] = coded[f"{name}|whole"]
+        elif name in rotated:
+            size = rotated[name]
+            levels = take("|levels", bits * bytes_of_bits(size)).reshape(bits, -1)
+            change = decode(Coded(levels, take("|scale", scales_of(size))), size, bits, seed)
+            reconstructed[name] = _sum(np.asarray(base[name], np.float32).reshape(-1), change).reshape(shape)
+        else:
+            reconstructed[name] = take("|whole", math.prod(shape)).reshape(shape)
     return reconstructed
 
 
@@ -172,10 +273,8 @@ def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
             scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS[form]
             levels = _levels(values, scale[some], form)
             stored[some] = levels if form == "int8" else _in_pairs(levels)
-        elif form == "bf16":  # rounded to the nearest, of two to the even one
-            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-            bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            stored[some] = bits.astype(np.uint16).view(np.int16)
+        elif form == "bf16":
+            stored[some] = to_bf16(values)
         else:
             with np.errstate(over="ignore"):
                 half = values.astype(np.float16)
@@ -192,7 +291,7 @@ def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
 
 def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
     flat = rows.reshape(-1)
-    count = max(1, round(top * flat.size))
+    count = count_of(flat.size, top)
     sizes = np.abs(flat)
     sizes.partition(flat.size - count)
     least = sizes[flat.size - count]
@@ -208,7 +307,7 @@ def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
     scale = np.asarray(np.abs(chosen).max(axis=1, initial=0.0) / _LEVELS["int8"], np.float32)
     levels = _levels(chosen, scale, "int8")
     flat[at] -= _values(levels, "int8", scale)[0]
-    return {f"{name}|top": levels[0], f"{name}|at": at.astype(np.int32), f"{name}|scale": scale}
+    return {f"{name}|top": levels[0], f"{name}|gaps": to_gaps(at, flat.size), f"{name}|scale": scale}
 
 
 def _stored(shape: tuple[int, ...], form: str) -> tuple[tuple[int, ...], type]:
@@ -243,7 +342,7 @@ def _values(stored: Array, form: str, scale: Array) -> Array:
         return np.asarray((levels.astype(np.float32) - np.float32(8)) * scale[:, None])
     if form == "f16":
         return np.asarray(stored.view(np.float16).astype(np.float32))
-    return np.asarray((stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32))
+    return from_bf16(stored)
 
 
 def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
@@ -264,10 +363,11 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
             out[some] = _values(np.ascontiguousarray(stored[some]), form, scale[some])[:, : out.shape[1]]
         return out
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
-    at = piece("at", values.shape, np.int32)
-    size = math.prod(shape)
-    if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (at[1:] <= at[:-1]).any()):  # a difference can overflow
-        raise ProtocolError(f"tensor {name[:80]!r}: places are not ascending ones of {size}")
+    coded_gaps, size = piece("gaps", None, np.uint8), math.prod(shape)
+    try:
+        at = from_gaps(coded_gaps, values.size, size)
+    except ProtocolError as error:
+        raise ProtocolError(f"tensor {name[:80]!r}: {error.message}") from error
     flat = np.zeros(size, np.float32)
     flat[at] = _values(values[None], "int8", scale)[0]
     return flat.reshape(shape[0], -1)

@@ -32,6 +32,7 @@ from edgefl.data.folder import read_manifest
 from edgefl.data.sounds import MAX_RATE_HZ, read_sound
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
 from edgefl.plan.job import Transfer
+from edgefl.protocol.bits import to_gaps
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
 from edgefl.protocol.packing import decompress
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -322,11 +323,17 @@ def test_half_a_character_in_a_tensor_s_name_never_reaches_a_message() -> None:
         decode_part(part([0], name="\ud800"))
 
 
-def test_places_that_overflow_are_no_ascending_ones() -> None:
-    at = np.array([0, 2**31 - 1, -(2**31), 5], np.int32)  # differences as int32: 2^31 - 1, then 1, then more
-    top = {"w|top": np.ones(4, np.int8), "w|at": at, "w|scale": np.ones(1, np.float32)}
-    with pytest.raises(ProtocolError, match="not ascending"):
-        decompress(encode_part(top, "packed"), {"w": np.zeros((32, 40), np.float32)}, "delta+top")
+def test_gaps_beyond_their_tensor_are_refused_before_they_are_taken_apart() -> None:
+    top = {"w|top": np.ones(4, np.int8), "w|scale": np.ones(1, np.float32)}
+    base = {"w": np.zeros((32, 40), np.float32)}
+
+    def unpack(gaps: np.ndarray) -> None:
+        decompress(encode_part({**top, "w|gaps": gaps}, "packed"), base, "delta+top")
+
+    long = to_gaps(np.array([0, 7, 2**22, 2**22 + 5]), 1280)  # quotients of half a million zeros
+    assert allocated(lambda: unpack(long), ProtocolError, "bytes of gaps between 4 places of 1280") < MIB
+    with pytest.raises(ProtocolError, match="a place beyond 1280"):
+        unpack(to_gaps(np.array([0, 7, 1200, 1280]), 1280))
 
 
 def test_a_count_beyond_64_bits_is_malformed() -> None:

@@ -7,11 +7,11 @@ import pytest
 from plan_fixture import SENSOR, SUPERVISED, candidate
 
 from edgefl.budget.fit import place, trained_depth
-from edgefl.budget.stage_cost import object_bytes
 from edgefl.models.parts import part_layout
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Placement, Stage
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.pricing.round_price import Pricer
 from edgefl.records import Budget
 from edgefl.registry import method

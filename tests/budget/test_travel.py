@@ -9,12 +9,13 @@ from training_fixture import job, model_spec, with_hyper
 
 from coordinator.core.assignments import expected
 from coordinator.core.state import Device, State
-from edgefl.budget.stage_cost import object_bytes, prototype_bytes
+from edgefl.budget.stage_cost import prototype_bytes
 from edgefl.data.dataset import Dataset
 from edgefl.methods.mmic.sketches import sketch
 from edgefl.models.parts import part_layout, part_tensors
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Placement, RunPlan, Stage
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.mask import DEFAULT_MATCHER

@@ -13,7 +13,6 @@ from memory_fleet import NAMES, SHAPES, run_fleet, share, state_of
 
 from device_agent.trainer import local_trainer
 from edgefl.api.export_run import export_run, final_state, with_labels
-from edgefl.budget.stage_cost import object_bytes
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError, ExportError
@@ -21,6 +20,7 @@ from edgefl.export.runtime import find_bundles, load_bundle
 from edgefl.models.spec import part_names
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.protocol.tensors import decode_part
 from edgefl.prototypes.table import COUNT
 from edgefl.run_records import RunReport

@@ -15,9 +15,9 @@ from scipy.spatial.distance import squareform
 from sklearn.decomposition import TruncatedSVD
 from test_methods_cluster import dataset, f32, population, rng
 
-from edgefl.budget.stage_cost import object_bytes
 from edgefl.errors import DataError, ModelError, ProtocolError
 from edgefl.methods.cluster import WIDTH, features_of
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.kmeans import renumber
 

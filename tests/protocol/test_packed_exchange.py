@@ -230,7 +230,7 @@ def bytes_of(report: RunReport, name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["delta+int8", "f16"])
 def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("edgefl.protocol.packing.WHOLE_BELOW", 16)
+    monkeypatch.setattr("edgefl.plan.packed_sizes.WHOLE_BELOW", 16)
     shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}
     reports, states = [], []
     for up_and_down in ("f32", packing):
@@ -248,3 +248,48 @@ def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch
     moved = [np.abs(v - states[1][part][n]).mean() for part, ts in states[0].items() for n, v in ts.items()]
     size = [np.abs(v).mean() for ts in states[0].values() for v in ts.values()]
     assert 0 < sum(moved) < 0.1 * sum(size)
+
+
+def of_round(report: RunReport, stage: int, number: int) -> list[tuple[str, float, float]]:
+    """(figure, measured, predicted) of every device's bytes in a round."""
+    rows = [row for row in report.assignments if (row.stage, row.round) == (stage, number)]
+    names = ("payload_up_bytes", "payload_down_bytes")
+    return [(n, row.measured[n].value or 0.0, row.predicted[n].value or 0.0) for row in rows for n in names]
+
+
+@pytest.mark.parametrize(
+    "up_and_down",
+    [("delta+eden1", "delta+eden2"), pytest.param(("delta+top", "delta+int4"), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_a_fleet_that_packs_the_last_round_of_a_stage_sends_no_part_whole_twice(
+    up_and_down, tmp_path, monkeypatch
+) -> None:
+    """Devices unpack to the hashes that they are offered, or refuse; bytes are as predicted, in every round."""
+    monkeypatch.setattr("edgefl.plan.packed_sizes.WHOLE_BELOW", 256)
+    shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}
+    reports = {}
+    for closing in ("whole", "packed"):
+        directory = tmp_path / closing
+        directory.mkdir()
+        changes = ["training.rounds=[3, 2]", "model.head.width=256", "model.head.out=64", "model.fusion_width=64"]
+        changes += ["transfer.top=0.05", f"transfer.closing={closing}"]
+        changes += [f"transfer.{way}={packing}" for way, packing in zip(("up", "down"), up_and_down, strict=True)]
+        report = reports[closing] = run_fleet(directory, plan_of(directory, "lw-fedmml", "ab", 2, changes), shares)
+        assert {row.status for row in report.assignments} == {"done"}
+        _, state = state_of(directory)
+        left = [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]
+        assert bool(left) == (closing == "packed"), "the residual of the run's last round is not sent"
+        for stage, rounds in enumerate((3, 2), 1):
+            for number in range(1, rounds + 1):
+                for name, measured, predicted in of_round(report, stage, number):
+                    assert measured == pytest.approx(predicted, rel=0.02), (closing, stage, number, name)
+    sums = {
+        closing: [sum(one[1] for one in of_round(report, *at)) for at in ((1, 2), (1, 3), (2, 1), (2, 2))]
+        for closing, report in reports.items()
+    }
+    usual, last, first, _ = sums["whole"]
+    assert last > 2 * usual
+    assert sums["packed"][0] == pytest.approx(usual, rel=0.02)
+    assert sums["packed"][1] == pytest.approx(usual, rel=0.02)
+    assert sums["packed"][2] < 0.6 * first

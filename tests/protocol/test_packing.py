@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
-from edgefl.plan.stages import packed_bytes, packing_of
-from edgefl.protocol.packing import WHOLE_BELOW, compress, decompress
-from edgefl.protocol.tensors import encode_part, is_packed
+from edgefl.plan.job import Transfer
+from edgefl.plan.packed_sizes import WHOLE_BELOW, object_bytes, sent_bytes
+from edgefl.plan.stages import packing_of
+from edgefl.protocol.bits import to_gaps
+from edgefl.protocol.packing import compress, decompress, pays
+from edgefl.protocol.tensors import decode_part, encode_part, is_packed
 from edgefl.records import PACKINGS
 
 DELTAS = [name for name in PACKINGS if name.startswith("delta+")]
@@ -80,12 +83,29 @@ def test_what_is_lost_comes_with_the_next_rounds(packing):
     assert np.abs(target["weight"] - held["weight"]).mean() < 1e-3 * first + 1e-6
 
 
-def test_bytes_are_about_what_is_said():
-    target, base = part(0, 300, 400), part(1, 300, 400)
-    whole = len(encode_part(target))
-    for packing in PACKINGS:
-        size = len(compress(target, base, packing, 0.05).data)
-        assert size == pytest.approx(packed_bytes(whole, packing, 0.05), rel=0.02, abs=3000)
+def block(width: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a transformer's block: weights, and more values in biases and norms the narrower it is."""
+    inner = {"qkv": 3 * width, "out": width, "up": 4 * width}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, width) for name, rows in inner.items()}
+    shapes |= {"down.weight": (width, 4 * width), "down.bias": (width,), "norm.weight": (width,), "norm.bias": (width,)}
+    return shapes | {f"{name}.bias": (rows,) for name, rows in inner.items()}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("width", [16, 32, 64, 200])
+def test_bytes_are_what_is_priced(packing, width):
+    """To the byte; coded gaps of places at random within two in a hundred."""
+    rng, shapes = np.random.default_rng(width), block(width)
+    layout = {name: ("F32", shape) for name, shape in shapes.items()}
+    target = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    base = {name: np.zeros_like(value) for name, value in target.items()}
+    for top in (0.02, 0.1, 0.5) if packing == "delta+top" else (0.1,):
+        priced = sent_bytes(layout, packing, Transfer(top=top))
+        packed = pays(target, packing, Transfer(top=top))
+        size = len(compress(target, base, packing, top).data if packed else encode_part(target))
+        assert size == pytest.approx(priced, rel=0.02 if packing == "delta+top" else 0)
+        assert (size < object_bytes(layout)) == packed
+    assert sent_bytes(layout, packing, Transfer(whole=True)) == object_bytes(layout) == len(encode_part(target))
 
 
 def test_small_tensors_and_integers_travel_whole():
@@ -111,7 +131,8 @@ def test_values_beyond_f16_are_an_error_that_says_what_to_do():
 
 
 def hostile(**changes: np.ndarray | None) -> bytes:
-    base = {"w|top": np.array([1, 2], np.int8), "w|at": np.array([0, 5], np.int32), "w|scale": np.ones(1, np.float32)}
+    gaps = to_gaps(np.array([0, 5]), 2000)
+    base = {"w|top": np.array([1, 2], np.int8), "w|gaps": gaps, "w|scale": np.ones(1, np.float32)}
     wanted = {**base, **{f"w|{name}": value for name, value in changes.items()}}
     return encode_part({name: value for name, value in wanted.items() if value is not None}, "packed")
 
@@ -119,20 +140,23 @@ def hostile(**changes: np.ndarray | None) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"at": np.array([5, 0], np.int32)},
-        {"at": np.array([0, 0], np.int32)},
-        {"at": np.array([-1, 0], np.int32)},
-        {"at": np.array([0, 10**6], np.int32)},
-        {"at": np.array([0], np.int32)},
-        {"at": None},
+        {"gaps": to_gaps(np.array([0, 2000]), 2001)},
+        {"gaps": to_gaps(np.array([0, 5]), 2000)[:-1]},
+        {"gaps": np.zeros(11, np.uint8)},
+        {"gaps": np.full(11, 255, np.uint8)},
+        {"gaps": np.zeros(0, np.uint8)},
+        {"gaps": np.append(to_gaps(np.array([0, 5]), 2000), np.uint8(0))},
+        {"gaps": np.ones(10**6, np.uint8)},
+        {"gaps": to_gaps(np.array([0, 5]), 2000).astype(np.int32)},
+        {"gaps": None},
         {"scale": None},
         {"scale": np.ones(2, np.float32)},
         {"scale": np.array([np.inf], np.float32)},
         {"top": np.array([1.0, 2.0], np.float32)},
         {"int8": np.ones((3, 3), np.int8)},
         {"secret": np.ones(1, np.int8)},
-        {"top": np.array([[1, 2]], np.int8), "at": np.array([[0, 5]], np.int32)},
-        {"top": np.array(1, np.int8), "at": np.array(0, np.int32)},
+        {"top": np.array([[1, 2]], np.int8)},
+        {"top": np.array(1, np.int8)},
     ],
     ids=str,
 )
@@ -176,3 +200,43 @@ def test_names_are_those_of_the_base():
         decompress(hostile(), {**base, "v": base["w"]}, "delta+top")
     with pytest.raises(ProtocolError, match="'w'"):
         decompress(hostile(), {}, "delta+top")
+
+
+@pytest.mark.parametrize("name", ["delta+eden1", "delta+eden4"])
+def test_what_is_rotated_follows_from_the_base(name):
+    """Every entry of a rotated part has the type and size that the base gives it."""
+    target, base = part(0), part(1)
+    coded = decode_part(compress(target, base, name, 0.1).data)
+    assert sorted(coded) == ["steps|whole", "|levels", "|scale", "|seed", "|whole"]
+    for key, value in coded.items():
+        for wrong in (value[:-1] if value.ndim else value[None], value.reshape(*value.shape, 1), value.astype(np.int8)):
+            with pytest.raises(ProtocolError, match="of a packed part is not"):
+                decompress(encode_part({**coded, key: wrong}, "packed"), base, name)
+        with pytest.raises(ProtocolError, match="not both"):
+            decompress(encode_part({k: v for k, v in coded.items() if k != key}, "packed"), base, name)
+    for bits in (0x7F80, 0x7FC0, -0x0080):  # infinity, NaN, minus infinity
+        scale = np.full_like(coded["|scale"], bits)
+        with pytest.raises(ProtocolError, match="scales that are not finite"):
+            decompress(encode_part({**coded, "|scale": scale}, "packed"), base, name)
+    with pytest.raises(ProtocolError, match="more than 1000"):
+        decompress(encode_part({}, "packed"), base, name, 1000)
+    with pytest.raises(ProtocolError, match="says nothing"):
+        decompress(encode_part(coded, "packed"), None, name)
+
+
+def test_what_cannot_be_rotated_is_an_error():
+    """The sum of squares of a block must be a number: the server then sends the part whole."""
+    base = {"w": np.zeros((40, 50), np.float32)}
+    for value in (np.nan, 1e19):
+        with pytest.raises(ProtocolError, match="'w' has changes that are not finite") as caught:
+            compress({"w": np.full((40, 50), value, np.float32)}, base, "delta+eden2", 0.1)
+        assert "delta+bf16" in caught.value.remedy
+
+
+def test_a_round_tried_again_sends_the_same_bytes_and_another_device_other_signs():
+    target, base = part(0), part(1)
+    first, again = (compress(target, base, "delta+eden1", 0.1).data for _ in range(2))
+    assert first == again
+    other = compress({**target, "bias": target["bias"] + 1}, base, "delta+eden1", 0.1).data
+    seeds = [decode_part(data)["|seed"].tolist() for data in (first, other)]
+    assert seeds[0] != seeds[1]
