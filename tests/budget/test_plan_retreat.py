@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price, put
@@ -161,7 +163,44 @@ DECLINES = st.builds(
     refusal=st.just(Refusal("ceiling", 2.0, 1.0, "B")),
     checkpoint=st.booleans(),
     low_memory=st.booleans(),
+    on_disk=st.booleans(),
 )
+
+
+def on_disk(job: Job, samples) -> Priced:
+    """``leaner``, with 200 less and in files where weights lie on disk."""
+    lean, moved = leaner(job, samples), 200 * (job.hyper.weights == "disk")
+    return lean._replace(peak=lean.peak - moved, in_files=moved)
+
+
+def put_auto(budget: int, weights: str = "auto", device: str = "cpu", declined: tuple[Decline, ...] = ()):
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
+    hyper = Hyper(batch_size=8, lr={"head": 0.2}, low_memory_optimizer=LEAN, weights=weights)
+    has = candidate(
+        Budget(step_memory_bytes=budget), declined=declined, capabilities=Capabilities(torch_device=device)
+    )
+    with patch("edgefl.budget.fit.LEAST_BYTES_ON_DISK", 1):
+        return place(Job(MODEL, stage, hyper, SUPERVISED), has, PART_BYTES, on_disk)
+
+
+def test_weights_go_to_disk_after_smaller_steps_and_before_the_optimiser_changes():
+    for needed in (410, 409):
+        assert put_auto(needed).hyper.weights == "memory"
+    placed = put_auto(404)
+    assert (placed.hyper.weights, placed.hyper.optimizer, placed.hyper.micro_batch) == ("disk", "adamw", 0)
+    assert placed.cost.disk_bytes - put_auto(480).cost.disk_bytes == 200
+    assert put_auto(404, "memory").hyper.optimizer == "adafactor"
+    assert put_auto(480, "disk").hyper.weights == "disk"
+    assert put_auto(404, device="cuda").hyper.weights == "memory"  # a card's own memory
+    assert put_auto(480, "disk", device="cuda").hyper.weights == "memory"
+
+
+def test_what_was_declined_with_weights_in_memory_is_offered_with_weights_on_disk():
+    why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
+    placed = put_auto(480, declined=(Decline(4, 1, False, why, True),))
+    assert (placed.hyper.weights, trained_depth(placed.stage)) == ("disk", 4)
+    both = Decline(4, 1, False, why, True), Decline(4, 1, False, why, True, False, True)
+    assert put_auto(480, declined=both).hyper.optimizer == "adafactor"
 
 
 @given(
@@ -183,4 +222,5 @@ def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined,
     now = decline_of(placed, Refusal())
     for was in declined:
         smaller = now.depth < was.depth or now.micro_batch < was.micro_batch
-        assert smaller or now.cached != was.cached or now.checkpoint > was.checkpoint or now.low_memory > was.low_memory
+        spared = now.checkpoint > was.checkpoint or now.low_memory > was.low_memory or now.on_disk > was.on_disk
+        assert smaller or now.cached != was.cached or spared
