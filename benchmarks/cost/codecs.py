@@ -3,8 +3,8 @@
 Error: |q - x|^2 / |x|^2 of what is reconstructed, one round, without the residual. *Real* updates are those of one
 device of har_hapt (person-01, layer-wise, width 32, as in savings.yaml), round by round; Gaussian and heavy-tailed
 (Student's t, 3 degrees of freedom) ones are 512 x 1024 values. Bits are of whole objects, headers and the tensors that
-travel whole included: in the small model these are most of the fewest bits. Milliseconds of a processor are of 16 MiB in f32, on one
-core.
+travel whole included: in the small model these are most of the fewest bits. Milliseconds are of processor time, for 16
+MiB in f32.
 
 Accuracy: har_hapt by the run files of savings.yaml, with these packings up and down, stages' last rounds whole or
 packed; the difference to no packing, seed by seed. One line of JSON a run is kept, and the same command goes on where
@@ -34,7 +34,8 @@ from benchmarks.common.result_lines import add_row, rows_in, show
 from benchmarks.common.spread import spread
 from benchmarks.cost.savings import GIVEN, headline, merged, pretrain_missing
 from benchmarks.cost.savings_runs import Outcome, Run, done, made
-from edgefl.protocol.packing import Compressed, compress, decompress, travels_whole
+from edgefl.protocol.packing import Compressed, compress, decompress
+from edgefl.protocol.rotated_parts import travels_whole
 from edgefl.records import PACKINGS
 
 Tensors = Mapping[str, np.ndarray]
