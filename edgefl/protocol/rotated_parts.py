@@ -27,7 +27,7 @@ BLOCK = 2**18
 
 
 class Rotated(NamedTuple):
-    """What is sent of a part, what the other side reconstructs of it, and the residual."""
+    """A part's entries as sent, the tensors reconstructed from them, and the residual."""
 
     sent: dict[str, Array]
     reconstructed: dict[str, Array]
