@@ -11,7 +11,8 @@ from edgefl.plan.job import Job
 from edgefl.plan.stages import RESIDUAL, packing_of
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.protocol.messages import Offer
-from edgefl.protocol.packing import Tensors, add_residual, compress, decompress, pays
+from edgefl.protocol.packing import add_residual, compress, decompress, pays
+from edgefl.protocol.rotated_parts import Tensors
 from edgefl.protocol.tensors import Array, decode_part, encode_part
 from edgefl.records import Manifest, Refusal
 from edgefl.storage.objects import ObjectStore

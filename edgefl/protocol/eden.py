@@ -62,7 +62,7 @@ def encode(values: Array, bits: int, seed: bytes, out: Array | None = None) -> C
             np.abs(row_rest, out=row_rest)
             for bound in bounds:
                 row_codes += row_rest > bound
-            np.take(table, row_codes, out=row_rest, mode="clip")
+            np.take(table, row_codes, out=row_rest, mode="wrap")
             product = np.einsum("ij,ij->i", rows, row_rest)
             square = np.float32(rows.shape[1]) * rms * rms
             scale = to_bf16(np.divide(square, product, out=rms * np.float32(0), where=product > 0))
@@ -85,7 +85,7 @@ def decode(coded: Coded, size: int, bits: int, seed: bytes) -> Array:
     for first, last in rotation.pieces():
         piece = out[first:last]
         codes = from_planes(coded.levels[:, first // 8 : bytes_of_bits(last)], last - first)
-        np.take(table, codes, out=piece, mode="clip")
+        np.take(table, codes, out=piece, mode="wrap")
         for rows in rotation.rows(piece):
             rows *= scales[used : used + len(rows), None]
             used += len(rows)

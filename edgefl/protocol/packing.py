@@ -8,43 +8,40 @@ small tensors, and those of one dimension, which are biases, norms and running a
 feedback: it would become negative).
 
     int8: s_r = max|x_r| / 127, q = round(x / s);  int4: the same with 7;  top: the share k of the largest |x|, as int8
-    eden1 to eden4: ``edgefl.protocol.eden``, tensor by tensor
-
-Of the latter the tensors lie together, by name: ``|levels``, ``|scale``, ``|seed`` of all that are rotated, ``|whole``
-of the rest in f32. The seed is a hash of target and base: the signs of two devices, or rounds, are independent, and a
-round that is tried again sends the same bytes. A seed of a device's choice does no more than levels of its choice.
+    eden1 to eden4: ``edgefl.protocol.rotated_parts``
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Transfer
 from edgefl.plan.packed_sizes import (
     EDEN_BITS,
-    bytes_of_bits,
     count_of,
     object_bytes,
-    packed_layout,
-    scales_of,
     sent_bytes,
 )
-from edgefl.plan.packed_sizes import travels_whole as type_travels_whole
 from edgefl.protocol.bits import from_bf16, from_gaps, to_bf16, to_gaps
-from edgefl.protocol.eden import Coded, decode, encode
+from edgefl.protocol.rotated_parts import (
+    BLOCK,
+    Tensors,
+    added,
+    blocks,
+    compress_rotated,
+    decompress_rotated,
+    difference,
+    travels_whole,
+    type_of,
+)
 from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, Array, decode_part, encode_part
 from edgefl.records import PACKINGS
 
-Tensors = Mapping[str, Array]
 _LEVELS = {"int8": 127, "int4": 7}
-#: Values worked on at a time: a part is a copy of a large tensor already, and there must not be four.
-_BLOCK = 2**18
 _FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "gaps"})
 
 
@@ -66,7 +63,8 @@ def compress(target: Tensors, base: Tensors, packing: str, top: float, *, recons
         raise ProtocolError(f"unknown packing {packing!r}; there are {', '.join(PACKINGS)}")
     form = packing.removeprefix("delta+")
     if form in EDEN_BITS:
-        return _compress_rotated(target, base, EDEN_BITS[form], reconstruct=reconstruct)
+        rotated = compress_rotated(target, base, EDEN_BITS[form], reconstruct=reconstruct)
+        return Compressed(encode_part(rotated.sent, "packed"), rotated.reconstructed, rotated.residual)
     sent: dict[str, Array] = {}
     reconstructed: dict[str, Array] = {}
     residual: dict[str, Array] = {}
@@ -78,80 +76,21 @@ def compress(target: Tensors, base: Tensors, packing: str, top: float, *, recons
                 reconstructed[name] = value
             continue
         start = np.asarray(base[name], np.float32).reshape(len(value), -1) if packing.startswith("delta+") else None
-        rows = _change(value, start, copy=reconstruct)
+        rows = difference(value, start, copy=reconstruct)
         coded = _code(name, rows, form, top)  # ``rows`` keeps what this does not say
         sent |= {key: one.reshape(value.shape) if one.shape == rows.shape else one for key, one in coded.items()}
         if reconstruct:
-            reconstructed[name] = _sum(start, _decode(name, sent, value.shape)).reshape(value.shape)
+            reconstructed[name] = added(start, _decode(name, sent, value.shape)).reshape(value.shape)
         if rows.any():
             residual[name] = rows.reshape(value.shape)
     return Compressed(encode_part(sent, "packed"), reconstructed, residual)
-
-
-def _change(value: Array, start: Array | None, *, copy: bool) -> Array:
-    """value - start as [R, n], where ``value`` lies unless ``copy``."""
-    rows = np.array(value, np.float32, copy=copy or not value.flags.writeable).reshape(len(value), -1)
-    if start is not None:
-        for some in _blocks(rows):
-            rows[some] -= start[some]
-    return rows
-
-
-def _compress_rotated(target: Tensors, base: Tensors, bits: int, *, reconstruct: bool) -> Compressed:
-    named = sorted((name, np.asarray(tensor)) for name, tensor in target.items())
-    digest = xxhash.xxh3_64()
-    for name, value in named:
-        for side in (value, base[name]):
-            digest.update(np.ascontiguousarray(side).data)
-    seed = digest.digest()
-    sent: dict[str, Array] = {"|seed": np.frombuffer(seed, np.uint8)}
-    levels, scales, whole = [np.empty(0, np.uint8)], [np.empty(0, np.int16)], [np.empty(0, np.float32)]
-    reconstructed: dict[str, Array] = {}
-    residual: dict[str, Array] = {}
-    for name, value in named:
-        if travels_whole(value):
-            if value.dtype.kind == "f":
-                whole.append(np.asarray(value, np.float32).reshape(-1))
-            else:
-                sent[f"{name}|whole"] = value
-            if reconstruct:
-                reconstructed[name] = value
-            continue
-        start = np.asarray(base[name], np.float32).reshape(len(value), -1)
-        rows = _change(value, start, copy=reconstruct)
-        change = np.empty_like(rows) if reconstruct else None
-        coded = encode(rows.reshape(-1), bits, seed, None if change is None else change.reshape(-1))
-        levels.append(coded.levels.reshape(-1))
-        scales.append(coded.scales)
-        if change is not None:
-            if not np.isfinite(from_bf16(coded.scales)).all():
-                raise ProtocolError(
-                    f"tensor {name!r} has changes that are not finite, or whose squares are not",
-                    remedy="Set transfer.up and transfer.down to another packing, such as delta+bf16.",
-                )
-            reconstructed[name] = _sum(start, change).reshape(value.shape)
-        if rows.any():
-            residual[name] = rows.reshape(value.shape)
-    sent |= {"|levels": np.concatenate(levels), "|scale": np.concatenate(scales), "|whole": np.concatenate(whole)}
-    return Compressed(encode_part(sent, "packed"), reconstructed, residual)
-
-
-def travels_whole(tensor: Array) -> bool:
-    """Whether a tensor is sent as it is, however its part is packed."""
-    return type_travels_whole(*_type(tensor))
-
-
-def _type(tensor: Array) -> tuple[str, tuple[int, ...]]:
-    """Type as a part's header names it, and shape."""
-    code = "BOOL" if tensor.dtype.kind == "b" else f"{tensor.dtype.kind}{8 * tensor.itemsize}".upper()
-    return "F32" if code.startswith("F") else code, tensor.shape
 
 
 def pays(tensors: Tensors, packing: str, transfer: Transfer) -> bool:
     """Whether these are sent compressed: the rules say so, and it makes them smaller by a tenth."""
     if packing == "f32" or transfer.whole:
         return False
-    layout = {name: _type(np.asarray(tensor)) for name, tensor in tensors.items()}
+    layout = {name: type_of(np.asarray(tensor)) for name, tensor in tensors.items()}
     return sent_bytes(layout, packing, transfer) < object_bytes(layout)
 
 
@@ -166,7 +105,7 @@ def decompress(
     """
     coded = decode_part(data, limit, finite=True, copy=False)
     if packing.removeprefix("delta+") in EDEN_BITS:
-        return _decompress_rotated(coded, base, packing, limit)
+        return decompress_rotated(coded, base, packing, limit)
     names: dict[str, None] = {}
     for key in coded:
         name, _, form = key.rpartition("|")
@@ -199,42 +138,7 @@ def decompress(
         start = None
         if base is not None and packing.startswith("delta+"):
             start = np.asarray(base[name], np.float32).reshape(change.shape)
-        reconstructed[name] = _sum(start, change).reshape(shape)
-    return reconstructed
-
-
-def _decompress_rotated(coded: Tensors, base: Tensors | None, packing: str, limit: int) -> dict[str, Array]:
-    if base is None:
-        raise ProtocolError(f"a part packed as {packing} says nothing without what it is based on")
-    types = {name: _type(value) for name, value in sorted(base.items())}
-    rotated = {name: math.prod(shape) for name, (code, shape) in types.items() if not type_travels_whole(code, shape)}
-    if (room := 4 * sum(rotated.values())) > limit:
-        raise ProtocolError(f"a part of {len(types)} tensors unpacks to {room} bytes, more than {limit}")
-    expected = packed_layout(types, packing, 0.0)
-    if wrong := coded.keys() ^ expected.keys():
-        raise ProtocolError(f"tensor {min(wrong)[:80]!r} is in the packed part or follows from its base, but not both")
-    if wrong := {name for name in expected if _type(coded[name]) != expected[name]}:
-        raise ProtocolError(f"tensor {min(wrong)[:80]!r} of a packed part is not {expected[min(wrong)]}")
-    if not np.isfinite(from_bf16(coded["|scale"])).all():
-        raise ProtocolError("a packed part has scales that are not finite")
-    reconstructed: dict[str, Array] = {}
-    used = {"|levels": 0, "|scale": 0, "|whole": 0}
-
-    def take(key: str, count: int) -> Array:
-        used[key] += count
-        return coded[key][used[key] - count : used[key]]
-
-    bits, seed = EDEN_BITS[packing.removeprefix("delta+")], coded["|seed"].tobytes()
-    for name, (code, shape) in types.items():
-        if code != "F32":
-            reconstructed[name] = coded[f"{name}|whole"]
-        elif name in rotated:
-            size = rotated[name]
-            levels = take("|levels", bits * bytes_of_bits(size)).reshape(bits, -1)
-            change = decode(Coded(levels, take("|scale", scales_of(size))), size, bits, seed)
-            reconstructed[name] = _sum(np.asarray(base[name], np.float32).reshape(-1), change).reshape(shape)
-        else:
-            reconstructed[name] = take("|whole", math.prod(shape)).reshape(shape)
+        reconstructed[name] = added(start, change).reshape(shape)
     return reconstructed
 
 
@@ -251,23 +155,13 @@ def add_residual(tensors: Tensors, residual: Tensors, *, used_up: bool = False) 
     }
 
 
-def _blocks(rows: Array) -> list[slice]:
-    step = max(1, _BLOCK // max(1, rows.shape[1]))
-    return [slice(first, first + step) for first in range(0, len(rows), step)]
-
-
-def _sum(start: Array | None, change: Array) -> Array:
-    """start + change, into ``change``; one IEEE addition a value, so that both sides get the same bits."""
-    return change if start is None else np.add(start, change, out=change)
-
-
 def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
     """[R, n] f32 as it travels; ``rows`` becomes what is lost of it."""
     if form == "top":
         return _code_top(name, rows, top)
     stored: Array = np.empty(*_stored(rows.shape, form))
     scale = np.zeros(len(rows), np.float32)
-    for some in _blocks(rows):
+    for some in blocks(rows):
         values = rows[some]
         if form in _LEVELS:
             scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS[form]
@@ -297,7 +191,7 @@ def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
     least = sizes[flat.size - count]
     del sizes
     found = [
-        first + np.flatnonzero(np.abs(flat[first : first + _BLOCK]) >= least) for first in range(0, flat.size, _BLOCK)
+        first + np.flatnonzero(np.abs(flat[first : first + BLOCK]) >= least) for first in range(0, flat.size, BLOCK)
     ]
     at = np.concatenate(found)
     if len(at) > count:  # equals of the least: the first of them
@@ -359,7 +253,7 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
         stored = piece(form, *_stored(shape, form)).reshape(shape[0], -1)
         scale = piece("scale", shape[:1], np.float32) if form in _LEVELS else np.zeros(shape[0], np.float32)
         out = np.empty((shape[0], math.prod(shape[1:])), np.float32)
-        for some in _blocks(out):
+        for some in blocks(out):
             out[some] = _values(np.ascontiguousarray(stored[some]), form, scale[some])[:, : out.shape[1]]
         return out
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)

@@ -11,14 +11,14 @@ from report_fixture import run_report
 from training_fixture import model_spec
 
 from benchmarks.common.result_lines import rows_in
-from benchmarks.cost import budget_run, predictions, resources, savings
+from benchmarks.cost import budget_run, codecs, predictions, resources, savings
 from benchmarks.cost.device_pages import UNTESTED
 from benchmarks.cost.resource_table import write_page
 from benchmarks.cost.resources import SETTINGS, Row, job_of, payload, stages_of
 from benchmarks.cost.savings_runs import Outcome, done, figures_of, made
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.training_samples import prefixes
-from edgefl.records import Figure
+from edgefl.records import PACKINGS, Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -143,6 +143,29 @@ def test_savings_on_a_gpu_are_other_runs_and_tell_the_allocator() -> None:
     assert "| 3.0 | 22.0 | 1 |" in text
     assert UNTESTED not in text
     assert UNTESTED in savings.page(theirs, [row])
+
+
+def test_packings_are_compared_by_figures_and_by_runs() -> None:
+    runs = codecs.plan([1, 2])
+    assert len({run.about["file"] for run in runs}) == len(runs) == 2 * len(codecs.EXCHANGES)
+    closing = {run.saving for run in runs if run.values.get("transfer", {}).get("closing") == "packed"}
+    assert closing == {name for name in codecs.EXCHANGES if name.endswith("last rounds too")}
+    shares = {"none": (0.9, 0.8), "eden4 both": (0.91, 0.80)}
+    rows = [
+        Outcome(**run.about, metrics={"a|none|accuracy": shares[run.saving][run.seed - 1]}, payload_bytes=MIB)
+        for run in runs
+        if run.saving in shares
+    ]
+    forms = codecs.measured({"Gaussian": [codecs.drawn("Gaussian")]})
+    assert {form.packing for form in forms} == {one for one in PACKINGS if one.startswith("delta+")}
+    by_name = {form.packing: form for form in forms}
+    assert by_name["delta+eden2"].errors["Gaussian"] == pytest.approx(0.133, rel=0.02)
+    assert by_name["delta+eden3"].bits["Gaussian"] == pytest.approx(3.006, abs=0.005)
+    text = codecs.page(forms, runs, rows)
+    assert "| none | 85.00 ± 7.07 |  | 1.0 | 2 |" in text
+    assert "| eden4 both | 85.50 ± 7.78 | +0.50 ± 0.71 | 1.0 | 2 |" in text
+    kept = rows_in(ROOT / "docs/results/codecs/runs.jsonl", Outcome)
+    assert len(done(codecs.plan(range(1, 6)), kept)) == len(kept) > 0
 
 
 def test_the_kept_runs_of_savings_are_those_of_the_run_files() -> None:

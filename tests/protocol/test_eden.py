@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl.errors import ProtocolError
 from edgefl.plan.packed_sizes import bytes_of_bits, scales_of
 from edgefl.protocol.bits import from_bf16, from_gaps, from_planes, to_gaps, to_planes
 from edgefl.protocol.eden import LEVELS, Coded, decode, encode
@@ -143,6 +144,8 @@ def test_gaps_by_hand():
     coded = to_gaps(np.array([0, 5, 6]), 24)
     assert coded.tolist() == [0b1101, 0b000, 0b000]
     assert to_gaps(np.array([3, 5, 6]), 24).tolist() == [0b111, 0b011, 0b001]
+    with pytest.raises(ProtocolError, match="bytes behind the last"):
+        from_gaps(np.array([0b1101, 0, 0, 0], np.uint8), 3, 24)
 
 
 @pytest.mark.parametrize(("share", "bits"), [(0.02, 7.15), (0.1, 4.8), (0.3, 3.0)])

@@ -108,6 +108,14 @@ def test_bytes_are_what_is_priced(packing, width):
     assert sent_bytes(layout, packing, Transfer(whole=True)) == object_bytes(layout) == len(encode_part(target))
 
 
+def test_a_part_that_shrinks_by_less_than_a_tenth_is_priced_and_sent_whole():
+    target = {"w": np.ones((32, 32), np.float32), "b": np.ones(8000, np.float32)}  # int8 saves 3 of 36 kB
+    layout = {"w": ("F32", (32, 32)), "b": ("F32", (8000,))}
+    assert not pays(target, "delta+int8", Transfer())
+    assert sent_bytes(layout, "delta+int8", Transfer()) == object_bytes(layout)
+    assert pays({"w": target["w"], "b": target["b"][:4000]}, "delta+int8", Transfer())
+
+
 def test_small_tensors_and_integers_travel_whole():
     target = {"weight": np.ones((2, WHOLE_BELOW), np.float32), "bias": np.full(WHOLE_BELOW - 1, np.pi, np.float32)}
     target["count"] = np.array(5)
