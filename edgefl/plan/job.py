@@ -146,6 +146,7 @@ class Decline(msgspec.Struct, frozen=True):
     refusal: Refusal = Refusal()
     checkpoint: bool = False
     low_memory: bool = msgspec.field(default=False, name="leaned")
+    rank: int = 0  # of the low-rank terms, as in ``Placement``
 
 
 #: State of the model that a device holds when it is planned: none; the one of the stage before; that of this stage.
@@ -192,8 +193,11 @@ class Placement(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
-    shortened: Refusal | None = None  # why ``stage`` trains fewer encoder stages than all devices'; None: it does not
+    shortened: Refusal | None = (
+        None  # why ``stage`` trains less than all devices': encoder stages, rank; None: it does not
+    )
     layer: str = ""  # the largest layer ("part|tensor") that it may be asked for alone; "": the recipe has no periods
+    rank: int = 0  # of the low-rank terms that it trains; 0: none, or all devices have the same
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):
