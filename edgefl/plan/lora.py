@@ -45,7 +45,7 @@ def lora_problems(plan: RunPlan) -> list[Problem]:
         found.append(Problem("slots.repair", text))
     weight = choose("weight", plan.server)
     if lora.fallback_ranks and weight.method.similarity is not None:
-        text = f"weight {weight.name} compares whole models, which devices of a smaller rank lack; leave one of the two out"
+        text = f"weight {weight.name} compares whole models, which devices of a smaller rank lack; leave one out"
         found.append(Problem("model.lora.fallback_ranks", text))
     if all(is_encoder(part) for part in lora.parts):
         return found
