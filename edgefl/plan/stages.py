@@ -130,15 +130,16 @@ def _cut(stage: Stage) -> Stage:
     return msgspec.structs.replace(stage, depth=depth, fallback_depth=0, present=present, trained=trained)
 
 
-def narrower(stage: Stage) -> list[Stage]:
-    """Variants of the stage for smaller devices, with ever fewer rank dimensions of the low-rank terms it trains.
+def narrower(stage: Stage, whole: Stage) -> list[Stage]:
+    """Variants of the stage for smaller devices, with ever fewer rank dimensions of low-rank terms.
 
-    The slices beyond do not exist then; terms that it does not train keep theirs. The first entry is the stage itself.
+    ``whole``: as all devices train it; of what it trains, the slices beyond do not exist then. Terms that are frozen on
+    every device keep theirs. The first entry is the stage itself.
     """
-    starts = sorted({rank_start(part) for part in stage.trained} - {0}, reverse=True)
+    starts = sorted({rank_start(part) for part in whole.trained} - {0}, reverse=True)
     variants = [stage]
     for start in starts:
-        gone = {part for part in stage.trained if rank_start(part) >= start}
+        gone = {part for part in whole.trained if rank_start(part) >= start}
         present, trained = (tuple(p for p in parts if p not in gone) for parts in (stage.present, stage.trained))
         variants.append(msgspec.structs.replace(stage, present=present, trained=trained))
     return variants
