@@ -13,6 +13,12 @@ def test_the_first_sentence_compares_rank_8_with_all_weights() -> None:
     text = page(rows)
     assert "sends 45 times less a round than of all weights" in text
     assert "2.5 times less memory, at -2.5 points" in text
-    assert "| rank 8 | 2.00 | 100 | 150 | 160 | 77.5 | 75.0 |" in text
-    assert "Mean of 2 seeds." in text
+    assert "| rank 8 | 2.00 | 100 | 150 | 160 | 77.5 ± 0.7 | 75.0 ± 0.0 |" in text
+    assert "Mean of 2 seeds, with the deviation between them." in text
     assert "rank 16" not in text.split("| trained |")[1]
+
+
+def test_one_seed_has_no_deviation_and_the_mixed_fleet_a_row() -> None:
+    text = page([Row("ranks 4 to 16", 1, 1.5 * MIB, 90.0 * MIB, 150.0 * MIB, 160e9, 78.04, 77.0)])
+    assert "| ranks 4 to 16 | 1.50 | 90 | 150 | 160 | 78.0 | 77.0 |" in text
+    assert "One seed" in text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from plan_fixture import MODEL, SUPERVISED, candidate, price
 
-from edgefl.budget.fit import decline_of, place, trained_depth
+from edgefl.budget.fit import decline_of, place, trained_depth, verdict
 from edgefl.budget.stage_cost import Priced
 from edgefl.models.spec import LoraSpec, ModelSpec, adaptable_parts, is_encoder, is_lora, part_names, rank_start
 from edgefl.plan.job import Candidate, Hyper, Job, LowMemoryOptimizer, Placement, Stage
@@ -117,6 +119,24 @@ def test_a_device_that_declined_gets_a_smaller_rank_and_never_the_same() -> None
     host = replace(why, reason="memory", where=HOST)
     declined = decline_of(put(candidate()), host)
     assert how(put(candidate(declined=(declined,)))) == (8, 3, 0)  # no smaller step helps; fewer bytes do
+
+
+def test_a_device_that_took_more_than_predicted_gets_a_smaller_rank() -> None:
+    """Rank 16 is predicted to cost 3096 FLOPs, 8 3048 and 4 3024; it measured 2 % more."""
+    exact = Budget(flops=3000 + 96)
+    assert how(put(candidate(exact))) == (16, 3, 0)
+    assert how(put(candidate(exact, factors={"flops": 1.02}))) == (4, 3, 0)
+
+
+@given(st.integers(0, 700), st.integers(900, 3200), st.integers(0, 600))
+def test_no_placement_is_over_budget_and_more_never_gives_less(payload: int, flops: int, memory: int) -> None:
+    budget = Budget(payload_bytes=payload, flops=flops, step_memory_bytes=memory)
+    placed, larger = put(candidate(budget)), put(candidate(replace(budget, payload_bytes=payload + 60)))
+    if placed.refusal is None:
+        assert verdict(placed.cost, candidate(budget)) is None
+        assert (trained_depth(larger.stage), larger.rank) >= (trained_depth(placed.stage), placed.rank)
+    else:
+        assert placed.refusal.needed > placed.refusal.allowed
 
 
 def test_frozen_terms_stay_whole_and_so_does_a_stored_prefix() -> None:
