@@ -26,7 +26,7 @@ _WEIGHT = ".weight"
 
 
 class LowRank(nn.Module):
-    """The rank dimensions ``start`` to ``end`` of A [rank, inputs] and B [outputs, rank]."""
+    """Rank dimensions ``start`` to ``end`` of A [rank, inputs] and B [outputs, rank]."""
 
     def __init__(self, inputs: int, outputs: int, spec: LoraSpec, start: int) -> None:
         super().__init__()
@@ -58,7 +58,10 @@ def map_name(path: str) -> str:
 
 
 class LowRankPart(nn.Module):
-    """The terms of a part's linear maps, or a slice of each, at its map's path: ``<path>.A`` and ``<path>.B``."""
+    """The terms of a part's linear maps, or a slice of each.
+
+    They have their map's path: ``<path>.A`` and ``<path>.B``.
+    """
 
     def __init__(self, maps: Mapping[str, nn.Linear], spec: LoraSpec, start: int = 0) -> None:
         super().__init__()

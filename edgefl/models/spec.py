@@ -220,7 +220,7 @@ def is_matcher(part: str) -> bool:
 
 
 def lora_part(part: str, start: int = 0) -> str:
-    """Name of the part that holds the low-rank terms of ``part``, or their slice from rank dimension ``start`` on."""
+    """Part name of low-rank terms, or their slice from dimension ``start`` on."""
     return f"{_LORA}{start}/{part}" if start else _LORA + part
 
 
@@ -230,7 +230,7 @@ def is_lora(part: str) -> bool:
 
 
 def adapted_part(part: str) -> str:
-    """Name of the part with the adapted weights; any other part is its own."""
+    """Name of the part with the adapted weights; others have their own."""
     return _start_and_adapted(part)[1]
 
 
@@ -254,7 +254,7 @@ def rank_slices(lora: LoraSpec) -> dict[int, int]:
 
 
 def slices_of(lora: LoraSpec, part: str) -> list[str]:
-    """Parts of the low-rank terms of ``part``, in the order of their rank dimensions; [] where it is not adapted."""
+    """Parts of the low-rank terms of ``part``, in order; [] without any."""
     return [lora_part(part, start) for start in rank_slices(lora)] if part in lora.parts else []
 
 

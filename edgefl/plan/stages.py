@@ -131,7 +131,7 @@ def _cut(stage: Stage) -> Stage:
 
 
 def narrower(stage: Stage, whole: Stage) -> list[Stage]:
-    """Variants of the stage for smaller devices, with ever fewer rank dimensions of low-rank terms.
+    """Variants of the stage with ever fewer rank dimensions of low-rank terms.
 
     ``whole``: as all devices train it; of what it trains, the slices beyond do not exist then. Terms that are frozen on
     every device keep theirs. The first entry is the stage itself.
@@ -146,7 +146,7 @@ def narrower(stage: Stage, whole: Stage) -> list[Stage]:
 
 
 def trained_rank(spec: ModelSpec, stage: Stage) -> int:
-    """Rank of the low-rank terms that the stage trains; 0: none, or all devices have the same."""
+    """Rank of the trained low-rank terms; 0: none, or no choice."""
     starts = {rank_start(part) for part in stage.trained if is_lora(part)}
     return rank_slices(spec.lora)[max(starts)] if spec.lora and spec.lora.fallback_ranks and starts else 0
 

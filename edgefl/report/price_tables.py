@@ -207,7 +207,7 @@ def _rank(row: DevicePlan) -> str:
 
 
 def _less(row: DevicePlan) -> str:
-    """The limit that leaves encoder stages or rank out of a placement."""
+    """Limit behind a placement of less depth or rank than scheduled."""
     return "" if row.placement.refusal else refusal_words(row.placement.shortened)
 
 

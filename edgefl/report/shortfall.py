@@ -1,4 +1,4 @@
-"""Shortfalls: devices that trained fewer encoder stages or a smaller rank than scheduled, with the limits to blame."""
+"""Shortfalls: fewer encoder stages or a smaller rank than scheduled, and why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shortfall(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What the device trained, without numbers."""
+        """Kind of the shortfall: encoder stages, or rank alone."""
         return _SHALLOW if self.trained != self.asked else _NARROW
 
     @property

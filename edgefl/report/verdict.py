@@ -84,7 +84,7 @@ def _pieces(plans: Iterable[DevicePlan]) -> str:
 
 
 def _less(plans: Iterable[DevicePlan]) -> str:
-    """Clauses on devices that train fewer encoder stages than scheduled, or a smaller rank; "" for none."""
+    """Clauses on devices of less depth or rank than scheduled; "" for none."""
     shallow, narrow = dict[str, None](), dict[str, None]()
     for plan in plans:
         if plan.left_out:
