@@ -193,9 +193,7 @@ class Placement(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
-    shortened: Refusal | None = (
-        None  # why ``stage`` trains less than all devices': encoder stages, rank; None: it does not
-    )
+    shortened: Refusal | None = None  # why ``stage`` trains less depth or rank than all devices'; None: it does not
     layer: str = ""  # the largest layer ("part|tensor") that it may be asked for alone; "": the recipe has no periods
     rank: int = 0  # of the low-rank terms that it trains; 0: none, or all devices have the same
 
