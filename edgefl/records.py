@@ -61,6 +61,8 @@ FIGURES: dict[str, str] = {
 
 #: Largest rank of low-rank terms: of maps up to 2,048 wide they then hold as much as the map itself.
 MAX_RANK = 1024
+#: Most smaller ranks: each makes a part more of every adapted one, and is tried for every device.
+MAX_FALLBACK_RANKS = 7
 #: A modality is also the first word of part names (``acc/stage1``), and a key of manifests and prototype tables.
 _MODALITY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 #: Names with another meaning in part names, manifests or prototype tables.

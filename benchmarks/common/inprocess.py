@@ -66,9 +66,17 @@ def run_values(
 
 
 def run_shares(
-    folder: Path, values: Mapping[str, Any], shares: Mapping[str, Dataset], test: Dataset, overrides: Sequence[str] = ()
+    folder: Path,
+    values: Mapping[str, Any],
+    shares: Mapping[str, Dataset],
+    test: Dataset,
+    overrides: Sequence[str] = (),
+    budgets: Mapping[str, Budget] | None = None,
 ) -> RunReport:
-    """``run_fleet`` of a run file's ``values``, an agent a share (device -> samples); files go to ``folder``."""
+    """``run_fleet`` of a run file's ``values``, an agent a share (device -> samples); files go to ``folder``.
+
+    ``budgets``: as ``run_fleet`` has them.
+    """
     test.save_npz(folder / "test.npz")
     paths = {device: folder / f"{device}.npz" for device in shares}
     for device, share in shares.items():
@@ -83,7 +91,7 @@ def run_shares(
         label_names=test.label_names,
         test=str(folder / "test.npz"),
     )
-    return run_fleet(folder, plan, paths, seconds=3600)
+    return run_fleet(folder, plan, paths, seconds=3600, budgets=budgets)
 
 
 def state_of(directory: Path, run: str) -> tuple[ObjectStore, Manifest]:

@@ -178,6 +178,7 @@ def how_data(placement: Placement) -> dict[str, object]:
         "micro_batch": hyper.micro_batch,
         "cache": hyper.cache,
         "depth": trained_depth(placement.stage),
+        **({"rank": placement.rank} if placement.rank else {}),
         "checkpoint": hyper.checkpoint,
         "lean": hyper.optimizer if hyper.low_memory else "",
         "precision": hyper.precision,

@@ -20,7 +20,7 @@ from edgefl.aggregation.history import Memory, UpdateInfo
 from edgefl.aggregation.mean import MisfitError, capped, proportional
 from edgefl.aggregation.server_state import EVERYONE, SERVER, of_cluster, of_device
 from edgefl.errors import ProtocolError
-from edgefl.models.spec import SIGNATURE, is_matcher, modality_of
+from edgefl.models.spec import SIGNATURE, is_matcher, modality_of, rank_start
 from edgefl.plan.stages import encoder_stage
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
@@ -110,13 +110,15 @@ def absent_from(part: str, trained: Mapping[str, Mapping[str, int]]) -> dict[str
     """device -> samples, of the devices that hold samples of the part's modality and trained without it.
 
     ``trained``: device -> part -> samples. Encoder stages alone can be left out for a stage or a budget. A device that
-    lacks the modality is not absent: of its encoder it knows nothing.
+    lacks the modality is not absent: of its encoder it knows nothing. Nor is one of a smaller rank from a slice beyond.
     """
     if encoder_stage(part) is None:
         return {}
-    owner = modality_of(part)
+    owner, start = modality_of(part), rank_start(part)
     held = {
-        device: max((n for p, n in samples.items() if owner is None or modality_of(p) == owner), default=0)
+        device: max(
+            (n for p, n in samples.items() if rank_start(p) == start and owner in {None, modality_of(p)}), default=0
+        )
         for device, samples in trained.items()
         if part not in samples
     }

@@ -4,10 +4,10 @@ A predicted cost is held against the budget; the first limit that refuses is giv
 
 Order of fallbacks: whole batch, smaller micro-batches, the smallest with activation checkpointing (the outcome of all
 these is the same); then the low-memory optimiser, where the run file names one; then without storing the frozen
-prefix's outcome (which takes disk); then fewer trained encoder stages (from the input side), each again from the whole
-batch. Where the step is on a card and the process' memory is short, smaller steps and optimisers do not help: whole
-parts and whole batches come through the process. What a device has declined with a measurement is not offered again,
-nor anything larger.
+prefix's outcome (which takes disk); then a smaller rank of the low-rank terms, where the run file names some; then
+fewer trained encoder stages (from the input side); each again from the whole batch. Where the step is on a card and the
+process' memory is short, smaller steps and optimisers do not help: whole parts and whole batches come through the
+process. What a device has declined with a measurement is not offered again, nor anything larger.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgefl.plan.job import LEAST_BYTES_ON_DISK, Candidate, Decline, Job, Placem
 from edgefl.plan.packed_sizes import Layout
 from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.privacy import Spending
-from edgefl.plan.stages import is_closing, of_spaces, restrict, shallower, trained_stages
+from edgefl.plan.stages import is_closing, narrower, of_spaces, restrict, shallower, trained_rank, trained_stages
 from edgefl.plan.training_samples import (
     after_completion,
     can_cache,
@@ -172,7 +172,7 @@ def _with(job: Job, **changes: object) -> Job:
 def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
     """Placement of the first fitting variant of ``job``, or with the last refusal."""
     refusal, whole, short = None, None, False
-    deeper = shallower(job.stage)[:-1]
+    larger = _stages(job.stage)[:-1]
     for variant in _fallbacks(job, traffic.stage):
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
@@ -198,16 +198,17 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
                     shortened=(whole or candidate.declined[-1].refusal) if less else None,
                     layer=largest_layer(one, traffic.layers),
+                    rank=trained_rank(one.model, one.stage),
                 )
             whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
-                break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
+                break  # a smaller micro-batch costs more FLOPs and as many bytes: only a smaller stage can help
             short = True
-            # It spares activations alone. Where the rest is too much, a shallower stage can help; the shallowest is
+            # It spares activations alone. Where the rest is too much, a smaller stage can help; the smallest is
             # tried in all pieces, for the least that the device lacks.
             rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
             more = weights == "memory" and pieces[-1][2] == "disk"
-            if variant.stage in deeper and not more and verdict(cost_of(one, candidate, rest, traffic), candidate):
+            if variant.stage in larger and not more and verdict(cost_of(one, candidate, rest, traffic), candidate):
                 break
     if refusal is None:
         declined = candidate.declined
@@ -215,10 +216,15 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
     return Placement(device=candidate.device, stage=job.stage, refusal=refusal)
 
 
+def _stages(stage: Stage) -> list[Stage]:
+    """Variants of the stage by falling cost: each depth, with each rank."""
+    return [narrow for shallow in shallower(stage) for narrow in narrower(shallow, stage)]
+
+
 def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
-    """Variants of the job by falling cost: each depth, with and without stored prefix, then low-memory optimiser."""
-    for shallow in shallower(job.stage):
-        at_depth = msgspec.structs.replace(job, stage=shallow)
+    """Variants of the job by falling cost: each stage, with and without stored prefix, then low-memory optimiser."""
+    for smaller_stage in _stages(job.stage):
+        at_depth = msgspec.structs.replace(job, stage=smaller_stage)
         # Prefixes are not stored where others train them in ``stage``.
         moving = {part for prefix in prefixes(at_depth).values() for part in prefix.parts} & set(stage.trained)
         stores = job.hyper.cache and can_cache(at_depth) and not moving
@@ -304,8 +310,8 @@ def decline_of(placement: Placement, refusal: Refusal) -> Decline:
     """The declined placement as a record for later plans."""
     hyper, depth = placement.hyper, trained_depth(placement.stage)
     size = hyper.micro_batch or hyper.batch_size
-    on_disk = hyper.weights == "disk"
-    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.low_memory, on_disk)
+    spared = hyper.checkpoint, hyper.low_memory
+    return Decline(depth, size, bool(hyper.cache), refusal, *spared, placement.rank, hyper.weights == "disk")
 
 
 def _declined(job: Job, candidate: Candidate) -> bool:
@@ -314,17 +320,17 @@ def _declined(job: Job, candidate: Candidate) -> bool:
     A disk or cache refusal rules out caching only; reasons in OF_NO_SIZE say nothing of sizes. Jobs with and without
     a stored prefix are not compared.
     """
-    hyper, depth = job.hyper, trained_depth(job.stage)
+    hyper, depth, rank = job.hyper, trained_depth(job.stage), trained_rank(job.model, job.stage)
     for was in candidate.declined:
         if was.refusal.reason in OF_NO_SIZE or was.cached != bool(hyper.cache):
             continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
             return True
         if was.refusal.where == HOST:  # no smaller step brings less through the process
-            if depth >= was.depth:
+            if depth >= was.depth and rank >= was.rank:
                 return True
             continue
-        less = depth < was.depth or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
+        less = depth < was.depth or rank < was.rank or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
         spares = hyper.checkpoint > was.checkpoint or hyper.low_memory > was.low_memory
         if not less and not spares and (hyper.weights == "disk") <= was.on_disk:
             return True
@@ -363,6 +369,7 @@ class DevicePlan(msgspec.Struct, frozen=True):
     card: bool = False  # the step is in the GPU's own memory
     limits: tuple[Refusal, ...] = ()  # of a placement that fits: each limit of its budget, and what is needed of it
     left_out: int = 0  # encoder stages that the device's budget leaves out of this stage's training
+    whole_rank: int = 0  # that the stage trains where budgets allow it, as ``Placement.rank``
 
 
 class Account(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
@@ -125,6 +126,9 @@ def _lora_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         return
     if not 1 <= spec.lora.rank <= MAX_RANK:
         yield "lora.rank", f"is {spec.lora.rank}; use 1 to {MAX_RANK}"
+    ranks = (0, *(spec.lora.fallback_ranks or ()), spec.lora.rank)
+    if any(low >= high for low, high in itertools.pairwise(ranks[:-1])) or ranks[-2] >= max(1, ranks[-1]):
+        yield "lora.fallback_ranks", f"are {list(ranks[1:-1])}; they ascend from 1, below the rank {spec.lora.rank}"
     if unknown := sorted(set(spec.lora.parts) - set(adaptable_parts(spec))):
         yield "lora.parts", f"{unknown[0]!r} cannot be adapted; choose among {', '.join(adaptable_parts(spec))}"
 

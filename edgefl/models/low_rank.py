@@ -1,7 +1,9 @@
 """Low-rank terms of linear maps (LoRA, Hu et al., arXiv 2106.09685): y = W x + b + (alpha / rank) B A x, W frozen.
 
-The terms are a part of their own, and the part they adapt keeps its tensors and their names: a hook on each linear map
+The terms are parts of their own, and the part they adapt keeps its tensors and their names: a hook on each linear map
 adds its term. A begins as the paper's code has it (Kaiming uniform), B at zero, so that the first output is the base's.
+Where devices have ranks of their own (FediLoRA, arXiv 2509.06984), A's rows and B's columns are cut into slices, a part
+each: B A = sum_s B_s A_s over the slices that exist here, all with the scale of the whole rank.
 """
 
 from __future__ import annotations
@@ -17,25 +19,22 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.spec import LoraSpec, lora_part
+from edgefl.models.spec import LoraSpec, is_lora, rank_slices, slices_of
 from edgefl.models.tensor_names import stable_name
 
 _WEIGHT = ".weight"
 
 
 class LowRank(nn.Module):
-    """(alpha / rank) B A x: [..., inputs] -> [..., outputs]. A [rank, inputs], B [outputs, rank]."""
+    """Rank dimensions ``start`` to ``end`` of A [rank, inputs] and B [outputs, rank]."""
 
-    def __init__(self, inputs: int, outputs: int, spec: LoraSpec) -> None:
+    def __init__(self, inputs: int, outputs: int, spec: LoraSpec, start: int) -> None:
         super().__init__()
-        self.scale = spec.alpha / spec.rank
-        self.A = nn.Parameter(torch.empty(spec.rank, inputs))
-        self.B = nn.Parameter(torch.zeros(outputs, spec.rank))
-        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
-
-    def forward(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
-        """``rows``: of W, those that are wanted."""
-        return F.linear(F.linear(x, self.A) * self.scale, self.B[rows])
+        self.scale, end = spec.alpha / spec.rank, rank_slices(spec)[start]
+        # Drawn as a whole, so that the slices together are what they would be uncut.
+        whole = nn.init.kaiming_uniform_(torch.empty(spec.rank, inputs), a=math.sqrt(5))
+        self.A = nn.Parameter(whole[start:end].clone())
+        self.B = nn.Parameter(torch.zeros(outputs, end - start))
 
 
 def linear_maps(part: nn.Module) -> dict[str, nn.Linear]:
@@ -59,9 +58,12 @@ def map_name(path: str) -> str:
 
 
 class LowRankPart(nn.Module):
-    """The terms of a part's linear maps, each at its map's path: ``<path>.A`` and ``<path>.B``."""
+    """The terms of a part's linear maps, or a slice of each.
 
-    def __init__(self, maps: Mapping[str, nn.Linear], spec: LoraSpec) -> None:
+    They have their map's path: ``<path>.A`` and ``<path>.B``.
+    """
+
+    def __init__(self, maps: Mapping[str, nn.Linear], spec: LoraSpec, start: int = 0) -> None:
         super().__init__()
         for path, layer in maps.items():
             owner: nn.Module = self
@@ -70,35 +72,48 @@ class LowRankPart(nn.Module):
                 if inside not in owner._modules:  # noqa: SLF001 - a name may also be a method of torch's
                     owner.add_module(inside, nn.Module())
                 owner = owner.get_submodule(inside)
-            owner.add_module(name, LowRank(layer.in_features, layer.out_features, spec))
+            owner.add_module(name, LowRank(layer.in_features, layer.out_features, spec, start))
 
     def attach(self, part: nn.Module) -> None:
         """Hook the low-rank terms onto the outputs of ``part``'s linear maps."""
         for path, term in self.named_modules():
             if isinstance(term, LowRank):
                 layer = part.get_submodule(path)
-                layer.__dict__["low_rank"] = term  # past torch's register: no tensor of the part
-                # By the layer, not by ``term``: a deep copy of the model then adds the copy's own term.
-                layer.register_forward_hook(lambda layer, given, result: result + layer.__dict__["low_rank"](given[0]))
+                if not _slices_of(layer):
+                    # By the layer, not by ``term``: a deep copy of the model then adds the copy's own term.
+                    layer.register_forward_hook(lambda layer, given, result: result + _term(layer, given[0]))
+                # Past torch's register: no tensor of the part.
+                layer.__dict__["low_rank"] = (*_slices_of(layer), term)
 
 
-def _term_of(layer: nn.Module) -> LowRank | None:
-    term: LowRank | None = layer.__dict__.get("low_rank")
-    return term
+def _slices_of(layer: nn.Module) -> tuple[LowRank, ...]:
+    slices: tuple[LowRank, ...] = layer.__dict__.get("low_rank", ())
+    return slices
+
+
+def _term(layer: nn.Module, x: Tensor, rows: slice = slice(None)) -> Tensor:
+    """(alpha / rank) B A x by all slices at once: [..., inputs] -> [..., rows]; ``rows``: of W, those wanted."""
+    slices = _slices_of(layer)
+    # Joined before they are used: a product each, and the sum of these, would be as large as the map's outputs.
+    a, b = (slices[0].A, slices[0].B) if len(slices) == 1 else (_joined(slices, "A", 0), _joined(slices, "B", 1))
+    return F.linear(F.linear(x, a) * slices[0].scale, b[rows])
+
+
+def _joined(slices: Sequence[LowRank], name: str, dim: int) -> Tensor:
+    return torch.cat([one.get_parameter(name) for one in slices], dim)
 
 
 def some_rows(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
     """The outputs ``rows`` of a linear map alone, with its low-rank term: [..., inputs] -> [..., rows]."""
     result = F.linear(x, layer.weight[rows], layer.bias[rows])
-    term = _term_of(layer)
-    return result if term is None else result + term(x, rows)
+    return result + _term(layer, x, rows) if _slices_of(layer) else result
 
 
 def parameters_read(module: nn.Module) -> Iterator[nn.Parameter]:
     """A module's parameters and those of its low-rank terms."""
     yield from module.parameters()
     for layer in module.modules():
-        if (term := _term_of(layer)) is not None:
+        for term in _slices_of(layer):
             yield from term.parameters()
 
 
@@ -132,20 +147,22 @@ def merged(parts: Parts, spec: LoraSpec | msgspec.UnsetType) -> dict[str, Mappin
     """
     if spec is msgspec.UNSET:
         return dict(parts)
-    adapters = {lora_part(part) for part in spec.parts}
-    found = {part: tensors for part, tensors in parts.items() if part not in adapters}
+    found = {part: tensors for part, tensors in parts.items() if not is_lora(part)}
     for part in filter(found.__contains__, spec.parts):
-        terms = parts.get(lora_part(part), {})
+        slices = [parts[name] for name in slices_of(spec, part) if name in parts]
         changed = {
-            f"{path}{_WEIGHT}": _merged(parts[part][f"{path}{_WEIGHT}"], terms[f"{path}.A"], terms[f"{path}.B"], spec)
-            for path in (name.removesuffix(".A") for name in terms if name.endswith(".A"))
+            f"{path}{_WEIGHT}": _merged(parts[part][f"{path}{_WEIGHT}"], path, slices, spec)
+            for path in (name.removesuffix(".A") for name in (slices[0] if slices else ()) if name.endswith(".A"))
         }
         if changed:
             found[part] = {**parts[part], **changed}
     return found
 
 
-def _merged(weight: np.ndarray, a: np.ndarray, b: np.ndarray, spec: LoraSpec) -> np.ndarray:
+def _merged(weight: np.ndarray, path: str, slices: Sequence[Mapping[str, np.ndarray]], spec: LoraSpec) -> np.ndarray:
     # In f64, so that the one rounding is that of the sum.
-    added = spec.alpha / spec.rank * (b.astype(np.float64) @ a.astype(np.float64))
-    return np.asarray((weight + added).astype(weight.dtype))
+    a, b = (
+        np.concatenate([one[f"{path}.{name}"] for one in slices], axis, dtype=np.float64)
+        for axis, name in enumerate("AB")
+    )
+    return np.asarray((weight + spec.alpha / spec.rank * (b @ a)).astype(weight.dtype))

@@ -8,11 +8,11 @@ A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` w
 ``head/<m>`` projects the pooled token to the shared width, ``fusion`` joins the projections, ``task`` classifies; where
 devices have label sets of their own, ``task/<set>`` each.
 
-With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own
-feed-forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other
-modalities, ``match/<m>``, the small models that find what belongs to a projection, and ``missing``, the weights of
-stand-ins. ``lora/<part>`` holds the low-rank terms of a part's linear maps (arXiv 2106.09685), of the same modality as
-the part.
+With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own feed-
+forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other modalities,
+``match/<m>``, the small models that find what belongs to a projection, and ``missing``, the weights of stand-ins.
+``lora/<part>`` holds the low-rank terms of a part's linear maps (arXiv 2106.09685), of the same modality as the part;
+where devices have ranks of their own, the first dimensions, and ``lora/<k>/<part>`` those from dimension k on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from edgefl.encoder_families import MAX_CONFIG_BYTES
 from edgefl.label_spaces import spaces_in
-from edgefl.records import MAX_COLUMNS, CellName, TableColumn
+from edgefl.records import MAX_COLUMNS, MAX_FALLBACK_RANKS, CellName, TableColumn
 from edgefl.registry import default, method
 
 #: What travels beside the parts of the model: prototypes both ways, once what clusters are made of, and single layers
@@ -109,13 +109,18 @@ class JointSpec(msgspec.Struct, frozen=True):
 class LoraSpec(msgspec.Struct, frozen=True):
     """Low-rank adaptation (LoRA, arXiv 2106.09685): W x + b + (alpha / rank) B A x with W frozen.
 
-    ``parts``: the adapted ones; ``maps``: patterns of the linear maps inside them, all by default.
+    ``parts``: the adapted ones; ``maps``: patterns of the linear maps inside them, all by default. ``fallback_ranks``,
+    ascending: of devices whose budgets are short of ``rank``; A's rows and B's columns are cut there into slices, each
+    a part of its own (FediLoRA, arXiv 2509.06984).
     """
 
     rank: int = 8
     alpha: float = 16.0
     parts: tuple[str, ...] = ()
     maps: tuple[str, ...] = ("*",)
+    fallback_ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FALLBACK_RANKS)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
 
 class DeclaredSpec(msgspec.Struct, frozen=True):
@@ -214,9 +219,9 @@ def is_matcher(part: str) -> bool:
     return part.startswith(_MATCH)
 
 
-def lora_part(part: str) -> str:
-    """Name of the part that holds the low-rank terms of ``part``."""
-    return _LORA + part
+def lora_part(part: str, start: int = 0) -> str:
+    """Part name of low-rank terms, or their slice from dimension ``start`` on."""
+    return f"{_LORA}{start}/{part}" if start else _LORA + part
 
 
 def is_lora(part: str) -> bool:
@@ -225,14 +230,37 @@ def is_lora(part: str) -> bool:
 
 
 def adapted_part(part: str) -> str:
-    """Name of the part with the adapted weights."""
-    return part.removeprefix(_LORA)
+    """Name of the part with the adapted weights; others have their own."""
+    return _start_and_adapted(part)[1]
+
+
+def rank_start(part: str) -> int:
+    """First rank dimension of a slice of low-rank terms; 0 for every other part."""
+    return _start_and_adapted(part)[0]
+
+
+def _start_and_adapted(part: str) -> tuple[int, str]:
+    if not is_lora(part):
+        return 0, part
+    rest = part.removeprefix(_LORA)
+    start, _, more = rest.partition("/")
+    return (int(start), more) if start.isdecimal() else (0, rest)  # a modality begins with a letter
+
+
+def rank_slices(lora: LoraSpec) -> dict[int, int]:
+    """First rank dimension -> end of each slice, ascending."""
+    ends = (*(lora.fallback_ranks or ()), lora.rank)
+    return dict(zip((0, *ends), ends, strict=False))
+
+
+def slices_of(lora: LoraSpec, part: str) -> list[str]:
+    """Parts of the low-rank terms of ``part``, in order; [] without any."""
+    return [lora_part(part, start) for start in rank_slices(lora)] if part in lora.parts else []
 
 
 def with_lora(spec: ModelSpec, part: str) -> list[str]:
-    """A part, and its ``lora/<part>`` where the model has one."""
-    adapted = spec.lora is not msgspec.UNSET and part in spec.lora.parts
-    return [part, lora_part(part)] if adapted else [part]
+    """A part, and the parts of its low-rank terms where the model has some."""
+    return [part] if spec.lora is msgspec.UNSET else [part, *slices_of(spec.lora, part)]
 
 
 def lora_parts(spec: ModelSpec, parts: Sequence[str]) -> list[str]:
@@ -281,7 +309,7 @@ def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
 
 def modality_of(part: str) -> str | None:
     """The modality a part belongs to; None for ``shared/stage<k>``, ``fusion``, classifiers and ``prototypes``."""
-    owner, _, rest = part.removeprefix(_LORA).partition("/")
+    owner, _, rest = adapted_part(part).partition("/")
     if not rest or owner in {"shared", "task"}:
         return None
     return rest if owner in _AFTER_ENCODERS else owner
@@ -289,7 +317,7 @@ def modality_of(part: str) -> str | None:
 
 def is_encoder(part: str) -> bool:
     """Whether a part belongs to an encoder, shared attention included: all but heads, fusion and what follows."""
-    owner, _, rest = part.removeprefix(_LORA).partition("/")
+    owner, _, rest = adapted_part(part).partition("/")
     return bool(rest) and owner not in _AFTER_ENCODERS and owner != "task"
 
 

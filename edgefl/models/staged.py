@@ -36,9 +36,11 @@ from edgefl.models.spec import (
     is_encoder,
     is_lora,
     is_task,
+    lora_part,
     lora_parts,
     modality_of,
     part_names,
+    rank_start,
     shares_attention,
     shares_projection,
     task_parts,
@@ -312,10 +314,11 @@ def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> 
     if device.type == "meta":
         with device:
             return _module(spec, part)
-    # Always drawn on the CPU, so that every kind of device starts from the same numbers.
+    # Always drawn on the CPU, so that every kind of device starts from the same numbers; slices of one term alike.
+    name = lora_part(adapted_part(part)) if is_lora(part) else part
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(
-            int.from_bytes(hashlib.sha256(f"{seed}:{part}".encode()).digest()[:7], "big")
+            int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
         )
         module = _module(spec, part)
         initialise(module)
@@ -347,7 +350,7 @@ def _on_meta(spec: ModelSpec, part: str) -> nn.Module:
 
 def _module(spec: ModelSpec, part: str) -> nn.Module:
     if is_lora(part) and spec.lora is not msgspec.UNSET:
-        return LowRankPart(chosen_maps(_on_meta(spec, adapted_part(part)), spec.lora), spec.lora)
+        return LowRankPart(chosen_maps(_on_meta(spec, adapted_part(part)), spec.lora), spec.lora, rank_start(part))
     if is_task(part):
         return classifier(spec, part)
     owner, _, rest = part.partition("/")

@@ -153,6 +153,7 @@ class Decline(msgspec.Struct, frozen=True):
     refusal: Refusal = Refusal()
     checkpoint: bool = False
     low_memory: bool = msgspec.field(default=False, name="leaned")
+    rank: int = 0  # of the low-rank terms, as in ``Placement``
     on_disk: bool = False
 
 
@@ -200,8 +201,9 @@ class Placement(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
-    shortened: Refusal | None = None  # why ``stage`` trains fewer encoder stages than all devices'; None: it does not
+    shortened: Refusal | None = None  # why ``stage`` trains less depth or rank than all devices'; None: it does not
     layer: str = ""  # the largest layer ("part|tensor") that it may be asked for alone; "": the recipe has no periods
+    rank: int = 0  # of the low-rank terms that it trains; 0: none, or all devices have the same
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):

@@ -24,8 +24,13 @@ def with_adaptation(given: LoraConfig | None, spec: ModelSpec) -> tuple[ModelSpe
         for pattern in given.where
         if not fnmatch.filter(able, pattern)
     ]
+    ranks = sorted(set(given.fallback_ranks))
+    if ranks and ranks[-1] >= given.rank:
+        text = f"{ranks[-1]} is not below model.lora.rank, {given.rank}; name smaller ones"
+        problems.append(Problem("model.lora.fallback_ranks", text))
     alpha = 2.0 * given.rank if given.alpha is None else given.alpha
-    return msgspec.structs.replace(spec, lora=LoraSpec(given.rank, alpha, parts, tuple(given.maps))), problems
+    lora = LoraSpec(given.rank, alpha, parts, tuple(given.maps), tuple(ranks) or msgspec.UNSET)
+    return msgspec.structs.replace(spec, lora=lora), problems
 
 
 def lora_problems(plan: RunPlan) -> list[Problem]:
@@ -38,6 +43,10 @@ def lora_problems(plan: RunPlan) -> list[Problem]:
     if repair.method.observe is not None:
         text = f"{repair.name} compares whole layers, and of those model.lora trains none; leave one of the two out"
         found.append(Problem("slots.repair", text))
+    weight = choose("weight", plan.server)
+    if lora.fallback_ranks and weight.method.similarity is not None:
+        text = f"weight {weight.name} compares whole models, which devices of a smaller rank lack; leave one out"
+        found.append(Problem("model.lora.fallback_ranks", text))
     if all(is_encoder(part) for part in lora.parts):
         return found
     terms = [

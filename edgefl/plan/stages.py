@@ -24,6 +24,8 @@ from edgefl.models.spec import (
     match_parts,
     modality_of,
     part_names,
+    rank_slices,
+    rank_start,
     space_of_part,
     with_lora,
 )
@@ -126,6 +128,27 @@ def _cut(stage: Stage) -> Stage:
 
     present, trained = (tuple(filter(keep, parts)) for parts in (stage.present, stage.trained))
     return msgspec.structs.replace(stage, depth=depth, fallback_depth=0, present=present, trained=trained)
+
+
+def narrower(stage: Stage, whole: Stage) -> list[Stage]:
+    """Variants of the stage with ever fewer rank dimensions of low-rank terms.
+
+    ``whole``: as all devices train it; of what it trains, the slices beyond do not exist then. Terms that are frozen on
+    every device keep theirs. The first entry is the stage itself.
+    """
+    starts = sorted({rank_start(part) for part in whole.trained} - {0}, reverse=True)
+    variants = [stage]
+    for start in starts:
+        gone = {part for part in whole.trained if rank_start(part) >= start}
+        present, trained = (tuple(p for p in parts if p not in gone) for parts in (stage.present, stage.trained))
+        variants.append(msgspec.structs.replace(stage, present=present, trained=trained))
+    return variants
+
+
+def trained_rank(spec: ModelSpec, stage: Stage) -> int:
+    """Rank of the trained low-rank terms; 0: none, or no choice."""
+    starts = {rank_start(part) for part in stage.trained if is_lora(part)}
+    return rank_slices(spec.lora)[max(starts)] if spec.lora and spec.lora.fallback_ranks and starts else 0
 
 
 def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:

@@ -25,7 +25,7 @@ from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.packed_sizes import Layout, object_bytes
 from edgefl.plan.periods import exchangeable, period_length, period_of
 from edgefl.plan.privacy import spending
-from edgefl.plan.stages import encoder_stage, planned, stage_before
+from edgefl.plan.stages import encoder_stage, planned, stage_before, trained_rank
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
@@ -197,6 +197,7 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
             has_card(newcomer.capabilities),
             tuple(limits(placement.cost, device_)) if fits else (),
             trained_depth(stage) - trained_depth(placement.stage) if fits else 0,
+            trained_rank(plan.model, stage),
         )
 
 

@@ -40,8 +40,9 @@ AT_WORK = ("waiting", "receiving", "training", "sending")
 
 
 def fitting(data: Record) -> str:
-    """Fallbacks in an event's data that fit training to the budget: micro-batch, checkpointing, disk, optimiser."""
-    words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
+    """Fallbacks in an event's data that fit training to the budget: rank, micro-batch, and so on."""
+    words = [f"rank {data['rank']}"] if data.get("rank") else []
+    words += [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
     words += ["blocks computed anew"] if data.get("checkpoint") else []
     words += ["weights on disk"] if data.get("weights") == "disk" else []
     words += [str(data["lean"])] if data.get("lean") else []

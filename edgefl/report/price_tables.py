@@ -148,8 +148,11 @@ def _placements(price: RunPrice) -> Grid:
     columns: list[Column[DevicePlan]] = [
         Column("device", lambda row: row.device, key=True, text=True),
         Column("stage", lambda row: str(row.placement.stage.index), key=True),
-        Column("trains, with heads", lambda row: _trains(row.placement) + _retreat(row.placement), text=True),
+        Column(
+            "trains, with heads", lambda row: _trains(row.placement) + _rank(row) + _retreat(row.placement), text=True
+        ),
         Column("budget", _verdict, text=True),
+        *([Column("less, since all of it", _less, text=True)] if any(map(_less, price.devices)) else []),
         cost("memory", "B", lambda cost: cost.step_peak_bytes, "a step"),
         cost("FLOPs", "FLOP", lambda cost: cost.flops, "a stage"),
         cost("down", "B", lambda cost: cost.payload_down_bytes, "a stage"),
@@ -196,6 +199,16 @@ def _trains(placement: Placement) -> str:
         adapted = "LoRA of " if any(map(is_lora, placement.stage.trained)) else ""
         names.append(adapted + (one if first == last else f"stages {first}–{last}"))
     return " + ".join(names) or "heads alone"
+
+
+def _rank(row: DevicePlan) -> str:
+    """Rank of the low-rank terms, where devices have ranks of their own."""
+    return f", rank {row.placement.rank} of {row.whole_rank}" if row.placement.rank else ""
+
+
+def _less(row: DevicePlan) -> str:
+    """Limit behind a placement of less depth or rank than scheduled."""
+    return "" if row.placement.refusal else refusal_words(row.placement.shortened)
 
 
 def _retreat(placement: Placement) -> str:

@@ -1,4 +1,4 @@
-"""Shortfalls: devices that trained fewer encoder stages than scheduled, and the limits that caused it."""
+"""Shortfalls: fewer encoder stages or a smaller rank than scheduled, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.spec import modality_of
+from edgefl.models.spec import modality_of, rank_start
 from edgefl.plan.stages import encoder_stage
 from edgefl.records import Refusal
 from edgefl.report import units
@@ -17,12 +17,13 @@ from edgefl.run_records import RunReport
 
 #: Up to so many devices have a sentence of their own.
 _APART = 3
+_SHALLOW, _NARROW = "fewer encoder stages than the schedule asks", "low-rank terms of a smaller rank"
 #: In place of a limit that a run of an earlier version has not recorded.
 UNKNOWN = Refusal("reason not on record")
 
 
 class Shortfall(NamedTuple):
-    """Encoder stages (0: embeddings) trained by a device in a stage, and asked of it."""
+    """Encoder stages (0: embeddings) trained by a device in a stage, and asked of it; ``rank`` 0: the whole one."""
 
     device: str
     stage: int
@@ -30,27 +31,36 @@ class Shortfall(NamedTuple):
     trained: tuple[int, ...]
     asked: tuple[int, ...]
     limit: Refusal
+    rank: int = 0
+
+    @property
+    def what(self) -> str:
+        """Kind of the shortfall: encoder stages, or rank alone."""
+        return _SHALLOW if self.trained != self.asked else _NARROW
 
     @property
     def text(self) -> str:
-        """ "stages 3–6 instead of embeddings + stages 1–6"."""
-        return f"{stage_words(self.trained)} instead of {stage_words(self.asked)}"
+        """ "stages 3–6 instead of embeddings + stages 1–6, rank 4"."""
+        depth = f"{stage_words(self.trained)} instead of {stage_words(self.asked)}"
+        return ", ".join([depth] * (self.what == _SHALLOW) + [f"rank {self.rank}"] * (self.rank > 0))
 
 
 def shortfalls(report: RunReport) -> list[Shortfall]:
     """Shortfalls by device, stage and depth; modalities without data on the device do not count."""
     asked = {stage.get("index"): tuple(stage.get("trained", ())) for stage in report.stages}
     limits = _limits(report)
-    found: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    found: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], list[int]] = {}
     for row in report.assignments:
         own = {modality_of(part) for part in row.trained}
-        whole = _numbers(part for part in asked.get(row.stage, ()) if modality_of(part) in own)
-        trained = _numbers(row.trained)
-        if row.status == "done" and set(trained) < set(whole):
-            found.setdefault((row.device, row.stage, trained, whole), []).append(row.round)
+        parts = [part for part in asked.get(row.stage, ()) if modality_of(part) in own]
+        whole, trained = _numbers(parts), _numbers(row.trained)
+        # A slice begins at the rank of those that lack it.
+        rank = min(set(map(rank_start, parts)) - set(map(rank_start, row.trained)), default=0)
+        if row.status == "done" and (set(trained) < set(whole) or rank):
+            found.setdefault((row.device, row.stage, trained, whole, rank), []).append(row.round)
     return [
-        Shortfall(device, stage, tuple(rounds), trained, whole, limits.get((device, stage), UNKNOWN))
-        for (device, stage, trained, whole), rounds in found.items()
+        Shortfall(device, stage, tuple(rounds), trained, whole, limits.get((device, stage), UNKNOWN), rank)
+        for (device, stage, trained, whole, rank), rounds in found.items()
     ]
 
 
@@ -83,13 +93,19 @@ def sentences(report: RunReport) -> list[str]:
     for one in shortfalls(report):
         found.setdefault(one.device, []).append(one)
     if len(found) > _APART:
-        who = f"{len(found)} devices ({listed(list(found))})"
-        return [f"{who} trained fewer encoder stages than the schedule asks."]
+        kinds: dict[str, dict[str, None]] = {}
+        for device, rows in found.items():
+            kinds.setdefault(_last(rows).what, {})[device] = None
+        return [f"{len(names)} devices ({listed(list(names))}) trained {what}." for what, names in kinds.items()]
     return [_sentence(device, rows) for device, rows in found.items()]
 
 
 def _sentence(device: str, rows: Sequence[Shortfall]) -> str:
-    stages, last = sorted({row.stage for row in rows}), max(rows, key=lambda row: row.stage)
+    stages, last = sorted({row.stage for row in rows}), _last(rows)
     where = f"stages {units.spans(stages)}, in stage {last.stage}" if len(stages) > 1 else f"stage {last.stage}:"
     why = refusal_text(msgspec.structs.asdict(last.limit))
-    return f"{device} trained fewer encoder stages than the schedule asks in {where} {last.text} ({why})."
+    return f"{device} trained {last.what} in {where} {last.text} ({why})."
+
+
+def _last(rows: Sequence[Shortfall]) -> Shortfall:
+    return max(rows, key=lambda row: row.stage)

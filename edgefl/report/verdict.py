@@ -84,12 +84,23 @@ def _pieces(plans: Iterable[DevicePlan]) -> str:
 
 
 def _less(plans: Iterable[DevicePlan]) -> str:
-    """Clause on devices that train fewer encoder stages than scheduled; "" for none."""
-    names = list(dict.fromkeys(plan.device for plan in plans if plan.left_out))
-    if not names:
-        return ""
+    """Clauses on devices of less depth or rank than scheduled; "" for none."""
+    shallow, narrow = dict[str, None](), dict[str, None]()
+    for plan in plans:
+        if plan.left_out:
+            shallow[plan.device] = None
+        if 0 < plan.placement.rank < plan.whole_rank:
+            narrow[plan.device] = None
+    clauses = (
+        (shallow, "fewer encoder stages than the schedule asks for"),
+        (narrow, "low-rank terms of a smaller rank"),
+    )
+    return "".join(f"; {_train(list(names))} {what}" for names, what in clauses if names)
+
+
+def _train(names: list[str]) -> str:
     who = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"; {who} {'trains' if len(names) == 1 else 'train'} fewer encoder stages than the schedule asks for"
+    return f"{who} {'trains' if len(names) == 1 else 'train'}"
 
 
 def _unfit(name: str, plans: list[DevicePlan]) -> str:

@@ -199,7 +199,7 @@ def test_what_was_declined_with_weights_in_memory_is_offered_with_weights_on_dis
     why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
     placed = put_auto(480, declined=(Decline(4, 1, False, why, True),))
     assert (placed.hyper.weights, trained_depth(placed.stage)) == ("disk", 4)
-    both = Decline(4, 1, False, why, True), Decline(4, 1, False, why, True, False, True)
+    both = Decline(4, 1, False, why, True), Decline(4, 1, False, why, True, on_disk=True)
     assert put_auto(480, declined=both).hyper.optimizer == "adafactor"
 
 

@@ -189,6 +189,39 @@ def test_a_device_that_trained_fewer_encoder_stages_is_named_with_the_limit() ->
     assert f"B: {said.removesuffix('.')}" in found.remarks
 
 
+def test_devices_of_a_smaller_rank_are_named_apart_from_those_of_less_depth() -> None:
+    whole = (
+        "lora/a/stage1",
+        "lora/4/a/stage1",
+        "lora/8/a/stage1",
+        "lora/a/stage2",
+        "lora/4/a/stage2",
+        "lora/8/a/stage2",
+    )
+    own = {
+        "whole": whole,
+        "four": (whole[0], whole[3]),
+        "eight": (*whole[:2], *whole[3:5]),
+        "late": whole[3:],
+        "late-four": whole[3:4],
+    }
+    report = RunReport(
+        stages=({"index": 1, "trained": whole},),
+        assignments=tuple(AssignmentRow(name, 1, 1, 1, "done", trained=parts) for name, parts in own.items()),
+    )
+    found = {one.device: (one.rank, one.text) for one in shortfall.shortfalls(report)}
+    assert found == {
+        "four": (4, "rank 4"),
+        "eight": (8, "rank 8"),
+        "late": (0, "stage 2 instead of stages 1–2"),
+        "late-four": (4, "stage 2 instead of stages 1–2, rank 4"),
+    }
+    assert shortfall.sentences(report) == [
+        "2 devices (four, eight) trained low-rank terms of a smaller rank.",
+        "2 devices (late, late-four) trained fewer encoder stages than the schedule asks.",
+    ]
+
+
 def test_a_device_without_a_modality_trains_all_that_is_asked_of_it() -> None:
     assert shortfall.shortfalls(run("layerwise", FULL)) == []  # wrist has no gyro
 
