@@ -41,6 +41,17 @@ def test_both_sides_hold_the_same_bits(packing, seed, top):
     assert encode_part(held) == encode_part(sent.reconstructed)  # so the hash of what is held tells that all went well
 
 
+@pytest.mark.parametrize("packing", DELTAS)
+@pytest.mark.parametrize("shape", [(1, 1024), (1025, 1), (3, 19, 20), (2, 2, 2, 300), (4096, 1), (1, 4099), (64, 129)])
+def test_tensors_of_any_shape(packing, shape):
+    rng = np.random.default_rng(1)
+    target, base = ({"w": rng.normal(size=shape).astype(np.float32), "b": np.ones(3, np.float32)} for _ in range(2))
+    sent = compress(target, base, packing, 0.1)
+    held = decompress(sent.data, base, packing)["w"]
+    assert held.tobytes() == sent.reconstructed["w"].tobytes()
+    np.testing.assert_allclose(held + sent.residual.get("w", 0), target["w"], atol=1e-5)
+
+
 def test_by_hand():
     """Rows of 127 levels: row 0 reaches 2.54, so a level is 0.02 and 1.01 becomes 50 or 51 of them."""
     weight = np.zeros((2, 1024), np.float32)
