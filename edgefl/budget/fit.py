@@ -178,7 +178,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             continue  # another optimiser takes less memory, and nothing else
         short = False
         pieces = _pieces(variant, candidate, traffic.part_bytes)
-        for number, (micro, checkpointed, weights) in enumerate(pieces):
+        for micro, checkpointed, weights in pieces:
             one = _with(variant, micro_batch=micro, checkpoint=checkpointed, weights=weights)
             if _declined(one, candidate):
                 short = True

@@ -183,7 +183,10 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     bytes_ = moved(job, candidate, traffic)
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
     # While parts come and go there is the model, and what is in hand of one part.
-    exchanging = {"weights": max(0, bytes_of(built_parts(job), part_bytes) - priced.in_files), "transit": _in_hand(job, part_bytes)}
+    exchanging = {
+        "weights": max(0, bytes_of(built_parts(job), part_bytes) - priced.in_files),
+        "transit": _in_hand(job, part_bytes),
+    }
     transit = sum(exchanging.values())
     libraries = 0 if has_card(candidate.capabilities) else priced.libraries
     if libraries and modules_bytes(job.model):
@@ -202,11 +205,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
         filling_peak_bytes=priced.cache_fill_peak,
-        disk_bytes=once
-        + _packed_on_disk(job, traffic)
-        + retained
-        + stored_bytes(job, samples)
-        + priced.in_files,
+        disk_bytes=once + _packed_on_disk(job, traffic) + retained + stored_bytes(job, samples) + priced.in_files,
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         modules_bytes=modules_bytes(job.model),

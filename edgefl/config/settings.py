@@ -219,10 +219,10 @@ class DecayConfig(Values):
 class LeanConfig(Values):
     """The low-memory optimiser, of devices whose memory does not hold the state of the run's own."""
 
-    optimizer: Literal["sgd", "adafactor", "apollo"] = Field(
-        "adafactor", description="optimiser in place of the run's"
+    optimizer: Literal["sgd", "adafactor", "apollo"] = Field("adafactor", description="optimiser in place of the run's")
+    lr: RatesConfig = Field(
+        description="its learning rates; adafactor's are relative, such as 0.02; apollo's as adamw's"
     )
-    lr: RatesConfig = Field(description="its learning rates; adafactor's are relative, such as 0.02; apollo's as adamw's")
 
 
 #: Options of a way in which rates fall, all of them required.

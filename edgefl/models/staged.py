@@ -289,7 +289,8 @@ def build(
 
     A part's weights depend on ``seed`` and its name alone: not on the other parts, not on the device, not on torch's
     global generator, which stays untouched. Pretrained weights are not loaded here but arrive as tensors
-    (``edgefl.models.checkpoints.initial_parts``). ``settle`` is called for each part before the next one is made. Raises ModelError for an unsound specification or an unknown part.
+    (``edgefl.models.checkpoints.initial_parts``). ``settle`` is called for each part before the next one is made.
+    Raises ModelError for an unsound specification or an unknown part.
     """
     check_spec(spec)
     known = part_names(spec)

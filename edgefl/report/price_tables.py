@@ -212,7 +212,7 @@ def _less(row: DevicePlan) -> str:
 
 
 def _retreat(placement: Placement) -> str:
-    """Fallbacks that make a stage fit: micro-batches, activation checkpointing, weights on disk, low-memory optimiser."""
+    """Fallbacks that make a stage fit: micro-batches, checkpointing, weights on disk, low-memory optimiser."""
     hyper = placement.hyper
     rows = f", {hyper.micro_batch} rows at once" if hyper.micro_batch else ""
     rows += ", blocks anew" * hyper.checkpoint + ", weights on disk" * (hyper.weights == "disk")

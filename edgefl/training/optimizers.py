@@ -14,9 +14,9 @@ updated together, which together fill ``TOGETHER_BYTES`` at most.
     apollo, of a matrix [m, n], m <= n: r = z g with z [m] drawn anew every 200 steps;  u = Adam's step for r;
             c = sqrt(m) |u| / |r|, less where c |g| would grow by more than 1 %;  p <- (1 - lr wd) p - lr c g
 
-APOLLO's factor is sqrt(m), that of its theory for rank 1, where its authors' code has sqrt(128): so a step is as large as
-AdamW's, and takes its rates. A gradient that is known as dy^T x may be applied by rows: what Adafactor and APOLLO ask of
-the whole follows from the factors (``OuterProduct``).
+APOLLO's factor is sqrt(m), that of its theory for rank 1, where its authors' code has sqrt(128): so a step is as large
+as AdamW's, and takes its rates. A gradient that is known as dy^T x may be applied by rows: what Adafactor and APOLLO
+ask of the whole follows from the factors (``OuterProduct``).
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class _Projected(NamedTuple):
 
 @dataclass
 class Apollo:
-    """A matrix' gradient times one number, which Adam's step for a random projection of it gives; AdamW for the rest."""
+    """APOLLO-Mini: the gradient of a matrix times one number, by Adam on a random projection; AdamW for the rest."""
 
     groups: tuple[Group, ...]
     _steps: dict[torch.nn.Parameter, int] = field(default_factory=dict)

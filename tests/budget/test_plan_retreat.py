@@ -176,9 +176,7 @@ def on_disk(job: Job, samples) -> Priced:
 def put_auto(budget: int, weights: str = "auto", device: str = "cpu", declined: tuple[Decline, ...] = ()):
     (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     hyper = Hyper(batch_size=8, lr={"head": 0.2}, low_memory_optimizer=LEAN, weights=weights)
-    has = candidate(
-        Budget(step_memory_bytes=budget), declined=declined, capabilities=Capabilities(torch_device=device)
-    )
+    has = candidate(Budget(step_memory_bytes=budget), declined=declined, capabilities=Capabilities(torch_device=device))
     with patch("edgefl.budget.fit.LEAST_BYTES_ON_DISK", 1):
         return place(Job(MODEL, stage, hyper, SUPERVISED), has, PART_BYTES, on_disk)
 
