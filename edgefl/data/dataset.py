@@ -163,7 +163,7 @@ class Dataset:
             return replace(self, label_names=tuple(names))
         number = places_of(names)
         places = [number.get(class_name(name), -1) for name in self.label_names]
-        used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0]) if places[i] < 0]
+        used = [self.label_names[i] for i in np.flatnonzero(np.bincount(self.labels[self.labels >= 0])) if places[i] < 0]
         spaces = spaces_in(names)
         unknown = [name for name in used if not spaces or space_of(name) in {"", *spaces}]
         if unknown:

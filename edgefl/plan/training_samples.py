@@ -163,9 +163,14 @@ def built_parts(job: Job) -> tuple[str, ...]:
     return tuple(part for part in job.stage.present if part not in gone)
 
 
+def rows_of_step(job: Job) -> int:
+    """Samples encoded at once in a training step, and at most in any other pass of its device."""
+    return job.hyper.micro_batch or job.hyper.batch_size
+
+
 def together_in(job: Job) -> int:
     """Samples in one forward pass of a frozen part: no more than in a training step."""
-    return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
+    return min(TOGETHER, rows_of_step(job))
 
 
 def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:

@@ -27,6 +27,7 @@ from edgefl.plan.training_samples import (
     complete_only,
     held_out,
     prefixes,
+    rows_of_step,
     together_in,
     usable_samples,
     with_cache,
@@ -222,7 +223,7 @@ def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
         weights = live.live
         with torch.no_grad():
             for m in own:
-                rows = max(1, min(BATCH, samples[m]))
+                rows = max(1, min(BATCH, rows_of_step(job), samples[m]))
                 model.project(m, model.encode(m, meta_input(job, m, rows), job.stage.depth))
         held = [torch.empty((count, width), device="meta") for count in samples.values()]
         for m in own:
