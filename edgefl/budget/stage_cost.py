@@ -150,7 +150,7 @@ class Priced(NamedTuple):
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
     them): of all training steps of the round.
-    ``libraries``: memory of a step on a CPU that is no tensor.
+    ``libraries``: memory of a step on a CPU that is no tensor; ``personal_flops``: of what the first round lacks.
     """
 
     peak: int
@@ -162,6 +162,7 @@ class Priced(NamedTuple):
     step_flops: float = 0.0
     operations: float = 0.0
     libraries: int = 0
+    personal_flops: float = 0.0
 
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
@@ -204,12 +205,13 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
-        filling_peak_bytes=priced.cache_fill_peak,
+        filling_peak_bytes=priced.cache_fill_peak + libraries if priced.cache_fill_peak else 0,
         disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + retained + stored_bytes(job, samples),
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         modules_bytes=modules_bytes(job.model),
         step_flops=priced.step_flops,
+        personal_flops=priced.personal_flops,
         operations=priced.operations,
     )
     return cost if job.model.declared else timed(cost, candidate)

@@ -41,8 +41,8 @@ def embeddings(
 ) -> np.ndarray:
     """[N, d], f32: ``modality`` encoded through ``depth`` stages and projected; rows that lack it hold zeros.
 
-    ``head``: another one than the model's own; ``wanted`` [N] bool: the other rows hold zeros, too; ``together``: samples
-    encoded at once. Everything ends in the mode (training or evaluation) it had.
+    ``head``: another one than the model's own; ``wanted`` [N] bool: the other rows hold zeros, too; ``together``:
+    samples encoded at once. Everything ends in the mode (training or evaluation) it had.
     """
     project = partial(model.project, modality) if head is None else head
     head = model.part(f"head/{modality}") if head is None else head

@@ -179,7 +179,9 @@ def test_a_round_with_hold_out_imports_no_masked_arrays():
         "found = train_round(job(), dataset(), parts_of(made), LocalState(dataset(12, {'b': [0, 2]}))).metrics\n"
         "assert 'received_macro_f1' in found and 'numpy.ma' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
 
 @pytest.mark.slow
