@@ -141,7 +141,7 @@ def run_values(rng: np.random.Generator, seed: int, size: Size) -> tuple[dict[st
         "slots": slots,
         "model": model,
         "training": training,
-        "transfer": {"up": str(rng.choice(["f32", *PACKINGS])), "down": str(rng.choice(["f32", "f32", *PACKINGS]))},
+        "transfer": _transfer(rng),
         "round": {"devices": devices, "join_s": 60, "deadline_s": 240, "quorum": 0.1},
         "evaluate": "stage",
         "fleet": [{"name": f"d{i}"} for i in range(devices)],
@@ -155,6 +155,12 @@ def run_values(rng: np.random.Generator, seed: int, size: Size) -> tuple[dict[st
     vocabulary = {m: one.get("vocabulary", 2) for m, one in encoders.items()}
     data = (samples(rng, rows, shapes, kind_of, vocabulary, form), samples(rng, 12, shapes, kind_of, vocabulary, form))
     return values, data
+
+
+def _transfer(rng: np.random.Generator) -> dict[str, str]:
+    """Packings both ways, of half the runs none."""
+    ways = {way: str(rng.choice(["f32", *PACKINGS])) for way in ("up", "down")}
+    return ways if rng.random() < 0.5 else dict.fromkeys(ways, "f32")
 
 
 def _missing(rng: np.random.Generator, devices: int) -> dict[str, Any]:

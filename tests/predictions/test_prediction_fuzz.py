@@ -1,4 +1,4 @@
-"""Random run files: FLOPs and bytes as predicted, and no accepted round beyond its budget; memory in the nightly tests."""
+"""Random run files: FLOPs and bytes as predicted, no accepted round beyond its budget; memory in the nightly tests."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def check(every: list[Outcome]) -> None:
     assert share(plain, "bytes sent") >= 0.9
 
 
+@pytest.mark.timeout(600)
 def test_twenty_random_runs_cost_what_was_predicted(tmp_path):
     every = [outcome(seed, tmp_path / str(seed), size=SMALL, alone=False) for seed in SEEDS]
     assert sum(bool(list(one.trained())) for one in every) >= 18  # the others were refused
     check(every)
-    assert "of 20 random runs" in page(every).lower()
-    assert summary(every)
+    assert "Of 20 random runs **0 accepted rounds exceeded a budget**" in page(every)
+    assert summary(every).startswith("| figure")
 
 
 @pytest.mark.slow
