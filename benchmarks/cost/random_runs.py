@@ -228,7 +228,8 @@ def samples(
     }
     for m in (m for m, kind in kinds.items() if kind == "table"):
         values[m][..., 1] = 1.0
-    labels, names, targets, sets = None, (), None, None
+    labels, targets, sets = None, None, None
+    names: tuple[str, ...] = ()
     if form == "classes":
         labels, names = np.arange(rows) % 5, tuple("abcde")
     elif form == "sets":
