@@ -25,6 +25,7 @@ from edgefl.pricing.overhead import Share
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import method
+from edgefl.report import units
 from edgefl.training.batches import split
 from edgefl.training.local_round import LocalState, RoundResult, train_round
 
@@ -248,6 +249,7 @@ def test_a_data_set_counts_its_patterns_where_a_sample_lacks_a_modality():
     data = Dataset(values, has, None, (), list("wxyz"))
     assert data.samples() == {"": 4, "a": 3, "b": 3, "&a&b": 2}
     assert patterns_of(data.samples(), "ab") == {("a", "b"): 2, ("a",): 1, ("b",): 1}
+    assert units.samples(data.samples()) == "4 (a 3, b 3)"
     whole = Dataset(values, dict.fromkeys(has, np.ones(4, np.bool_)), None, (), list("wxyz"))
     assert whole.samples() == {"": 4, "a": 4, "b": 4}
 
