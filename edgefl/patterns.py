@@ -2,14 +2,18 @@
 
 The counts of a, b and of all samples do not say how many have both. Where some sample lacks a modality, "&a&b" -> how
 many have exactly these two. Samples with one modality are what the others leave of its count.
+No numpy: supervisors import this.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _MARK = "&"
 #: Modalities of a device from which on patterns are not counted: there would be 57 of two and more.
@@ -27,12 +31,12 @@ def pattern_counts(present: Mapping[str, npt.NDArray[np.bool_]]) -> dict[str, in
     names = list(present)
     if not 1 < len(names) < MOST or all(flags.all() for flags in present.values()):
         return {}
-    codes = sum((flags.astype(np.int64) << i for i, flags in enumerate(present.values())), np.int64(0))
+    counts = Counter(zip(*(flags.tolist() for flags in present.values()), strict=True))
     found = {}
-    for code, count in enumerate(np.bincount(codes)):
-        own = [name for i, name in enumerate(names) if code >> i & 1]
-        if count and len(own) > 1:
-            found["".join(f"{_MARK}{name}" for name in own)] = int(count)
+    for pattern, count in sorted(counts.items()):
+        own = [name for name, here in zip(names, pattern, strict=True) if here]
+        if len(own) > 1:
+            found["".join(f"{_MARK}{name}" for name in own)] = count
     return found
 
 
