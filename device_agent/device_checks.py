@@ -24,9 +24,9 @@ from msgspec.structs import replace
 from device_agent import library_checks
 from edgefl.errors import BrokerError, EdgeFLError, StoreError
 from edgefl.findings import Check, found, of_error, well
-from edgefl.label_spaces import is_samples_key
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
+from edgefl.records import is_modality
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.process_memory import Ceiling, resident_bytes
 from edgefl.resources.sensors import EnergyProbe, temperature
@@ -226,7 +226,7 @@ def local_data(source: str) -> Check:
         return of_error(error, "data-unusable")
     except OSError as error:
         return found("data-unusable", f"{source}: {error.strerror}")
-    parts = ", ".join(f"{name} {count}" for name, count in data.samples().items() if name and not is_samples_key(name))
+    parts = ", ".join(f"{name} {count}" for name, count in data.samples().items() if is_modality(name))
     detail = f"{len(data)} samples ({parts})"
     if data.labels is None or not (data.labels >= 0).any():
         return found("data-unlabelled", f"{detail}, none has a label")

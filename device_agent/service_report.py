@@ -15,7 +15,7 @@ from device_agent.runtime.service_status import WRITE_S, Status, read_status
 from device_agent.runtime.store import Owner, owner_of
 from device_agent.service_steps import Place, booted
 from edgefl.errors import IdentityError
-from edgefl.label_spaces import is_samples_key
+from edgefl.records import is_modality
 from edgefl.storage.disk import is_held, store_errors
 
 _PACKAGES = ("torch", "onnxruntime-gpu", "onnxruntime")
@@ -97,7 +97,7 @@ def lines(report: Report, now: float) -> list[tuple[str, str]]:
     else:
         link = f"{'connected' if seen.connected else 'away'} since {_when(seen.since, now)}"
         samples = ", ".join(
-            f"{name or 'all'} {count}" for name, count in seen.samples.items() if not is_samples_key(name)
+            f"{name or 'all'} {count}" for name, count in seen.samples.items() if not name or is_modality(name)
         )
         found += [
             ("as noted", _when(seen.at, now)),

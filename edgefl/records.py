@@ -233,6 +233,7 @@ class Cost(msgspec.Struct, frozen=True):
     layers_up_bytes: int = 0  # up in such a round, at most
     step_flops: float = 0.0  # of the round's training steps alone; 0: all of them
     operations: float = 0.0  # of the round's training steps, forward and backward
+    personal_flops: float = 0.0  # of the round, from the device's second one on: its personal model is judged
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
     memory: dict[str, int] = {}  # components of the step's peak, before factors learned of the device
     staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch

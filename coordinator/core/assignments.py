@@ -102,7 +102,9 @@ def expected(
         found = placement.predicted_first
     if "payload_down_bytes" not in found or "payload_up_bytes" not in found:
         return found
-    sizes: dict[str, int] = {}
+    sizes: dict[str, float] = {}
+    if arrival == "joining" and cost.personal_flops and (flops := found["flops"].value) is not None:
+        sizes["flops"] = flops - cost.personal_flops * placement.factors.get("flops", 1.0)
     if arrival != "staying":
         sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes
         if attempt.round == 1 and not any(rounds[: attempt.stage - 1]):  # there are no prototypes yet

@@ -9,6 +9,7 @@ import msgspec
 from coordinator.core.moves import Fail, Plan, Planned, SendDrain, SendWelcome, Steps
 from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
+from edgefl.patterns import is_pattern_key
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.preparation import preparation_of
 from edgefl.plan.privacy import is_private
@@ -57,7 +58,7 @@ def introduce(steps: Steps, hello: Hello, generation: int = 1) -> None:
         budget = msgspec.to_builtins(hello.budget)
         steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})
     claimed = device.claim.samples
-    if any(count > claimed.get(modality, 0) for modality, count in hello.samples.items()):
+    if any(count > claimed.get(key, 0) for key, count in hello.samples.items() if not is_pattern_key(key)):
         now, first = hello.samples.get("", 0), claimed.get("", 0)
         steps.warn_once(name, "claim", f"it now says it has {now} samples; in this run the first {first} count")
     if hello.session != was.hello.session and hello.session == was.previous_session:

@@ -27,7 +27,7 @@ from edgefl.budget.stage_cost import (
     first_figures,
     largest_layer,
 )
-from edgefl.label_spaces import is_samples_key, keyed_spaces, samples_key, spaces_in
+from edgefl.label_spaces import keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
 from edgefl.plan.job import LEAST_BYTES_ON_DISK, Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.packed_sizes import Layout
@@ -42,7 +42,19 @@ from edgefl.plan.training_samples import (
     unlabelled,
     usable_samples,
 )
-from edgefl.records import GPU, GPU_MEMORY, HOST, LAYER, METHOD, Budget, Capabilities, Cost, Refusal, has_card
+from edgefl.records import (
+    GPU,
+    GPU_MEMORY,
+    HOST,
+    LAYER,
+    METHOD,
+    Budget,
+    Capabilities,
+    Cost,
+    Refusal,
+    has_card,
+    is_modality,
+)
 from edgefl.registry import chosen
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
@@ -276,7 +288,7 @@ def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
     if not any(candidate.samples.get(modality) for modality in model.encoders):
-        own = ", ".join(m for m in candidate.samples if m and not is_samples_key(m)) or "no modality"
+        own = ", ".join(filter(is_modality, candidate.samples)) or "no modality"
         return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
     unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
     labelled = None if unknown else sum(candidate.class_counts)

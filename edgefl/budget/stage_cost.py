@@ -146,7 +146,8 @@ class Priced(NamedTuple):
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
     them): of all training steps of the round.
-    ``libraries``: memory of a step on a CPU that is no tensor. ``in_files``: bytes of weights that lie on disk.
+    ``libraries``: memory of a step on a CPU that is no tensor; ``personal_flops``: of what the first round lacks;
+    ``in_files``: bytes of weights that lie on disk.
     """
 
     peak: int
@@ -158,6 +159,7 @@ class Priced(NamedTuple):
     step_flops: float = 0.0
     operations: float = 0.0
     libraries: int = 0
+    personal_flops: float = 0.0
     in_files: int = 0
 
 
@@ -204,12 +206,13 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
-        filling_peak_bytes=priced.cache_fill_peak,
+        filling_peak_bytes=priced.cache_fill_peak + libraries if priced.cache_fill_peak else 0,
         disk_bytes=once + _packed_on_disk(job, traffic) + retained + stored_bytes(job, samples) + priced.in_files,
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         modules_bytes=modules_bytes(job.model),
         step_flops=priced.step_flops,
+        personal_flops=priced.personal_flops,
         operations=priced.operations,
     )
     return cost if job.model.declared else timed(cost, candidate)

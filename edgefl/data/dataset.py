@@ -25,6 +25,7 @@ from edgefl.data.levels import Targets, levels_in, nearest_level
 from edgefl.data.values import as_cells, as_values
 from edgefl.errors import DataError, Problem
 from edgefl.label_spaces import samples_key, space_of, spaces_in, words_of
+from edgefl.patterns import pattern_counts
 from edgefl.records import MODALITY_RULE, is_modality
 
 Flags = npt.NDArray[np.bool_]
@@ -95,12 +96,14 @@ class Dataset:
     def samples(self) -> dict[str, int]:
         """Modality -> samples that have it; "" -> all samples (as a device says it in its hello).
 
-        Where labels are of sets of their own, also ``label_spaces.samples_key`` -> samples with a label of that set.
+        Where a sample lacks a modality, also by pattern (``edgefl.patterns``); where labels are of sets of their own,
+        ``label_spaces.samples_key`` -> samples with a label of that set.
         """
         counts, spaces = self.class_counts(), spaces_in(self.label_names)
         labelled = {samples_key(space): sum(counts[c] for c in places) for space, places in spaces.items()}
         there = {key: count for key, count in labelled.items() if count}
-        return {"": len(self)} | {m: int(self.present[m].sum()) for m in self.signature()} | there
+        present = {m: self.present[m] for m in self.signature()}
+        return {"": len(self)} | {m: int(flags.sum()) for m, flags in present.items()} | pattern_counts(present) | there
 
     def has(self, modality: str) -> Flags:
         """[N] bool: which samples have this modality; none, when the data set does not know it."""
@@ -163,7 +166,9 @@ class Dataset:
             return replace(self, label_names=tuple(names))
         number = places_of(names)
         places = [number.get(class_name(name), -1) for name in self.label_names]
-        used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0]) if places[i] < 0]
+        used = [
+            self.label_names[i] for i in np.flatnonzero(np.bincount(self.labels[self.labels >= 0])) if places[i] < 0
+        ]
         spaces = spaces_in(names)
         unknown = [name for name in used if not spaces or space_of(name) in {"", *spaces}]
         if unknown:

@@ -15,6 +15,7 @@ import msgspec
 from edgefl.encoder_kinds import kind_of
 from edgefl.models.check import state_shape
 from edgefl.models.spec import EncoderSpec, fuses_tokens, is_lora, is_task, shares_attention, with_lora
+from edgefl.patterns import Pattern, is_pattern_key, patterns_of
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
 from edgefl.records import Refusal
 from edgefl.registry import chosen
@@ -39,13 +40,20 @@ def usable_samples(
 
     ``labelled``: how many have a label; None: all.
     """
-    counts = sorted((samples.get(m, 0) for m in modalities), reverse=True)
-    some = min(samples.get("", 0), sum(counts))
-    paired = counts[1] if len(counts) > 1 else 0
-    if chosen("missing", slots.missing)[0].method.complete_only:
-        some = paired = min(counts, default=0)
+    usable = usable_patterns(slots, samples, modalities)
+    some = sum(usable.values())
+    paired = sum(count for pattern, count in usable.items() if len(pattern) > 1)
     known = some if labelled is None else min(some, labelled)
     return max(known if needs_labels(slots) else 0, paired if needs_pairs(slots) else 0)
+
+
+def usable_patterns(slots: Slots, samples: Mapping[str, int], modalities: Sequence[str]) -> dict[Pattern, int]:
+    """Pattern (exact modalities) -> samples that the objective's terms use, labelled or not."""
+    least = 1 if needs_labels(slots) else 2
+    if chosen("missing", slots.missing)[0].method.complete_only:
+        least = len(modalities)
+    found = patterns_of(samples, modalities)
+    return {pattern: count for pattern, count in found.items() if len(pattern) >= least}
 
 
 def unlabelled(slots: Slots, samples: int, labelled: int) -> Refusal | None:
@@ -65,7 +73,8 @@ def after_completion(slots: Slots, samples: Mapping[str, int], encoders: Mapping
     missing = chosen("missing", slots.missing)[0]
     if missing.method.completed_counts is None:
         return dict(samples)
-    found: dict[str, int] = missing.bind(missing.method.completed_counts)(samples, encoders)
+    counts = {key: count for key, count in samples.items() if not is_pattern_key(key)}
+    found: dict[str, int] = missing.bind(missing.method.completed_counts)(counts, encoders)
     return found
 
 
@@ -163,9 +172,14 @@ def built_parts(job: Job) -> tuple[str, ...]:
     return tuple(part for part in job.stage.present if part not in gone)
 
 
+def rows_of_step(job: Job) -> int:
+    """Samples encoded at once in a training step, and at most in any other pass of its device."""
+    return job.hyper.micro_batch or job.hyper.batch_size
+
+
 def together_in(job: Job) -> int:
     """Samples in one forward pass of a frozen part: no more than in a training step."""
-    return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
+    return min(TOGETHER, rows_of_step(job))
 
 
 def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:

@@ -19,6 +19,7 @@ from edgefl.data.dataset import Dataset, Encoded
 from edgefl.methods.pmcmfl.matcher_networks import MatcherSettings, classifier_loss, prior_losses
 from edgefl.models.spec import PROTOTYPES, answered
 from edgefl.models.staged import StagedModel, build
+from edgefl.patterns import Pattern
 from edgefl.plan.choice_of_k import candidates
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing
@@ -31,7 +32,6 @@ from edgefl.training.flop_cache import kind_of_step, metered
 from edgefl.training.forward import Auxiliary, local_tables, pseudo_labels_of
 from edgefl.training.local_evaluation import local_evaluation, subsets
 
-Pattern = tuple[str, ...]
 #: What a round does with samples outside its steps.
 Function = Callable[[Job, StagedModel, Dataset], object]
 #: A small network's loss of its input and what it is to become.
@@ -62,21 +62,6 @@ class Share(NamedTuple):
         return sum(part for pattern, part in self.patterns.items() if set(modalities) <= set(pattern))
 
 
-def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
-    """Pattern (exact modalities) -> share of the samples; ``shares[m]``: share with modality m.
-
-    Exact for two modalities, since every sample has one; of more, the rarer are assumed to lie within the others.
-    """
-    if len(shares) == 2:
-        (a, of_a), (b, of_b) = shares.items()
-        found = {(a, b): of_a + of_b - 1, (a,): 1 - of_b, (b,): 1 - of_a}
-    else:
-        order = sorted(shares, key=lambda m: -shares[m])
-        rest = [*(shares[m] for m in order[1:]), 0.0]
-        found = {tuple(m for m in shares if m in order[: k + 1]): shares[order[k]] - rest[k] for k in range(len(order))}
-    return {pattern: part for pattern, part in found.items() if part > 0}
-
-
 class Overhead:
     """FLOPs of a round outside its steps, traced on the meta device and cached."""
 
@@ -104,20 +89,28 @@ class Overhead:
         count = share.own if needs_labels(job.slots) else share.trained
         return flops + count * (self._mean(job, share.patterns, _cluster) + self._mean(job, share.patterns, _tables))
 
+    def personal(self, job: Job, share: Share) -> float:
+        """FLOPs of evaluating the personal model, which a device has from its second round on."""
+        if is_closing(job.stage) or not _personal(job) or not share.holdout:
+            return 0.0
+        return share.holdout * self._mean(job, share.tried, _evaluate) + self._pass(job, share)
+
     def _statistics(self, job: Job, share: Share) -> float:
         """FLOPs of taking batch statistics of the received model, the personal one and teachers: a pass each."""
-        if not job.slots.statistics:
-            return 0.0
         personal = _personal(job) and share.holdout > 0
         teachers = any("teacher" in term.method.auxiliaries for term in chosen("objective", job.slots.objective))
-        passes = 1 + personal + teachers
+        return (1 + personal + teachers) * self._pass(job, share)
+
+    def _pass(self, job: Job, share: Share) -> float:
+        if not job.slots.statistics:
+            return 0.0
         flops = 0.0
         for m in job.model.encoders:
             count = round(share.trained * share.having(m))
             if count >= LEAST:
                 having = {pattern: part / share.having(m) for pattern, part in share.patterns.items() if m in pattern}
                 flops += min(MOST, count) * self._mean(job, having, _statistics_of(m))
-        return passes * flops
+        return flops
 
     def _mean(self, job: Job, patterns: Mapping[Pattern, float], function: Function) -> float:
         """Mean FLOPs of ``function`` by sample over ``patterns`` (pattern -> share)."""

@@ -18,21 +18,24 @@ from edgefl.models.check import state_shape
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import encoder_parts, with_lora
 from edgefl.models.staged import StagedModel, build
+from edgefl.patterns import Pattern
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing
 from edgefl.plan.training_samples import (
     after_completion,
     built_parts,
     clusters_apart,
-    complete_only,
     held_out,
     prefixes,
+    rows_of_step,
     together_in,
+    usable_patterns,
     usable_samples,
     with_cache,
 )
-from edgefl.pricing.overhead import Overhead, Share, patterns_of, zero_prototypes
+from edgefl.pricing.overhead import Overhead, Share, zero_prototypes
 from edgefl.registry import chosen
+from edgefl.resources.process_memory import MAPPED_BYTES, MAPPED_BYTES_IN_PIECES
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
@@ -43,14 +46,15 @@ from edgefl.training.optimizers import TOGETHER_BYTES, may_update_in_backward, o
 from edgefl.training.prefix_cache import through_part
 from edgefl.training.step import FusedAttention, make_optimizer, place_weights, prepare, run_backward, run_forward
 
-#: Memory of a round on a CPU beside tensors: kernels that libraries make for new shapes, Python's objects, what
-#: allocators keep. Measured with torch 2.13 on x86-64, four devices: 4.6 to 5.4 MiB above the live tensors in a
-#: trainer's first round, 2.2 to 2.9 in the second; in models of hundreds of MiB 1 to 2 %.
-LIBRARIES_BYTES = 7 * 2**19
-#: More where patches are convolutions, whose kernels oneDNN makes with the first batch: 7.9 MiB for one of 16 x 16
-#: pixels, 10.4 for the four of the conv encoder on 8 x 8 pixels. With MiniLM and a ViT of 192 beside each other, a
-#: round measured 1.18 of the price without it, 1.09 with 8 MiB.
-CONVOLUTION_BYTES = 10 * 2**20
+#: Memory of a trainer's first round on a CPU beside tensors: code of libraries that is touched, kernels that they make
+#: for new shapes, Python's objects. The three figures here are a fit over 40 random models (decision 0095, torch 2.13
+#: on x86-64), whose first rounds are off it by 2.5 MiB (one standard deviation).
+LIBRARIES_BYTES = 2**22
+#: More where patches are convolutions, whose kernels oneDNN makes with the first batch.
+CONVOLUTION_BYTES = 7 * 2**20
+#: Holes in the heap, as a share of the most that a step takes from it: tensors below the size from which the allocator
+#: maps a block by itself. Large models have few of these.
+HEAP_HOLES = 0.55
 
 
 class Pricer:
@@ -79,15 +83,15 @@ class Pricer:
         trained = total - round(holdout * min(1.0, total / max(1, judged)))
         steps = trained // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
-        share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
+        patterns = _shares(usable_patterns(job.slots, samples, modalities))
+        share = {m: sum(part for pattern, part in patterns.items() if m in pattern) for m in own}
         step = 0.0
         if not is_closing(job.stage):
             self._trace(job, dict.fromkeys(own, size))
             step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
-        seen = {m: min(1.0, raw.get(m, 0) / max(1, judged)) for m in own}
-        overhead = self._overhead(
-            job, Share(samples.get("", 0), trained, holdout, patterns_of(share), patterns_of(seen))
-        )
+        tried = _shares(usable_patterns(whole, raw, modalities))
+        given = Share(samples.get("", 0), trained, holdout, patterns, tried)
+        overhead = self._overhead(job, given)
         if is_closing(job.stage):
             held = price_closing(job, {m: round(samples.get("", 0) * share[m]) for m in own})
             return held._replace(flops=overhead, sample_flops=overhead / max(1, samples.get("", 0)))
@@ -107,7 +111,8 @@ class Pricer:
             step / size,
             steps * step,
             steps * largest.operations,
-            self._libraries(job, own),
+            self._libraries(job, own) + largest.libraries,
+            self._overhead.personal(job, given),
             largest.in_files,
         )
 
@@ -148,6 +153,11 @@ def process_pricer() -> Pricer:
     return Pricer()
 
 
+def _shares(patterns: Mapping[Pattern, int]) -> dict[Pattern, float]:
+    total = sum(patterns.values())
+    return {pattern: count / total for pattern, count in patterns.items()}
+
+
 def _kind_of_peak(job: Job) -> tuple[object, ...]:
     """Cache key of a step's peak memory, besides the batch's shape."""
     hyper = job.hyper
@@ -156,13 +166,17 @@ def _kind_of_peak(job: Job) -> tuple[object, ...]:
     return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job), on_disk
 
 
+def _mapped_bytes(job: Job) -> int:
+    return MAPPED_BYTES_IN_PIECES if job.hyper.micro_batch else MAPPED_BYTES
+
+
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
     """(peak live bytes, FLOPs by row) of taking samples through a frozen part, as many at a time as ``PrefixCache``.
 
     ``depth``: encoder stages done after the part.
     """
     encoder, rows = job.model.encoders[modality], together_in(job)
-    with LiveBytes() as live, FusedAttention(), torch.no_grad():
+    with LiveBytes(_mapped_bytes(job)) as live, FusedAttention(), torch.no_grad():
         model = build(job.model, with_lora(job.model, part), device="meta").eval()
         shown = meta_input(with_cache(job, ""), modality, rows)
         with FlopCounter() as counter:
@@ -173,7 +187,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
             state = through_part(model, modality, depth, shown)
         del shown, state
-    return live.peak, counter.flops / rows
+    return live.peak + round(HEAP_HOLES * live.heap_peak), counter.flops / rows
 
 
 def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
@@ -182,7 +196,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
     Updates after the backward pass are not traced: they are many and cost no FLOPs by this count. What they hold is
     there: the optimiser's state from the first step on, and the one temporary.
     """
-    with LiveBytes() as live, FusedAttention():
+    with LiveBytes(_mapped_bytes(job)) as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
         in_files = place_weights(job, model)
@@ -200,7 +214,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
         if repair.method.observe is not None:
             state = [torch.empty_like(p) for p in repair.bind(repair.method.observe)(job, model).copied]
         kept = live.live - before
-        begun = live.operations
+        begun, lasting = live.operations, live.heap
+        live.heap_peak = lasting
         with FlopCounter() as counter:
             in_backward = optimizer_in_backward(job, optimizer, model)
             done = run_forward(model, job, batch, auxiliary)
@@ -214,7 +229,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
     found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
     peak = live.peak - in_files
     memory = {**found, "activations": peak - sum(found.values())}
-    return Priced(peak, float(flops), memory=memory, operations=float(operations), in_files=in_files)
+    holes = round(HEAP_HOLES * (live.heap_peak - lasting))
+    return Priced(peak, float(flops), memory=memory, operations=float(operations), libraries=holes, in_files=in_files)
 
 
 def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
@@ -229,7 +245,7 @@ def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
         weights = live.live
         with torch.no_grad():
             for m in own:
-                rows = max(1, min(BATCH, samples[m]))
+                rows = max(1, min(BATCH, rows_of_step(job), samples[m]))
                 model.project(m, model.encode(m, meta_input(job, m, rows), job.stage.depth))
         held = [torch.empty((count, width), device="meta") for count in samples.values()]
         for m in own:

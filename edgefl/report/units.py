@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from edgefl.patterns import is_pattern_key
+
 MIB = 2**20
 GIGA = 1e9
 #: Units of things that are counted: without decimals.
@@ -133,7 +135,7 @@ def metric_words(metric: str) -> str:
 
 def samples(counts: Mapping[str, int], noun: str = "") -> str:
     """{"": 40, "acc": 40, "gyro": 31} -> "40 (acc 40, gyro 31)"; ``noun`` follows the whole."""
-    parts = ", ".join(f"{name} {number:,}" for name, number in counts.items() if name)
+    parts = ", ".join(f"{name} {number:,}" for name, number in counts.items() if name and not is_pattern_key(name))
     whole = f"{counts[''] if '' in counts else max(counts.values(), default=0):,}{noun}"
     return f"{whole} ({parts})" if parts else whole
 

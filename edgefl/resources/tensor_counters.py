@@ -71,9 +71,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted.
 
     ``operations``: how many ran inside. ``noted``: what ``note``, as it was set then, said at that moment.
+    ``heap``, ``heap_peak``: the same of storages below ``mapped_bytes``, which an allocator takes from its heap; the
+    latter may be set back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mapped_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the same
         _without_compiler(type(self))
         self.live = 0
@@ -81,6 +83,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.note: Callable[[], int] = lambda: 0
         self.noted = 0
         self.operations = 0
+        self.heap = self.heap_peak = 0
+        self._mapped = mapped_bytes
         self._seen: set[int] = set()
 
     def __torch_dispatch__(
@@ -103,11 +107,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.live += size
         if self.live > self.peak:
             self.peak, self.noted = self.live, self.note()
+        if size < self._mapped:
+            self.heap += size
+            self.heap_peak = max(self.heap_peak, self.heap)
         weakref.finalize(storage, self._free, key, size)
 
     def _free(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.live -= size
+        self.heap -= size if size < self._mapped else 0
 
 
 def _identity(tensor: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from edgefl.models.parts import loaded, part_tensors
 from edgefl.models.spec import ModelSpec, shares_attention
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job, Stage
-from edgefl.plan.training_samples import LEAST, MOST
+from edgefl.plan.training_samples import LEAST, MOST, rows_of_step
 from edgefl.training.batches import ShapeKey, input_of, make_batch
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
@@ -37,19 +37,19 @@ def embeddings(
     depth: int,
     head: nn.Module | None = None,
     wanted: np.ndarray | None = None,
+    together: int = BATCH,
 ) -> np.ndarray:
     """[N, d], f32: ``modality`` encoded through ``depth`` stages and projected; rows that lack it hold zeros.
 
-    ``head``: another one than the model's own; ``wanted`` [N] bool: the other rows hold zeros, too. Everything ends in
-    the mode (training or evaluation) it had.
+    ``head``: another one than the model's own; ``wanted`` [N] bool: the other rows hold zeros, too; ``together``:
+    samples encoded at once. Everything ends in the mode (training or evaluation) it had.
     """
     project = partial(model.project, modality) if head is None else head
     head = model.part(f"head/{modality}") if head is None else head
     out = np.zeros((len(dataset), model.spec.head.out), np.float32)
     rows = np.flatnonzero(dataset.has(modality) if wanted is None else dataset.has(modality) & wanted)
     with evaluation_mode(model, head), torch.no_grad():
-        for start in range(0, len(rows), BATCH):
-            index = rows[start : start + BATCH]
+        for index in _pieces(rows, together):
             x = input_of(dataset, modality, index, device_of(model))
             out[index] = to_numpy(project(model.encode(modality, x, depth)))
     return out
@@ -93,10 +93,11 @@ def projections_of(
     """``embeddings`` of each modality this device has; ``heads``: by modality, in place of the model's own."""
     own, given = own_modalities(job, dataset), heads or {}
     has = {m: dataset.has(m) if wanted is None else dataset.has(m) & wanted for m in own}
+    depth, together = job.stage.depth, min(BATCH, rows_of_step(job))
     return counted(
         b"alone" + kind_of_step(job, with_tables=False),
         tuple((m, int(rows.sum())) for m, rows in has.items()),
-        lambda: {m: embeddings(model, m, dataset, job.stage.depth, given.get(m), wanted) for m in own},
+        lambda: {m: embeddings(model, m, dataset, depth, given.get(m), wanted, together) for m in own},
         linear="rows",
     )
 
@@ -116,7 +117,7 @@ def take_local_statistics(
         rows = chosen_rows(dataset, m, usable)
         if batch_norms(head) and len(rows) >= LEAST:
             kind = b"statistics" + m.encode() + kind_of_step(job, with_tables=False)
-            pieces = _pieces(rows, job.hyper.micro_batch or job.hyper.batch_size)
+            pieces = _pieces(rows, rows_of_step(job))
             work = partial(_take, model, m, head, dataset, pieces, job.stage.depth)
             counted(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
 

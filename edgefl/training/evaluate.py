@@ -65,7 +65,8 @@ class Criteria:
     ``prototypes``: also with the prototype mask, matched by ``matcher`` (``networks``: those a trained one needs).
     ``mask``: the stand-in a device's own judgement uses; None: the role's default. ``statistics``: those of batch norm
     are first taken on the inputs of the test set. ``candidates``: values of the matcher's k that a device's own
-    judgement compares. ``missing``: the recipe's slot, for the options of its stand-in.
+    judgement compares. ``missing``: the recipe's slot, for the options of its stand-in. ``together``: samples encoded
+    at once.
     """
 
     tasks: frozenset[str] | None = None
@@ -76,6 +77,7 @@ class Criteria:
     statistics: bool = False
     candidates: tuple[int, ...] = ()
     missing: Slot = field(default_factory=dict)
+    together: int = BATCH
 
     def of(self, model: ModelSpec) -> frozenset[str]:
         """Tasks to evaluate a model by: ``tasks``, or the model's default.
@@ -115,7 +117,8 @@ class _Judged:
 
         ``oracle``: the mask knows the labels.
         """
-        parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+        together = self.criteria.together
+        parts = [rows[start : start + together] for start in range(0, len(rows), together)]
         with torch.no_grad():
             return np.concatenate([self._batch(available, part, mask, oracle) for part in parts])
 
@@ -219,7 +222,7 @@ def _judged(
 ) -> _Judged:
     names = tuple(m for m in modalities if data.has(m).any())
     needed = "retrieval" in criteria.of(model.spec) or not encodes_together(model.spec)
-    alone = {m: embeddings(model, m, data, depth) for m in names} if needed else {}
+    alone = {m: embeddings(model, m, data, depth, together=criteria.together) for m in names} if needed else {}
     return _Judged(model, data, names, depth, alone, in_torch(tables, device_of(model)), criteria)
 
 
@@ -265,7 +268,8 @@ def _as_they_are(judged: _Judged, labels: np.ndarray, mask: str) -> dict[str, fl
     if not usable.any():
         return {}
     logits = np.zeros((len(labels), judged.model.spec.classes), np.float32)
-    for pattern in np.unique(has[usable], axis=0):  # samples that have the same are filled in together
+    # Samples that have the same are filled in together. A plain np.unique imports numpy.ma: 10 MiB.
+    for pattern in sorted(set(map(tuple, has[usable].tolist()))):
         rows = np.flatnonzero(usable & (has == pattern).all(axis=1))
         logits[rows] = judged.logits([m for m, there in zip(names, pattern, strict=True) if there], rows, mask)
     return _scores(logits[usable], judged.data, np.flatnonzero(usable))

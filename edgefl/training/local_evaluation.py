@@ -13,9 +13,10 @@ from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
-from edgefl.plan.training_samples import needs_pairs
+from edgefl.plan.training_samples import needs_pairs, rows_of_step
 from edgefl.prototypes.table import from_tensors
 from edgefl.registry import chosen
+from edgefl.training.embeddings import BATCH
 from edgefl.training.evaluate import Criteria, Tensors, judge
 from edgefl.training.exchanged_layers import by_part
 from edgefl.training.fill import at_inference, matcher_of
@@ -107,7 +108,8 @@ def local_evaluation(
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
     mask = at_inference(job.slots.missing, job.model, tables)
     matcher = matcher_of(job.slots, {}, job.k)
-    criteria = Criteria(tasks, mask=mask, matcher=matcher, candidates=candidates, missing=job.slots.missing)
+    together, missing = min(BATCH, rows_of_step(job)), job.slots.missing
+    criteria = Criteria(tasks, mask=mask, matcher=matcher, candidates=candidates, missing=missing, together=together)
     compared = (f"k={k}" for k in candidates)
     kind = "+".join(("evaluation", *sorted(tasks), *compared)).encode() + kind_of_step(job, with_tables=bool(tables))
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())

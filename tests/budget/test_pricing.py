@@ -21,10 +21,11 @@ from training_fixture import (
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
+from edgefl.patterns import patterns_of
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.stages import restrict, shallower
-from edgefl.pricing.overhead import Overhead, Share, patterns_of
-from edgefl.pricing.round_price import CONVOLUTION_BYTES, LIBRARIES_BYTES, Pricer, price_step
+from edgefl.pricing.overhead import Overhead, Share
+from edgefl.pricing.round_price import CONVOLUTION_BYTES, HEAP_HOLES, LIBRARIES_BYTES, Pricer, price_step
 from edgefl.prototypes.mask import Table
 from edgefl.registry import method, methods
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
@@ -206,7 +207,8 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
     assert len(traced) == 4  # complete; then one incomplete and one more a modality
     for (a, b), (peak, flops, *_) in zip(shares, found, strict=True):
         step = price_step(made, {"a": a // 5, "b": b // 5})[1]
-        after = Overhead()(made, Share(100, 100, 0, patterns_of({"a": a / 100, "b": b / 100}), {}))
+        patterns = {p: n / 100 for p, n in patterns_of({"": 100, "a": a, "b": b}, "ab").items()}
+        after = Overhead()(made, Share(100, 100, 0, patterns, {}))
         assert flops == 5 * step + after
         assert peak == found[0][0]
     after = found[0][1] - 5 * price_step(made, {"a": 20, "b": 20})[1]
@@ -242,6 +244,23 @@ def test_patches_that_are_convolved_cost_the_kernels_of_convolutions():
     mixed = ModelSpec({"a": model_spec().encoders["a"], "b": picture}, 3, HeadSpec(12, 6), 10, 3, tuple("xyz"))
     made, pricer = job(mixed, stages_of(mixed, "end_to_end")[0]), Pricer()
     samples = dict.fromkeys(("", "a", "b"), 12)
-    assert pricer(made, samples).libraries == LIBRARIES_BYTES + CONVOLUTION_BYTES
-    without = restrict(made.stage, ["a"])  # as a device has it that has no pictures
-    assert pricer(replace(made, stage=without), {"": 12, "a": 12}).libraries == LIBRARIES_BYTES
+    holes = price_step(made, {"a": 6, "b": 6}).libraries
+    assert pricer(made, samples).libraries == LIBRARIES_BYTES + CONVOLUTION_BYTES + holes
+    without = replace(made, stage=restrict(made.stage, ["a"]))  # as a device has it that has no pictures
+    assert pricer(without, {"": 12, "a": 12}).libraries == LIBRARIES_BYTES + price_step(without, {"a": 6}).libraries
+
+
+def test_holes_of_the_heap_follow_from_tensors_that_the_allocator_does_not_map():
+    """Weights and the optimiser's state stay where they are: only what comes and goes leaves holes."""
+    small, large = (price_step(job(batch_size=size), {"a": size, "b": size}) for size in (64, 256))
+    assert small.libraries == pytest.approx(
+        HEAP_HOLES * (small.memory["activations"] + small.memory["gradients"]), rel=0.3
+    )
+    assert large.libraries == pytest.approx(4 * small.libraries, rel=0.2)
+    wide = price_step(job(batch_size=2**17), {"a": 2**17, "b": 2**17})
+    assert wide.libraries < 0.1 * wide.memory["activations"]  # nearly all are blocks of 2 MiB and more
+    with LiveBytes(2**20) as live:
+        kept = torch.empty(2**17, device="meta"), torch.empty(2**18, device="meta")  # half a MiB, and a whole one
+        assert live.heap == 2**19
+        del kept
+    assert (live.heap, live.heap_peak) == (0, 2**19)

@@ -17,13 +17,15 @@ from edgefl.methods.fedmvp.completion import complete, nearest
 from edgefl.methods.mmic.poverty_layer import poverty_layers
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
+from edgefl.patterns import patterns_of
 from edgefl.plan.job import Candidate, Hyper, Job, Slots
 from edgefl.plan.stages import restrict, with_closing
-from edgefl.plan.training_samples import after_completion, held_out
-from edgefl.pricing.overhead import Share, patterns_of
+from edgefl.plan.training_samples import after_completion, held_out, usable_samples
+from edgefl.pricing.overhead import Share
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import method
+from edgefl.report import units
 from edgefl.training.batches import split
 from edgefl.training.local_round import LocalState, RoundResult, train_round
 
@@ -159,7 +161,9 @@ def poor(made: Job, form: str) -> Job:
 def test_a_personal_model_is_tried_too():
     made, data = poor(whole(changed(), holdout=0.25), "optimiser"), dataset(24)
     kept = train_round(made, data, parts_of(made))
-    assert Pricer()(made, data.samples())[1] == ran(made, data, kept) > ran(made, data)
+    price = Pricer()(made, data.samples())
+    assert price.flops == ran(made, data, kept)
+    assert price.flops - price.personal_flops == ran(made, data) < price.flops  # the first round has none yet
 
 
 def test_the_copies_of_the_exact_poverty_layer_are_in_the_peak():
@@ -223,15 +227,41 @@ def test_a_device_trains_the_parts_of_what_its_generator_makes():
 
 
 def test_patterns_by_hand():
-    # Of two, everybody has one: 0.8 + 0.5 - 1 have both. Of three, the rarer lie within the others.
-    assert patterns_of({"a": 0.8, "b": 0.5}) == pytest.approx({("a", "b"): 0.3, ("a",): 0.5, ("b",): 0.2})
-    assert patterns_of({"a": 0.5, "b": 1.0}) == pytest.approx({("a", "b"): 0.5, ("b",): 0.5})
-    three = patterns_of({"a": 0.5, "b": 1.0, "c": 0.2})
-    assert three == pytest.approx({("a", "b", "c"): 0.2, ("a", "b"): 0.3, ("b",): 0.5})
-    assert patterns_of({"a": 1.0}) == {("a",): 1.0}
-    for shares in ({"a": 0.8, "b": 0.5}, {"a": 0.5, "b": 1.0, "c": 0.2}, {"a": 1.0}):
-        share_ = Share(10, 10, 0, patterns_of(shares), {})
-        assert {m: share_.having(m) for m in shares} == pytest.approx(shares)
+    # Of two, everybody has one: 8 + 5 - 10 have both. Of three, the rarer are assumed to lie within the others.
+    assert patterns_of({"": 10, "a": 8, "b": 5}, "ab") == {("a", "b"): 3, ("a",): 5, ("b",): 2}
+    assert patterns_of({"": 10, "a": 5, "b": 10}, "ab") == {("a", "b"): 5, ("b",): 5}
+    three = {"": 10, "a": 5, "b": 10, "c": 2}
+    assert patterns_of(three, "abc") == {("a", "b", "c"): 2, ("a", "b"): 3, ("b",): 5}
+    assert patterns_of({"": 10, "a": 10}, "ab") == {("a",): 10}
+    # As a device says it: two have all three, two a and c alone, and what is left of a, b has it alone.
+    told = {"": 11, "a": 6, "b": 9, "c": 4, "&a&b&c": 2, "&a&c": 2}
+    exact = {("a", "b", "c"): 2, ("a", "c"): 2, ("a",): 2, ("b",): 7}
+    assert patterns_of(told, "abc") == exact
+    assert patterns_of(told, "ab") == {("a", "b"): 2, ("a",): 4, ("b",): 7}
+    share_ = Share(11, 11, 0, {p: n / 13 for p, n in exact.items()}, {})
+    assert share_.having("a") == pytest.approx(6 / 13)
+    assert share_.having("a", "c") == pytest.approx(4 / 13)
+
+
+def test_a_data_set_counts_its_patterns_where_a_sample_lacks_a_modality():
+    has = {"a": np.array([1, 1, 0, 1], np.bool_), "b": np.array([1, 0, 1, 1], np.bool_)}
+    values = {m: np.zeros((4, 2, 1), np.float32) for m in has}
+    data = Dataset(values, has, None, (), list("wxyz"))
+    assert data.samples() == {"": 4, "a": 3, "b": 3, "&a&b": 2}
+    assert patterns_of(data.samples(), "ab") == {("a", "b"): 2, ("a",): 1, ("b",): 1}
+    assert units.samples(data.samples()) == "4 (a 3, b 3)"
+    whole = Dataset(values, dict.fromkeys(has, np.ones(4, np.bool_)), None, (), list("wxyz"))
+    assert whole.samples() == {"": 4, "a": 4, "b": 4}
+
+
+def test_complete_samples_are_those_that_the_device_counts():
+    """Of 10 samples 8 have a and 7 have b; nothing but the device's own count says that 6 have both."""
+    told = {"": 10, "a": 8, "b": 7, "&a&b": 6}
+    assert usable_samples(Slots({"cross_entropy": {}}, {"ignore": {}}), told, "ab") == 6
+    assert usable_samples(Slots({"clip": {}}, {"zero": {}}), told, "ab") == 6
+    assert usable_samples(Slots({"cross_entropy": {}}, {"zero": {}}), told, "ab") == 9
+    completion = Slots({"cross_entropy": {}}, {"completion": {"generator": "nearest"}})
+    assert not any(key.startswith("&") for key in after_completion(completion, told, model_spec().encoders))
 
 
 @pytest.mark.parametrize(("holdout", "usable", "expected"), [(0.2, 30, 6), (0.0, 30, 0), (0.9, 30, 24), (0.5, 5, 0)])

@@ -29,7 +29,7 @@ def test_says_what_it_holds():
     data = small()
     assert len(data) == 3
     assert data.signature() == {"acc": (2, 2), "gyro": (2, 1)}
-    assert data.samples() == {"": 3, "acc": 3, "gyro": 2}
+    assert data.samples() == {"": 3, "acc": 3, "gyro": 2, "&acc&gyro": 2}
     assert data.class_counts() == (1, 1)
     assert not data.has("image").any()
     with pytest.raises(DataError, match="label 1 is out of range: there are 1 classes"):

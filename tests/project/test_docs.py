@@ -62,7 +62,7 @@ def test_the_example_of_a_manifest_can_be_read(generate, tmp_path):
     example = importlib.import_module("pages.data").MANIFEST
     (tmp_path / "manifest.jsonl").write_text(example)
     data = load(tmp_path)
-    assert data.samples() == {"": 3, "acc": 2, "gyro": 2}
+    assert data.samples() == {"": 3, "acc": 2, "gyro": 2, "&acc&gyro": 1}
     assert data.label_names == ("resting", "walking")
     assert data.groups.tolist() == ["anna", "anna", "ben"]
 
@@ -71,7 +71,7 @@ def test_the_example_of_an_npz_file_can_be_run_and_read(generate, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     exec(importlib.import_module("pages.data").NPZ, {})  # noqa: S102 - the page's own example
     data = load("share.npz")
-    assert data.samples() == {"": 3, "acc": 2, "gyro": 3}
+    assert data.samples() == {"": 3, "acc": 2, "gyro": 3, "&acc&gyro": 2}
     assert data.label_names == ("walking", "resting")
     np.testing.assert_array_equal(data.labels, [0, 1, 0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,9 +20,10 @@ from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.registry import method
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
+from edgefl.training import embeddings
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary
-from edgefl.training.local_round import train_round
+from edgefl.training.local_round import LocalState, train_round
 from edgefl.training.step import computing_in, make_optimizer, prepare, train_step
 
 CLIP = Slots({"clip": {"weight": 1.0, "temperature": 0.05}}, {"ignore": {}})
@@ -150,6 +152,36 @@ def test_gradients_at_hand_import_nothing():
         "assert x.grad.tolist() == [3.0, 6.0] and 'sympy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_hold_out_is_encoded_in_pieces_of_a_training_step(monkeypatch):
+    """A step's price is then that of the largest moment, however many samples are held out."""
+    made, rows = with_hyper(job(), micro_batch=2), []
+    read = embeddings.input_of
+
+    def noted(data, modality, index, device):
+        rows.append(len(index))
+        return read(data, modality, index, device)
+
+    monkeypatch.setattr(embeddings, "input_of", noted)
+    found = train_round(made, dataset(), parts_of(made), LocalState(dataset(9)))
+    assert rows == [2, 2, 2, 2, 1] * 4  # as received and as trained, two modalities
+    whole = train_round(job(), dataset(), parts_of(made), LocalState(dataset(9)))
+    assert found.metrics["received_loss"] == pytest.approx(whole.metrics["received_loss"], rel=1e-5)
+
+
+def test_a_round_with_hold_out_imports_no_masked_arrays():
+    """A plain np.unique imports numpy.ma: 10 MiB in a device's first round."""
+    code = (
+        "import sys; from training_fixture import dataset, job, parts_of; data = dataset(12, {'b': [0, 2]})\n"
+        "from edgefl.training.local_round import LocalState, train_round; made = job()\n"
+        "data = data.relabelled(('x', *data.label_names))\n"
+        "found = train_round(job(), dataset(), parts_of(made), LocalState(dataset(12, {'b': [0, 2]}))).metrics\n"
+        "assert 'received_macro_f1' in found and 'numpy.ma' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
 
 @pytest.mark.slow
