@@ -27,7 +27,7 @@ import msgspec
 from benchmarks.cost.resource_table import write_page
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.job import LEAST_BYTES_ON_DISK, Cache, Hyper, Job, Precision, Slots, Stage, Transfer, Weights
+from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer, Weights
 from edgefl.plan.stages import packing_of
 from edgefl.records import Figure
 from edgefl.registry import method
@@ -127,7 +127,6 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     give_back_at_once(in_pieces=setting.micro_batch > 0)
     import torch
 
-    from edgefl.models.row_linear import by_rows
     from edgefl.models.staged import build
     from edgefl.plan.training_samples import built_parts
     from edgefl.pricing.round_price import price_part, price_step
@@ -136,6 +135,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Auxiliary
+    from edgefl.training.weights_on_disk import on_disk
 
     if not setting.savings:
         without_savings(steps)
@@ -145,9 +145,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     small_step(steps, device)
     spent = []
     with MemoryProbe(device) as memory:
-        settle = functools.partial(by_rows, least_bytes=LEAST_BYTES_ON_DISK, folder=Path.cwd())
-        on_disk = setting.weights == "disk"
-        model = build(job.model, built_parts(job), device=device, settle=settle if on_disk else None)
+        model = build(job.model, built_parts(job), device=device, settle=on_disk(job, Path.cwd()))
         steps.prepare(model, job.stage.trained)
         optimizer = steps.make_optimizer(model, job.stage.trained, job.hyper)
         for _ in range(STEPS):

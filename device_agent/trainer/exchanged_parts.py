@@ -28,7 +28,7 @@ class StoredParts(Mapping[str, dict[str, Array]]):
     def __getitem__(self, name: str) -> dict[str, Array]:
         # What goes into a model, or onto it, is read where it lies; the rest is copied.
         own = not is_scheduled(name.removeprefix(RESIDUAL))
-        return decode_part(self._store.read(self._manifest[name].id), copy=own)
+        return decode_part(self._store.view(self._manifest[name].id), copy=own)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._manifest)
@@ -57,7 +57,7 @@ def decompress_offer(offer: Offer, store: ObjectStore) -> Refusal | None:
         if wanted is None or store.has(wanted.id):
             continue
         try:
-            base = decode_part(store.read(packed.base), copy=False) if packed.base else None
+            base = decode_part(store.view(packed.base), copy=False) if packed.base else None
             made = store.put(encode_part(decompress(store.read(packed.ref.id), base, packed.packing)))
             trouble = "" if made.id == wanted.id else f"it unpacks to {made.id[:12]} here, not to {wanted.id[:12]}"
         except (ProtocolError, StoreError) as error:
@@ -93,7 +93,7 @@ def compress_update(
         if not pays(target, packing, transfer):
             manifest[part] = store.put(encode_part(target))
             continue
-        base = decode_part(store.read(offered[part].id), copy=False)
+        base = decode_part(store.view(offered[part].id), copy=False)
         sent = compress(target, base, packing, transfer.top, reconstruct=False)
         del base  # as large as the part, and so is what comes
         manifest[part] = store.put(sent.data)

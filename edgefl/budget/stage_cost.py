@@ -9,7 +9,7 @@ closing round, travel prototype tables (down from the run's second round on) and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -184,11 +184,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     part_bytes = traffic.part_bytes
     bytes_ = moved(job, candidate, traffic)
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
-    # While parts come and go there is the model, and what is in hand of one part.
-    exchanging = {
-        "weights": max(0, bytes_of(built_parts(job), part_bytes) - priced.in_files),
-        "transit": _in_hand(job, part_bytes),
-    }
+    exchanging = _exchanging(job, part_bytes, priced.in_files)
     transit = sum(exchanging.values())
     libraries = 0 if has_card(candidate.capabilities) else priced.libraries
     if libraries and modules_bytes(job.model):
@@ -206,7 +202,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
-        filling_peak_bytes=priced.cache_fill_peak + libraries if priced.cache_fill_peak else 0,
+        filling_peak_bytes=_filling(job, part_bytes, priced) + libraries if priced.cache_fill_peak else 0,
         disk_bytes=once + _packed_on_disk(job, traffic) + retained + stored_bytes(job, samples) + priced.in_files,
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
@@ -224,10 +220,30 @@ def modules_bytes(model: ModelSpec) -> int:
     return _MODULES_BYTES + len(own) * _FAMILY_BYTES if own else 0
 
 
-def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
-    """Host bytes of the largest part while it is encoded; twice with lossy packing."""
+def _in_hand(job: Job, part_bytes: Mapping[str, int], parts: Iterable[str]) -> int:
+    """Host bytes of the largest of these parts while it is encoded; twice with lossy packing."""
     lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
-    return (2 if lossy else 1) * max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
+    return (2 if lossy else 1) * max((part_bytes.get(part, 0) for part in parts), default=0)
+
+
+def _exchanging(job: Job, part_bytes: Mapping[str, int], in_files: int) -> dict[str, int]:
+    """Memory while parts come and go: the model, and what is in hand of one part.
+
+    What is received is copied from its file block by block; only a part whose weights go to a file is made whole first.
+    """
+    built = built_parts(job)
+    moved = {*sent(job.stage, job.slots.exchange), *kept(job)}.intersection(built)
+    made = max((part_bytes.get(part, 0) for part in built), default=0) if in_files else 0
+    return {
+        "weights": max(0, bytes_of(built, part_bytes) - in_files),
+        "transit": max(made, _in_hand(job, part_bytes, moved)),
+    }
+
+
+def _filling(job: Job, part_bytes: Mapping[str, int], priced: Priced) -> int:
+    """Memory while prefixes are stored; a part whose weights go to a file is made whole first."""
+    frozen = [part for prefix in prefixes(job).values() for part in prefix.parts] if job.hyper.weights == "disk" else []
+    return max(priced.cache_fill_peak, *(part_bytes.get(part, 0) for part in frozen), 0)
 
 
 def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
@@ -245,7 +261,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
         stored[m].tokens * stored[m].width * width if m in stored else _raw_bytes(encoder)
         for m, encoder in job.model.encoders.items()
     )
-    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
+    return max(copies + _in_hand(job, part_bytes, built_parts(job)), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
 
 
 def terms_that_keep(job: Job) -> int:

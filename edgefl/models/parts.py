@@ -16,6 +16,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.models.tensor_names import stable_name
+from edgefl.storage.file_pages import copied
 
 Tensors = dict[str, np.ndarray]
 
@@ -69,7 +70,7 @@ def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray])
             # Arrays decoded from received bytes are read-only, and torch wants to own what it wraps: on a CPU numpy
             # copies them to where they belong, on a GPU a copy of one at a time is made.
             if target.device.type == "cpu":
-                np.copyto(target.numpy(), tensors[name], casting="unsafe")
+                copied(np.asarray(tensors[name]), target.numpy())
             else:
                 target.copy_(torch.from_numpy(np.array(tensors[name])))
 

@@ -7,21 +7,20 @@ with one parameter at a time; the largest gradient of a head 4096 wide is 64 MiB
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from edgefl.storage.file_pages import copied, let_go, new_file
+
 #: Weights of a block. 256 rows of 4096: wide enough for the full speed of a matrix product.
 BLOCK_BYTES = 4 * 2**20
-_PAGE = mmap.PAGESIZE
 
 
 class OuterProduct(NamedTuple):
@@ -49,22 +48,6 @@ ChangeRows = Callable[[slice, Tensor, Tensor], None]
 BeginUpdate = Callable[[nn.Parameter, OuterProduct], ChangeRows]
 
 
-class WeightFile:
-    """A weight's float32 values in a file without a name, shared with the process' memory page by page."""
-
-    def __init__(self, shape: tuple[int, int], folder: Path) -> None:
-        size = 4 * shape[0] * shape[1]
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
-            self._map = mmap.mmap(file.fileno(), size)
-        self.values = torch.frombuffer(self._map, dtype=torch.float32).view(shape)
-
-    def release(self, first: int, last: int) -> None:
-        """Let the kernel have the pages of these bytes back; the values stay in the file."""
-        begin = first // _PAGE * _PAGE
-        self._map.madvise(mmap.MADV_DONTNEED, begin, min(last, len(self._map)) - begin)
-
-
 class RowLinear(nn.Linear):
     """A linear map by blocks of rows. Made of one in place by ``by_rows``.
 
@@ -73,12 +56,12 @@ class RowLinear(nn.Linear):
     """
 
     begin: BeginUpdate | None = None
-    file: WeightFile | None = None
+    in_file: np.ndarray | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., n] -> [..., m]."""
         learns = torch.is_grad_enabled() and self.weight.requires_grad
-        if self.file is None and not learns:
+        if self.in_file is None and not learns:
             return F.linear(x, self.weight, self.bias)
         result: Tensor = _ByRows.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -90,9 +73,25 @@ class RowLinear(nn.Linear):
 
     def release(self, rows: slice = slice(None)) -> None:
         """Give back the memory of rows that lie in a file."""
-        if self.file is not None:
-            first, last, _ = rows.indices(self.out_features)
-            self.file.release(4 * first * self.in_features, 4 * last * self.in_features)
+        if self.in_file is not None:
+            let_go(self.in_file[rows])
+
+
+class FileEmbedding(nn.Embedding):
+    """A table of embeddings with weights in a file. Made of one in place by ``by_rows``."""
+
+    in_file: np.ndarray | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers of rows [...] -> rows [..., n]."""
+        found = super().forward(x)
+        self.release()
+        return found
+
+    def release(self) -> None:
+        """Give back the memory of the rows that were read."""
+        if self.in_file is not None:
+            let_go(self.in_file)
 
 
 class _ByRows(torch.autograd.Function):
@@ -102,7 +101,7 @@ class _ByRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.biased = layer, bias is not None
-        if layer.file is None:
+        if layer.in_file is None:
             return F.linear(x, weight, bias)
         result = x.new_empty(*x.shape[:-1], layer.out_features)
         for rows in layer.blocks():
@@ -130,25 +129,32 @@ class _ByRows(torch.autograd.Function):
 
 
 def by_rows(module: nn.Module, least_bytes: int, folder: Path | None = None) -> None:
-    """Have a part's linear maps larger than ``least_bytes`` computed by rows, with weights in files of ``folder``.
+    """Have a part's linear maps with more than ``least_bytes`` of weights computed by rows.
 
-    ``folder`` None: weights stay where they are.
+    ``folder``: of files that hold their weights, and those of large embeddings; None: weights stay where they are.
+    Raises StoreError when the disk is full.
     """
     for layer in module.modules():
         if type(layer) is nn.Linear and layer.weight.nbytes > least_bytes:
             layer.__class__ = RowLinear
-            if folder is not None and isinstance(layer, RowLinear):
-                _to_file(layer, folder)
+        elif type(layer) is nn.Embedding and layer.weight.nbytes > least_bytes and folder is not None:
+            layer.__class__ = FileEmbedding
+        if folder is not None and isinstance(layer, RowLinear | FileEmbedding) and layer.in_file is None:
+            _to_file(layer, folder)
 
 
-def _to_file(layer: RowLinear, folder: Path) -> None:
-    if layer.weight.is_meta:
+def _to_file(layer: RowLinear | FileEmbedding, folder: Path) -> None:
+    weight = layer.weight.detach()
+    if weight.is_meta:
         return
-    layer.file = WeightFile((layer.out_features, layer.in_features), folder)
-    for rows in layer.blocks():
-        layer.file.values[rows] = layer.weight.detach()[rows]
-        layer.release(rows)
-    layer.weight = nn.Parameter(layer.file.values, requires_grad=layer.weight.requires_grad)
+    layer.in_file = np.frombuffer(new_file(weight.nbytes, folder), np.float32).reshape(weight.shape)
+    copied(weight.numpy(), layer.in_file)
+    layer.weight = nn.Parameter(torch.from_numpy(layer.in_file), requires_grad=layer.weight.requires_grad)
+
+
+def in_files(module: nn.Module) -> list[RowLinear | FileEmbedding]:
+    """The modules inside a module whose weights lie in files, or would but for the meta device."""
+    return [one for one in module.modules() if isinstance(one, RowLinear | FileEmbedding)]
 
 
 def row_maps(module: nn.Module) -> list[RowLinear]:

@@ -44,7 +44,8 @@ from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in, shap
 from edgefl.training.forward import Auxiliary, copied, kept_of, received_of, tables_of
 from edgefl.training.optimizers import TOGETHER_BYTES, may_update_in_backward, optimizer_in_backward, parameters_of
 from edgefl.training.prefix_cache import through_part
-from edgefl.training.step import FusedAttention, make_optimizer, place_weights, prepare, run_backward, run_forward
+from edgefl.training.step import FusedAttention, make_optimizer, prepare, run_backward, run_forward
+from edgefl.training.weights_on_disk import bytes_on_disk
 
 #: Memory of a trainer's first round on a CPU beside tensors: code of libraries that is touched, kernels that they make
 #: for new shapes, Python's objects. The three figures here are a fit over 40 random models (decision 0095, torch 2.13
@@ -129,7 +130,8 @@ class Pricer:
 
     def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
         """(peak in bytes, FLOPs by row) of taking samples through one frozen part."""
-        key = (msgspec.msgpack.encode((shapes_of(job.model), job.hyper.cache, together_in(job))), part)
+        how = shapes_of(job.model), job.hyper.cache, together_in(job), job.hyper.weights
+        key = (msgspec.msgpack.encode(how), part)
         if key not in self._stores:
             self._stores[key] = price_part(job, m, part, depth)
         return self._stores[key]
@@ -178,6 +180,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
     encoder, rows = job.model.encoders[modality], together_in(job)
     with LiveBytes(_mapped_bytes(job)) as live, FusedAttention(), torch.no_grad():
         model = build(job.model, with_lora(job.model, part), device="meta").eval()
+        aside = bytes_on_disk(job, model)
         shown = meta_input(with_cache(job, ""), modality, rows)
         with FlopCounter() as counter:
             if depth:
@@ -199,7 +202,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
     with LiveBytes(_mapped_bytes(job)) as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
-        in_files = place_weights(job, model)
+        in_files = bytes_on_disk(job, model)
         auxiliary = _meta_auxiliary(job, model)
         weights = live.live - in_files  # with what stands beside them: prototypes, copies to compare with
         batch = meta_batch(job, rows)

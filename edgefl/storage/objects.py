@@ -30,6 +30,7 @@ from edgefl.storage.disk import (
     sync_files,
     write_new,
 )
+from edgefl.storage.file_pages import known
 from edgefl.storage.partials import PartialObject, chunk_span
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -153,13 +154,14 @@ class ObjectStore:
         return data
 
     def view(self, name: str) -> memoryview:
-        """As ``read``, read-only, without a copy in memory where this process knows the object already.
+        """As ``read``, read-only, without a copy in memory of what is large.
 
         What lies on a disk that fails meanwhile ends the process (SIGBUS).
         """
         with contextlib.suppress(OSError), open(self._at(name), "rb", buffering=0) as file:
-            if name in self._proved and os.fstat(file.fileno()).st_size >= _MAPPED_BYTES:
-                return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+            if os.fstat(file.fileno()).st_size >= _MAPPED_BYTES and (name in self._proved or _sha256(self._at(name)) == name):
+                self._proved.add(name)
+                return memoryview(known(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)))
         return memoryview(self.read(name))
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:

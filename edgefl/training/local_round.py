@@ -21,11 +21,10 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, DivergedError, EdgeFLError
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.row_linear import by_rows, row_maps
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of, space_of_part, task_parts
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.choice_of_k import candidates
-from edgefl.plan.job import LEAST_BYTES_ON_DISK, WHOLE_ROUND, Job
+from edgefl.plan.job import WHOLE_ROUND, Job
 from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
@@ -48,6 +47,7 @@ from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.sending import Seen, uploaded
 from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.weights_on_disk import on_disk
 
 Tensors = dict[str, np.ndarray]
 #: epoch, step, steps of the round, loss of the step
@@ -191,17 +191,14 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
     Its own are those that are not exchanged; inside a period all that it trains.
     """
     wanted = built_parts(job)
-    settle = partial(by_rows, least_bytes=LEAST_BYTES_ON_DISK, folder=local.cache.folder)
-    on_disk = job.hyper.weights == "disk" and local.device == "cpu"
-    model = build(job.model, wanted, device=local.device, seed=job.hyper.seed, settle=settle if on_disk else None)
+    settle = on_disk(job, local.cache.folder) if local.device == "cpu" else None
+    model = build(job.model, wanted, device=local.device, seed=job.hyper.seed, settle=settle)
     resumes = (job.period or WHOLE_ROUND).resumes
     own = set(job.stage.trained if resumes else kept_parts(job))
     lent = by_part(parts[LAYERS]) if resumes and LAYERS in parts else {}
     for name in wanted:
         tensors = local.kept[name] if name in own and name in local.kept else parts[name]
         load_part(model, name, {**tensors, **lent[name]} if name in lent else tensors)
-        for layer in row_maps(model.part(name)):
-            layer.release()
     return model
 
 

@@ -27,6 +27,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.training_samples import Prefix, prefixes, together_in
 from edgefl.training.batches import input_of
 from edgefl.training.flop_cache import counted
+from edgefl.training.weights_on_disk import on_disk
 
 Tensors = Mapping[str, np.ndarray]
 _DTYPES = {"f16": np.float16, "f32": np.float32}
@@ -100,7 +101,8 @@ class PrefixCache:
         del kept
         for depth in range(done, len(names)):
             together = with_lora(job.model, prefix.steps[depth])
-            model = build(job.model, together, device=device)
+            settle = on_disk(job, self.folder) if device == "cpu" else None
+            model = build(job.model, together, device=device, settle=settle)
             for part in together:
                 load_part(model, part, parts[part])
             shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})

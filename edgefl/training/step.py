@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -22,10 +21,10 @@ from torch.utils._pytree import tree_map  # torch's own; no public alias
 
 from edgefl.models.encoder import Stage, TokenState, device_of_input, inject_gradients, rows_in, rows_of
 from edgefl.models.multiway import MultiwayStage, Piece, merged_states, pieces
-from edgefl.models.row_linear import by_rows, row_maps
+from edgefl.models.row_linear import in_files
 from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention, with_lora
 from edgefl.models.staged import StagedModel
-from edgefl.plan.job import LEAST_BYTES_ON_DISK, Hyper, Job, Precision
+from edgefl.plan.job import Hyper, Job, Precision
 from edgefl.registry import Slot, chosen
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward
@@ -53,16 +52,6 @@ def prepare(model: StagedModel, trained: Sequence[str], *, checkpoint: bool = Fa
         part.train(name in trained)
         if isinstance(part, Stage | MultiwayStage):
             part.activation_checkpointing = checkpoint and not {*with_lora(model.spec, name)}.isdisjoint(trained)
-
-
-def place_weights(job: Job, model: StagedModel, folder: Path | None = None) -> int:
-    """Move the weights of large linear maps to files of ``folder`` where the job asks for it; their bytes."""
-    if job.hyper.weights != "disk":
-        return 0
-    parts = [model.part(name) for name in model.parts_present]
-    for part in parts:
-        by_rows(part, LEAST_BYTES_ON_DISK, folder)
-    return sum(layer.weight.nbytes for part in parts for layer in row_maps(part))
 
 
 def make_optimizer(
@@ -117,7 +106,7 @@ def train_step(
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
     optimizer.step()
-    for layer in row_maps(model):
+    for layer in in_files(model):
         layer.release()
     return float(done.loss.detach()), done.forward
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from training_fixture import job, model_spec, random_batch, stages_of, with_hyper
 
+from edgefl.errors import StoreError
 from edgefl.models import row_linear
 from edgefl.models.row_linear import OuterProduct, RowLinear, by_rows, read_once, row_maps
 from edgefl.models.staged import build
@@ -19,7 +20,8 @@ from edgefl.plan.job import Job
 from edgefl.pricing.round_price import price_step
 from edgefl.training.forward import Auxiliary
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Apollo, Group, Optimizer
-from edgefl.training.step import make_optimizer, place_weights, prepare, train_step
+from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.weights_on_disk import on_disk
 
 WIDTH, ROWS = 48, 40
 
@@ -43,7 +45,7 @@ def two(where: Path | None, *, bias: bool = True) -> tuple[nn.Linear, nn.Linear]
     other.load_state_dict(plain.state_dict())
     by_rows(other, 0, where)
     assert isinstance(other, RowLinear)
-    assert (other.file is not None) == (where is not None)
+    assert (other.in_file is not None) == (where is not None)
     return plain, other
 
 
@@ -121,7 +123,8 @@ def wide(**changes: object) -> Job:
 
 def after(made: Job, folder: Path | None = None, steps: int = 3) -> dict[str, torch.Tensor]:
     model = build(made.model, made.stage.present, seed=1)
-    place_weights(made, model, folder)
+    if folder is not None and (settle := on_disk(made, folder)) is not None:
+        settle(model)
     prepare(model, made.stage.trained)
     updates = make_optimizer(model, made.stage.trained, made.hyper)
     torch.manual_seed(5)
@@ -188,7 +191,7 @@ def test_a_full_disk_is_an_error_that_names_it(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(Exception, match="No space left"):
+    with pytest.raises(StoreError, match="No space left"):
         by_rows(nn.Linear(8, 8), 0, tmp_path)
 
 
