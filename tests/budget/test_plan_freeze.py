@@ -17,7 +17,7 @@ from edgefl.records import Budget
 from edgefl.registry import method
 
 #: Small, since every try of the planner is traced.
-NARROW = msgspec.structs.replace(SENSOR, width=16, depth=2, heads=2)
+NARROW = msgspec.structs.replace(SENSOR, width=64, depth=2, heads=2)
 MODEL = ModelSpec({"a": NARROW, "b": NARROW}, 2, HeadSpec(width=8, out=8), classes=2, label_names=("x", "y"))
 FIRST, LAST = method("schedule", "freeze").stages(MODEL, [1, 1])
 PRICER = Pricer()
