@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from edgefl.aggregation.weights import wanted
 from edgefl.api.run_inputs import shares_of
 from edgefl.budget.fit import place
-from edgefl.budget.stage_cost import object_bytes
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import set_names
@@ -23,6 +22,7 @@ from edgefl.models.parts import part_layout
 from edgefl.models.staged import build
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, Job, Placement, RunPlan
+from edgefl.plan.packed_sizes import object_bytes
 from edgefl.plan.periods import exchangeable, period_length
 from edgefl.pricing.round_price import process_pricer
 from edgefl.records import PACKINGS, Budget, Capabilities

@@ -261,7 +261,8 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
         stored[m].tokens * stored[m].width * width if m in stored else _raw_bytes(encoder)
         for m, encoder in job.model.encoders.items()
     )
-    return max(copies + _in_hand(job, part_bytes, built_parts(job)), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
+    exchanged = copies + _in_hand(job, part_bytes, built_parts(job))
+    return max(exchanged, job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
 
 
 def terms_that_keep(job: Job) -> int:

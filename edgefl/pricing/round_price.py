@@ -190,7 +190,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
             state = through_part(model, modality, depth, shown)
         del shown, state
-    return live.peak + round(HEAP_HOLES * live.heap_peak), counter.flops / rows
+    return live.peak - aside + round(HEAP_HOLES * live.heap_peak), counter.flops / rows
 
 
 def price_step(job: Job, rows: Mapping[str, int]) -> Priced:

@@ -1,4 +1,4 @@
-"""Pages of files that are mapped into the process: given back to the kernel after use, while the values stay on disk."""
+"""Pages of files mapped into the process: given back to the kernel after use, while the values stay on disk."""
 
 from __future__ import annotations
 

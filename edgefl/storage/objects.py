@@ -159,7 +159,8 @@ class ObjectStore:
         What lies on a disk that fails meanwhile ends the process (SIGBUS).
         """
         with contextlib.suppress(OSError), open(self._at(name), "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size >= _MAPPED_BYTES and (name in self._proved or _sha256(self._at(name)) == name):
+            large = os.fstat(file.fileno()).st_size >= _MAPPED_BYTES
+            if large and (name in self._proved or _sha256(self._at(name)) == name):
                 self._proved.add(name)
                 return memoryview(known(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)))
         return memoryview(self.read(name))

@@ -346,7 +346,7 @@ class Apollo:
         square.mul_(second).addcmul_(projected, projected, value=1 - second)
         adapted = (mean / (1 - first**step)).div_((square / (1 - second**step)).sqrt_().add_(EPS))
         sizes = torch.linalg.vector_norm(adapted), torch.linalg.vector_norm(projected)
-        factor = sizes[0].mul_(math.sqrt(dropped)).div_(sizes[1].add_(_SMALL))
+        factor: Tensor = sizes[0].mul_(math.sqrt(dropped)).div_(sizes[1].add_(_SMALL))
         change = factor * size
         # A gradient of zero, as a low-rank term has in its first step, limits nothing.
         limited = torch.where(last > 0, torch.minimum(change, last * _GROWTH), change)
