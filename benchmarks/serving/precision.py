@@ -169,8 +169,8 @@ def sizes(rows: Sequence[Measured], threads: int) -> list[str]:
     """Markdown: size and latency."""
     lines = [
         f"{machine()}, {threads} thread(s), CPUExecutionProvider, torch {torch.__version__}.",
-        "Medians of calls in turn; *×*: how many times faster than torch; *by*: micro-batches of f32 and int8, chosen by",
-        f"measurement in {TUNING_S:g} s, as `edgefl serve` does.",
+        "Medians of calls in turn; *×*: how many times faster than torch; *by*: micro-batches of f32 and int8,",
+        f"chosen by measurement in {TUNING_S:g} s, as `edgefl serve` does.",
         "",
         "| encoder | size f32 → int8, MiB | share | batch | by | torch, ms | f32, ms | × | int8, ms | × | calls |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

@@ -42,8 +42,8 @@ def command(
         typer.Option(
             min=0,
             max=64,
-            help="Samples of one call of onnxruntime, in which a batch is computed; 0: the fastest of each bundle here, "
-            "measured at the start in three seconds or so.",
+            help="Samples of one call of onnxruntime; 0: the fastest of each bundle here, measured at the start in "
+            "three seconds or so.",
         ),
     ] = 0,
     max_delay_ms: Annotated[

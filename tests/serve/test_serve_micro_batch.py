@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
-import urllib.request
 
+import httpx
 import pytest
 from serve_fixture import bundles, running
 
@@ -39,5 +38,6 @@ def test_a_given_size_is_not_measured(monkeypatch: pytest.MonkeyPatch, size: int
 
 def test_the_command_measures_unless_told():
     assert inspect.signature(command).parameters["micro_batch"].default == 0
-    with running("--micro-batch", "5") as server, urllib.request.urlopen(f"{server.url}/v2/models/demo-acc") as reply:
-        assert json.load(reply)["parameters"]["micro_batches"] == "acc=5"
+    with running("--micro-batch", "5") as server:
+        told = httpx.get(f"{server.url}/v2/models/demo-acc").json()
+    assert told["parameters"]["micro_batches"] == "acc=5"
