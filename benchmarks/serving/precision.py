@@ -111,7 +111,10 @@ def measured(kind: str, threads: int) -> Measured:
             with torch.inference_mode():
                 graph((tensor,), (), ())
 
-        runs = [in_torch, *(partial(run_in, session, kind, x, rows) for session, rows in pairs)]
+        runs: list[Callable[[], object]] = [
+            in_torch,
+            *(partial(run_in, session, kind, x, rows) for session, rows in pairs),
+        ]
         latency[batch], calls[batch] = in_turn(runs)
     return Measured(kind, size, (len(f32), len(int8)), (pairs[0][1], pairs[1][1]), latency, calls)
 
