@@ -2,7 +2,7 @@
 
 Size and latency: encoders of the papers' sizes with random weights, each with its head and classifier, in f32 and with
 every large weight in 8 bits; torch, onnxruntime f32 and onnxruntime int8 answer the same inputs in turn, in one
-process.
+process, onnxruntime in the micro-batches that `edgefl serve` would choose.
 Accuracy: har_hapt (EDGEFL_DATA), four devices of 150 windows, trained by the product's coordinator and agents in one
 process; its test windows given each subset, before and after.
 
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -32,14 +33,16 @@ from edgefl.export.drafts import Draft
 from edgefl.export.form import Form
 from edgefl.export.graph import BundleGraph
 from edgefl.export.measure import BATCHES, machine, processor
+from edgefl.export.micro_batch import fastest
 from edgefl.export.precision_record import Reduced
-from edgefl.export.session import open_session
+from edgefl.export.session import Session, open_session
 from edgefl.export.tracing import to_onnx
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
+from edgefl.serve.catalogue import TUNING_S
 
 MIB = 2**20
 #: Kind -> size, and the shape of a sample; empty: the size's own.
@@ -73,11 +76,12 @@ RUN = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one encoder: bytes of torch's weights, of f32 and of int8; median milliseconds by batch and runner."""
+    """Of one encoder: bytes and micro-batches of f32 and int8; median milliseconds by batch and runner."""
 
     kind: str
     size: str
     bytes_: tuple[int, int]
+    micro_batches: tuple[int, int]
     latency: dict[int, dict[str, float]]
     calls: dict[int, int]
 
@@ -97,6 +101,7 @@ def measured(kind: str, threads: int) -> Measured:
     narrow = precision.needs_reduced_range(processor())
     int8 = precision.to_int8(proto, precision.weight_of(proto, ()), values, reduce_range=narrow)
     sessions = [open_session(data, threads=threads) for data in (f32, int8)]
+    pairs = [(session, micro_batch(session, kind, encoder)) for session in sessions]
     latency, calls = {}, {}
     for batch in (BATCHES[0], LARGEST.get(kind, BATCHES[1])):
         x = inputs_of(encoder, batch)
@@ -106,9 +111,23 @@ def measured(kind: str, threads: int) -> Measured:
             with torch.inference_mode():
                 graph((tensor,), (), ())
 
-        runs = [in_torch, *(lambda s=s, x=x: s.run(["logits"], {kind: x}) for s in sessions)]
+        runs: list[Callable[[], object]] = [
+            in_torch,
+            *(partial(run_in, session, kind, x, rows) for session, rows in pairs),
+        ]
         latency[batch], calls[batch] = in_turn(runs)
-    return Measured(kind, size, (len(f32), len(int8)), latency, calls)
+    return Measured(kind, size, (len(f32), len(int8)), (pairs[0][1], pairs[1][1]), latency, calls)
+
+
+def micro_batch(session: Session, kind: str, encoder: EncoderSpec) -> int:
+    """The size that a server of this bundle alone would choose."""
+    return fastest(lambda rows: session.run(["logits"], {kind: inputs_of(encoder, rows)}), TUNING_S)
+
+
+def run_in(session: Session, kind: str, x: np.ndarray, rows: int) -> None:
+    """Answer ``x`` [B, *shape] in micro-batches of ``rows``, as a bundle does."""
+    parts = [session.run(["logits"], {kind: x[start : start + rows]}) for start in range(0, len(x), rows)]
+    np.concatenate([part for (part,) in parts])
 
 
 def inputs_of(encoder: EncoderSpec, batch: int) -> np.ndarray:
@@ -153,18 +172,20 @@ def sizes(rows: Sequence[Measured], threads: int) -> list[str]:
     """Markdown: size and latency."""
     lines = [
         f"{machine()}, {threads} thread(s), CPUExecutionProvider, torch {torch.__version__}.",
-        "Medians of calls in turn; *×*: how many times faster than torch.",
+        "Medians of calls in turn; *×*: how many times faster than torch; *by*: micro-batches of f32 and int8,",
+        f"chosen by measurement in {TUNING_S:g} s, as `edgefl serve` does.",
         "",
-        "| encoder | size f32 → int8, MiB | share | batch | torch, ms | f32, ms | × | int8, ms | × | calls |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| encoder | size f32 → int8, MiB | share | batch | by | torch, ms | f32, ms | × | int8, ms | × | calls |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         f32, int8 = row.bytes_
         for batch, ms in row.latency.items():
+            by = ", ".join(str(min(rows, batch)) for rows in row.micro_batches)
             first = f"| {row.kind} {row.size} | {f32 / MIB:.1f} → {int8 / MIB:.1f} | {int8 / f32:.2f} |"
             first = first if batch == BATCHES[0] else "| | | |"
             lines.append(
-                f"{first} {batch} | {ms['torch']:.1f} | {ms['f32']:.1f} | {ms['torch'] / ms['f32']:.2f} | "
+                f"{first} {batch} | {by} | {ms['torch']:.1f} | {ms['f32']:.1f} | {ms['torch'] / ms['f32']:.2f} | "
                 f"{ms['int8']:.1f} | {ms['torch'] / ms['int8']:.2f} | {row.calls[batch]} |"
             )
     return lines

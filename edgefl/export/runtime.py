@@ -38,7 +38,7 @@ from edgefl.prototypes.table import ClassMeans
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-#: Samples given to onnxruntime at once: bounds the memory of activations, large enough to keep the cores busy.
+#: Most samples given to onnxruntime at once: bounds the memory of activations, large enough to keep the cores busy.
 ROWS = 64
 
 
@@ -74,6 +74,7 @@ class Bundle:
     manifest: Manifest
     session: Session
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a call that brings none of its own
+    rows: int = ROWS  # samples of a micro-batch, one call of onnxruntime
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -220,9 +221,9 @@ class Bundle:
         lengths = {m: _lengths(feeds[m]) for m in least}
         order = np.argsort(np.sum(list(lengths.values()), axis=0), kind="stable") if lengths else None
         runs = []
-        for start in range(0, count, ROWS):
+        for start in range(0, count, self.rows):
             # Without texts a slice, which copies nothing.
-            rows = slice(start, start + ROWS) if order is None else order[start : start + ROWS]
+            rows = slice(start, start + self.rows) if order is None else order[start : start + self.rows]
             chunk = {m: array[rows] for m, array in feeds.items()}
             trimmed = {m: chunk[m][:, : max(least[m], int(lengths[m][rows].max()))] for m in least}
             runs.append(run(self.session, {**chunk, **trimmed, **tables}))

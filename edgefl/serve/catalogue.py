@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,15 @@ from edgefl.data.label_sets import plain_names
 from edgefl.data.readers import Target, target
 from edgefl.errors import ExportError
 from edgefl.export.bundle_format import MANIFEST_FILE, Manifest, Port
-from edgefl.export.runtime import Bundle, choose, encoders, find_bundles, load_bundle
+from edgefl.export.micro_batch import tuned
+from edgefl.export.runtime import ROWS, Bundle, choose, encoders, find_bundles, load_bundle
 from edgefl.export.session import Device, runs_on
 from edgefl.models.spec import EncoderSpec
 
 #: A model's name is a part of URLs and topics.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Seconds at the start for the micro-batch sizes of all bundles together: a start without takes 0.6.
+TUNING_S = 3.0
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
@@ -91,6 +94,7 @@ class Model:
                 "inputs_needed": "all" if self.complete else "any",
                 "providers": ",".join(self.first.session.get_providers()),
                 "runs_on": self.runs_on,
+                "micro_batches": ",".join(f"{one.manifest.name}={one.rows}" for one in self.bundles.values()),
                 "masks": ",".join(dict.fromkeys(mask for one in self.manifests.values() for mask in one.masks)),
                 "labels": "\n".join(plain_names(self.names)),
                 "untrained": ",".join(self.untrained),
@@ -112,8 +116,12 @@ class Catalogue:
     targets: Mapping[str, Target]  # how texts and files of each modality are read
 
 
-def load_catalogue(path: Path, *, name: str = "", device: Device = "auto", threads: int = 0) -> Catalogue:
+def load_catalogue(
+    path: Path, *, name: str = "", device: Device = "auto", threads: int = 0, micro_batch: int = ROWS
+) -> Catalogue:
     """Every bundle at ``path``, loaded and tried with one sample. ``name`` "": that of the run, or of the folder.
+
+    ``micro_batch``: samples of one call of onnxruntime; 0: the fastest of each bundle here, by measurement.
 
     Raises ExportError, MissingDependencyError.
     """
@@ -125,8 +133,10 @@ def load_catalogue(path: Path, *, name: str = "", device: Device = "auto", threa
             remedy="Give --name NAME: letters, digits and . _ -, beginning with a letter or digit, at most 64.",
         )
     bundles = {one: load_bundle(one, device=device, threads=threads) for one in manifests}
-    for bundle in bundles.values():
+    for one, bundle in bundles.items():
         _try(bundle)
+        fixed = replace(bundle, rows=micro_batch)
+        bundles[one] = fixed if micro_batch else tuned(bundle, TUNING_S / len(bundles))
     main = Model(name, bundles, complete=False)
     models = {name: main}
     if len(bundles) > 1 or (path / MANIFEST_FILE).is_file() is False:
