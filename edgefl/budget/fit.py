@@ -20,8 +20,9 @@ import msgspec
 from edgefl.budget.stage_cost import (
     OWN_CODE,
     Price,
+    Priced,
     StageTraffic,
-    cost_of,
+    draw_costs,
     figures_of,
     filled,
     first_figures,
@@ -183,12 +184,11 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             if _declined(one, candidate):
                 short = True
                 continue
-            priced = price(one, candidate.samples)
-            cost = cost_of(one, candidate, priced, traffic)
+            cost, priced, drawn = draw_costs(one, candidate, price, traffic)
             refusal = verdict(cost, candidate)
             if refusal is None:
                 less = one.stage != job.stage
-                return Placement(
+                placement = Placement(
                     device=candidate.device,
                     stage=one.stage,
                     hyper=one.hyper,
@@ -200,20 +200,33 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     layer=largest_layer(one, traffic.layers),
                     rank=trained_rank(one.model, one.stage),
                 )
+                each = [{"stage": stage, "cost": own, "predicted": figures_of(own)} for stage, own in drawn]
+                draws = tuple(msgspec.structs.replace(placement, **draw) for draw in each)
+                return msgspec.structs.replace(placement, draws=draws)
             whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
                 break  # a smaller micro-batch costs more FLOPs and as many bytes: only a smaller stage can help
             short = True
             # It spares activations alone. Where the rest is too much, a smaller stage can help; the smallest is
             # tried in all pieces, for the least that the device lacks.
-            rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
+            rest, _, _ = draw_costs(one, candidate, _without_activations(price), traffic)
             more = weights == "memory" and pieces[-1][2] == "disk"
-            if variant.stage in larger and not more and verdict(cost_of(one, candidate, rest, traffic), candidate):
+            if variant.stage in larger and not more and verdict(rest, candidate):
                 break
     if refusal is None:
         declined = candidate.declined
         refusal = declined[-1].refusal if declined else Refusal(reason="error", detail="no variant is left")
     return Placement(device=candidate.device, stage=job.stage, refusal=refusal)
+
+
+def _without_activations(price: Price) -> Price:
+    """The price without the memory that smaller pieces spare."""
+
+    def rest(job: Job, samples: Mapping[str, int]) -> Priced:
+        priced = price(job, samples)
+        return priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
+
+    return rest
 
 
 def _stages(stage: Stage) -> list[Stage]:
