@@ -20,8 +20,8 @@ import msgspec
 from edgefl.budget.stage_cost import (
     OWN_CODE,
     Price,
-    Priced,
     StageTraffic,
+    cost_of,
     draw_costs,
     figures_of,
     filled,
@@ -209,24 +209,16 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             short = True
             # It spares activations alone. Where the rest is too much, a smaller stage can help; the smallest is
             # tried in all pieces, for the least that the device lacks.
-            rest, _, _ = draw_costs(one, candidate, _without_activations(price), traffic)
+            rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
+            least_step = cost_of(one, candidate, rest, traffic).step_peak_bytes
+            spared = msgspec.structs.replace(cost, step_peak_bytes=least_step)
             more = weights == "memory" and pieces[-1][2] == "disk"
-            if variant.stage in larger and not more and verdict(rest, candidate):
+            if variant.stage in larger and not more and verdict(spared, candidate):
                 break
     if refusal is None:
         declined = candidate.declined
         refusal = declined[-1].refusal if declined else Refusal(reason="error", detail="no variant is left")
     return Placement(device=candidate.device, stage=job.stage, refusal=refusal)
-
-
-def _without_activations(price: Price) -> Price:
-    """The price without the memory that smaller pieces spare."""
-
-    def rest(job: Job, samples: Mapping[str, int]) -> Priced:
-        priced = price(job, samples)
-        return priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
-
-    return rest
 
 
 def _stages(stage: Stage) -> list[Stage]:

@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.errors import ModelError, Problem
+from edgefl.errors import ModelError
 from edgefl.models.spec import (
     ModelSpec,
     adapted_part,
@@ -39,7 +39,7 @@ from edgefl.models.spec import (
 )
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import encoder_stage
-from edgefl.registry import Option, Recipe, Rule, choose, register
+from edgefl.registry import Option, Rule, register
 from edgefl.roles import Schedule
 
 Embed = Literal["auto", "first_stage", "frozen"]
@@ -185,15 +185,6 @@ def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> li
     return trained + reconstruct_parts(spec) + [p for p in shared_parts(spec) if encoder_stage(p) in (None, s)]
 
 
-def _alone(recipe: Recipe) -> list[Problem]:
-    """Problem of devices that go on from parts of their own, of which they keep those of the last round."""
-    weight = choose("weight", recipe)
-    if weight.method.exchange != "nothing":
-        return []
-    text = f"a device keeps what it trained last, with sampled another encoder stage, and with weight: {weight.name}"
-    return [Problem("schedule", f"{text} is sent nothing else; set another schedule, or another weight")]
-
-
 _OTHER_LAYERS = (
     "each round of sampled trains another encoder stage, and the repair goes by how a layer changed in the round "
     "before; set slots.repair: none, or another schedule"
@@ -246,9 +237,9 @@ register(
             Rule("repair", "observe", _OTHER_LAYERS, wanted=False),
             Rule("objective", "keep", _OTHER_PARTS, wanted=False),
         ),
-        conflicts=_alone,
         per_round=True,
         stages=sampled,
+        freezes=True,
     ),
     Schedule(
         "mixed",
