@@ -98,6 +98,15 @@ def test_a_device_of_one_modality_has_the_same_draws() -> None:
     assert not any(part.startswith("a/") for one in placed.draws for part in one.stage.trained)
 
 
+def test_a_device_without_the_drawn_encoder_stage_trains_what_follows_it() -> None:
+    """As with low-rank terms of some parts: a has none of encoder stage 1, which rounds draw for the sake of b."""
+    some = tuple(part for part in SAMPLED.trained if part not in {"a/embed", "a/stage1"})
+    placed = put(msgspec.structs.replace(SAMPLED, trained=some), candidate(samples={"": 100, "a": 100}))
+    own = [{n for part in one.stage.trained if (n := encoder_stage(part))} for one in placed.draws]
+    assert own == [set(), {2}, {3}]
+    assert "head/a" in placed.draws[0].stage.trained
+
+
 def test_the_lean_optimiser_holds_for_every_draw() -> None:
     lean = LowMemoryOptimizer("adafactor", {"encoder": 0.02, "head": 0.02})
 
