@@ -41,7 +41,7 @@ def test_the_bound_holds_every_draw_by_the_step_itself() -> None:
 
 
 def test_bytes_are_those_of_a_draw_and_down_at_most_those_that_were_missed() -> None:
-    """Parts of 10 bytes: norms, heads, fusion and task are 6; a draw has 2 encoder parts, the first 2 embeddings more."""
+    """Of 10 bytes each: norms, heads, fusion, task are 6 parts; a draw has 2 of encoders, the first 4."""
     placed = put(SAMPLED, candidate())
     assert [one.cost.payload_up_bytes for one in placed.draws] == [100, 80, 80]
     assert [one.cost.payload_down_bytes for one in placed.draws] == [100, 80, 80]
