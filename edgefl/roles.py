@@ -66,8 +66,8 @@ Auxiliary = Literal["reconstruction", "private_head", "teacher", "received"]
 class Schedule(Method):
     """Which parts exist and are trained in each stage. ``stages``: (model, rounds of each stage, options) -> stages.
 
-    ``by_budget``: devices of one round train different depths. ``freezes``: later stages take parts that earlier ones
-    trained from the global model, frozen.
+    ``by_budget``: devices of one round train different depths. ``freezes``: later stages or rounds take parts that
+    earlier ones trained from the global model, frozen.
     """
 
     role: ClassVar[str] = "schedule"

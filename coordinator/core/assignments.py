@@ -16,7 +16,7 @@ from edgefl.aggregation.weights import signed, wanted
 from edgefl.models.spec import LAYERS, PROTOTYPES
 from edgefl.plan.falling_rates import fallen
 from edgefl.plan.job import WHOLE_ROUND, Job, PeriodRound, Placement, RunPlan, Transfer
-from edgefl.plan.stages import is_closing
+from edgefl.plan.stages import drawn, is_closing
 from edgefl.protocol.messages import Offer
 from edgefl.records import Attempt, Figures, Manifest
 from edgefl.registry import choose
@@ -62,6 +62,22 @@ def put_earlier(steps: Steps, device: str, attempt: Attempt, assignment: Assignm
     else:
         buffered.pop(key, None)
     steps.set(stragglers=stragglers, buffered=buffered)
+
+
+def placement_in(state: State, attempt: Attempt, device: str, placement: Placement) -> Placement:
+    """A device's placement in the round of ``attempt``: of what that round draws, where its stage does.
+
+    Down comes what the round before drew; to a device that had no part in it, at most all that rounds draw from.
+    """
+    if not placement.draws:
+        return placement
+    stage, seed = state.plan.stages[attempt.stage - 1], state.plan.seed
+    one = placement.draws[drawn(stage, seed, attempt.round)]
+    followed = attempt.round > 1 and device in state.last_aggregated
+    before = placement.draws[drawn(stage, seed, attempt.round - 1)] if followed else placement
+    name = "payload_down_bytes"
+    cost = replace(one.cost, payload_down_bytes=before.cost.payload_down_bytes)
+    return replace(one, cost=cost, predicted={**one.predicted, name: before.predicted[name]})
 
 
 def row_of(

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from coordinator.core import moves as m
-from coordinator.core.assignments import assignment_of, expected, offer, put
+from coordinator.core.assignments import assignment_of, expected, offer, placement_in, put
 from coordinator.core.known_devices import ask, count_rejected, figures_of, how_data
 from coordinator.core.moves import Steps
 from coordinator.core.plausibility import bounded, learned, likely, makes_claim, miscounted, plausible, unfit
@@ -182,6 +182,7 @@ def replanned(steps: Steps, device: str) -> None:
         check_close(steps)
         return
     why = assignment.refusal or Refusal()
+    placement = placement_in(steps.state, steps.opened.attempt, device, placement)
     put(steps, device, Assignment(placement, period=assignment.period))
     steps.emit("replanned", device, {**how_data(placement), "reason": why.reason, "where": why.where})
     offer(steps, device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from coordinator.core.assignments import offer, put, put_earlier, row_of
+from coordinator.core.assignments import offer, placement_in, put, put_earlier, row_of
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.lateness import late
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
@@ -22,7 +22,7 @@ from coordinator.core.step_back import broken, can_step_back, step_back
 from coordinator.core.unfinished import end_without_update
 from edgefl.models.spec import modality_of
 from edgefl.plan.choice_of_k import without_counts
-from edgefl.plan.stages import is_closing
+from edgefl.plan.stages import is_closing, stage_in, trained_stages
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Refusal
 from edgefl.registry import choose
@@ -85,7 +85,10 @@ def open_round(steps: Steps) -> None:
     names = members or _chosen(state, able)
     periods = period_rounds(state, names, resumes=bool(members))
     placed = {name: placement for name in names if (placement := state.devices[name].placement) is not None}
-    assignments = {name: Assignment(placement, period=periods.get(name)) for name, placement in placed.items()}
+    assignments = {
+        name: Assignment(placement_in(state, number, name, placement), period=periods.get(name))
+        for name, placement in placed.items()
+    }
     opened = Round(number, state.tries + 1, at, state.deadline(at), assignments)
     steps.do(SavedRound(number.stage, number.round, number.attempt))
     if (state.number, state.attempt) == (1, 0):
@@ -95,7 +98,9 @@ def open_round(steps: Steps) -> None:
     behind = {"behind": sorted(state.stragglers)} if state.stragglers else {}
     later = sorted(set(able) - set(members)) if members else []
     waiting = {"next_period": later} if later else {}
-    steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **behind, **waiting})
+    stage = stage_in(state.plan, state.stage, state.number)
+    drawn = {"drawn": trained_stages(stage)} if stage.draw else {}
+    steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **drawn, **behind, **waiting})
     if state.memory.period and not members:
         steps.warn("too few devices of the period can go on with it; another period begins with this round")
     if not members:

@@ -25,7 +25,7 @@ from edgefl.aggregation.server_state import shared
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.plan.periods import period_length
 from edgefl.plan.privacy import planned_rounds
-from edgefl.plan.stages import is_closing
+from edgefl.plan.stages import is_closing, stage_in
 from edgefl.process.tasks import Tasks
 from edgefl.process.worker import WorkerFailedError, understood
 from edgefl.protocol.messages import Update
@@ -145,7 +145,7 @@ class ModelTasks:
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         if one.clips:
             one = await asyncio.to_thread(self._clipped, one)
-        stage, single = self.plan.stages[one.attempt.stage - 1], dict[str, int]()
+        stage, single = stage_in(self.plan, one.attempt.stage, one.attempt.round), dict[str, int]()
         if period_length(self.plan, stage) > 1:
             single = await asyncio.to_thread(exchangeable_layers, self.store, self.manifest, stage.trained)
         updates = [self._info(update, one.attempt, single) for update in one.updates]

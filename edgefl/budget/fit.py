@@ -22,6 +22,7 @@ from edgefl.budget.stage_cost import (
     Price,
     StageTraffic,
     cost_of,
+    draw_costs,
     figures_of,
     filled,
     first_figures,
@@ -195,12 +196,11 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             if _declined(one, candidate):
                 short = True
                 continue
-            priced = price(one, candidate.samples)
-            cost = cost_of(one, candidate, priced, traffic)
+            cost, priced, drawn = draw_costs(one, candidate, price, traffic)
             refusal = verdict(cost, candidate)
             if refusal is None:
                 less = one.stage != job.stage
-                return Placement(
+                placement = Placement(
                     device=candidate.device,
                     stage=one.stage,
                     hyper=one.hyper,
@@ -212,6 +212,9 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     layer=largest_layer(one, traffic.layers),
                     rank=trained_rank(one.model, one.stage),
                 )
+                each = [{"stage": stage, "cost": own, "predicted": figures_of(own)} for stage, own in drawn]
+                draws = tuple(msgspec.structs.replace(placement, **draw) for draw in each)
+                return msgspec.structs.replace(placement, draws=draws)
             whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
                 break  # a smaller micro-batch costs more FLOPs and as many bytes: only a smaller stage can help
@@ -219,8 +222,10 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             # It spares activations alone. Where the rest is too much, a smaller stage can help; the smallest is
             # tried in all pieces, for the least that the device lacks.
             rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
+            least_step = cost_of(one, candidate, rest, traffic).step_peak_bytes
+            spared = msgspec.structs.replace(cost, step_peak_bytes=least_step)
             more = weights == "memory" and pieces[-1][2] == "disk"
-            if variant.stage in larger and not more and verdict(cost_of(one, candidate, rest, traffic), candidate):
+            if variant.stage in larger and not more and verdict(spared, candidate):
                 break
     if refusal is None:
         declined = candidate.declined

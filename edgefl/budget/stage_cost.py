@@ -19,7 +19,7 @@ from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec, reconstruct_p
 from edgefl.plan.job import Candidate, Job, Stage, Transfer
 from edgefl.plan.packed_sizes import Layout, object_bytes, sent_bytes
 from edgefl.plan.periods import in_parts, period_of
-from edgefl.plan.stages import is_closing, kept, packing_of, sent
+from edgefl.plan.stages import draws, is_closing, kept, packing_of, sent
 from edgefl.plan.training_samples import VALUE_BYTES, after_completion, built_parts, prefixes, stored_bytes, together_in
 from edgefl.records import Cost, Figure, Figures, has_card
 from edgefl.registry import chosen, signature
@@ -212,6 +212,33 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         operations=priced.operations,
     )
     return cost if job.model.declared else timed(cost, candidate)
+
+
+def draw_jobs(job: Job, traffic: StageTraffic) -> list[tuple[Job, StageTraffic]]:
+    """Job and traffic of each draw of the stage; of one without draws, its own."""
+    pairs = zip(draws(job.stage, traffic.stage), draws(traffic.stage), strict=True)
+    return [(msgspec.structs.replace(job, stage=own), traffic._replace(stage=whole)) for own, whole in pairs]
+
+
+#: Down and on the disk there is what several rounds have changed: a device may have missed some.
+_OF_SEVERAL = {"payload_down_bytes", "disk_bytes", "memory"}
+
+
+def draw_costs(
+    job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
+) -> tuple[Cost, Priced, list[tuple[Stage, Cost]]]:
+    """The largest cost of a round, the price of its steps, and each draw with its cost ([]: nothing is drawn)."""
+    jobs = draw_jobs(job, traffic)
+    prices = [price(one, candidate.samples) for one, _ in jobs]
+    most = max(prices, key=lambda priced: priced.peak)
+    whole = cost_of(job, candidate, most, traffic)
+    if not job.stage.draw:
+        return whole, most, []
+    costs = [cost_of(one, candidate, priced, own) for (one, own), priced in zip(jobs, prices, strict=True)]
+    fields = [name for name in Cost.__struct_fields__ if name not in _OF_SEVERAL]
+    bound = {name: max(getattr(cost, name) for cost in costs) for name in fields}
+    stages = [one.stage for one, _ in jobs]
+    return msgspec.structs.replace(whole, **bound), most, list(zip(stages, costs, strict=True))
 
 
 def modules_bytes(model: ModelSpec) -> int:

@@ -258,7 +258,9 @@ class TrainingConfig(Values):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
     cache: Literal["none", "f16", "f32"] = Field(
-        "f16", description="how a device stores what its frozen encoder parts make of its samples; none: made anew"
+        "f16",
+        description="how a device stores what its frozen encoder parts make of its samples; none: made anew, as where "
+        "each round trains another encoder stage",
     )
     precision: Literal["f32", "bf16"] = Field(
         "f32", description="what encoders and heads compute in on a GPU (bf16: mixed); a CPU always uses f32"

@@ -30,7 +30,8 @@ class Stage(msgspec.Struct, frozen=True):
     """One stage: present and trained parts; the trained ones are exchanged each round.
 
     ``depth`` is how many encoder stages exist; ``index`` counts from 1. ``fallback_depth``: how many exist for devices
-    that cannot train all of ``trained``; 0: as many.
+    that cannot train all of ``trained``; 0: as many. ``draw``: each round trains one encoder stage of ``trained``,
+    with all that is of none, in this order; "": all of ``trained``.
     """
 
     index: int = 1
@@ -39,6 +40,7 @@ class Stage(msgspec.Struct, frozen=True):
     present: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
     fallback_depth: int = 0
+    draw: Literal["", "random", "cyclic"] = ""
 
 
 class LowMemoryOptimizer(msgspec.Struct, frozen=True):
@@ -204,6 +206,7 @@ class Placement(msgspec.Struct, frozen=True):
     shortened: Refusal | None = None  # why ``stage`` trains less depth or rank than all devices'; None: it does not
     layer: str = ""  # the largest layer ("part|tensor") that it may be asked for alone; "": the recipe has no periods
     rank: int = 0  # of the low-rank terms that it trains; 0: none, or all devices have the same
+    draws: tuple[Placement, ...] = ()  # of each draw of the stage, which ``cost`` bounds; (): nothing is drawn
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):

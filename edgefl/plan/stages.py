@@ -10,6 +10,7 @@ its own copy of the round before; a received copy is then the teacher.
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -29,7 +30,7 @@ from edgefl.models.spec import (
     space_of_part,
     with_lora,
 )
-from edgefl.plan.job import Exchange, Job, Slots, Stage
+from edgefl.plan.job import Exchange, Job, RunPlan, Slots, Stage
 from edgefl.registry import Choice, Recipe, Slot, choose, chosen
 
 
@@ -87,6 +88,41 @@ def trained_stages(stage: Stage) -> list[int]:
     return sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})
 
 
+def draws(stage: Stage, whole: Stage | None = None) -> list[Stage]:
+    """Variants of the stage of which each round trains one; [stage] where nothing is drawn.
+
+    Each has one encoder stage, the first with the embeddings that are trained, and all that is of none. ``whole``: the
+    stage as all devices train it, which has as many.
+    """
+    numbers = sorted({max(1, n) for n in trained_stages(whole or stage)}) if stage.draw else []
+
+    def of(number: int) -> tuple[str, ...]:
+        return tuple(part for part in stage.trained if (n := encoder_stage(part)) is None or max(1, n) == number)
+
+    return [msgspec.structs.replace(stage, trained=of(number)) for number in numbers] or [stage]
+
+
+def drawn(stage: Stage, seed: int, number: int) -> int:
+    """Index of round ``number``'s draw among ``draws(stage)``; each comes up once in as many rounds.
+
+    "random": those rounds are in an order of their own, by hashes, which are the same in every release.
+    """
+    cycle, place = divmod(number - 1, len(draws(stage)))
+    if stage.draw != "random":
+        return place
+
+    def key(index: int) -> bytes:
+        return hashlib.sha256(f"{seed}/{stage.index}/{cycle}/{index}".encode()).digest()
+
+    return sorted(range(len(draws(stage))), key=key)[place]
+
+
+def stage_in(plan: RunPlan, stage: int, number: int) -> Stage:
+    """Stage number ``stage`` as its round ``number`` trains it."""
+    one = plan.stages[stage - 1]
+    return draws(one)[drawn(one, plan.seed, number)]
+
+
 def later_heavy(stages: Sequence[Stage]) -> list[int]:
     """Rounds for pretrained encoders trained stage by stage, more in the later ones; [] where they have them.
 
@@ -108,8 +144,10 @@ def shallower(stage: Stage) -> list[Stage]:
 
     Where the stage has a fallback depth, the encoder stages beyond it are given up first, and do not exist then; after
     that the deepest are kept. The first entry is the stage itself; the last trains one encoder stage with heads, norms,
-    fusion and task.
+    fusion and task. A stage with draws has no other: in rounds of what it gave up, a device would train no encoder.
     """
+    if stage.draw:
+        return [stage]
     if 0 < stage.fallback_depth < stage.depth:
         return [stage, *shallower(_cut(stage))]
     variants = [stage]

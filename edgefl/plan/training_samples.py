@@ -131,8 +131,11 @@ class Prefix(NamedTuple):
 
 
 def prefixes(job: Job) -> dict[str, Prefix]:
-    """Modality -> its prefix, of the modalities this stage has; none without ``hyper.cache``."""
-    if not job.hyper.cache:
+    """Modality -> its prefix, of the modalities this stage has; none without ``hyper.cache``.
+
+    None either where each round trains a draw: by the next, the parts ahead of it have changed.
+    """
+    if not job.hyper.cache or job.stage.draw:
         return {}
     present, trained = set(job.stage.present), set(job.stage.trained)
     found = {}

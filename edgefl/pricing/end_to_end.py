@@ -43,7 +43,7 @@ def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, E
     schedule, spec = method("schedule", default("schedule")), replace(plan.model, lora=msgspec.UNSET)
     stage = Choice(schedule, {}).bind(schedule.stages)(spec, [stage.rounds for stage in plan.stages])[0]
     held = [one for one in plan.stages if one.rounds]
-    if all(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in held):
+    if all(set(stage.trained) <= set(one.trained) and not (one.fallback_depth or one.draw) for one in held):
         return {}
     model = build(spec, device="meta")
     layouts = {part: part_layout(model, part) for part in model.parts_present}

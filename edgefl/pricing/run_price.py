@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ import torch
 
 from edgefl.aggregation.weights import wanted
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits, place, trained_depth, verdict
-from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of, moved
+from edgefl.budget.stage_cost import Price, StageTraffic, draw_costs, draw_jobs, moved
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
 from edgefl.models.spec import ModelSpec, is_encoder, is_lora, task_parts
@@ -25,7 +26,7 @@ from edgefl.plan.job import Arrival, Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.packed_sizes import Layout, object_bytes
 from edgefl.plan.periods import exchangeable, period_length, period_of
 from edgefl.plan.privacy import spending
-from edgefl.plan.stages import encoder_stage, planned, stage_before, trained_rank
+from edgefl.plan.stages import draws, encoder_stage, planned, stage_before, trained_rank
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.round_price import Pricer, process_pricer
 from edgefl.records import has_card
@@ -146,25 +147,28 @@ def _stage_prices(
         job = Job(model=plan.model, stage=stage, hyper=hyper, slots=plan.slots, transfer=plan.transfer)
         if not can_cache(job):
             job = with_cache(job, "")
-        priced = run.pricer(job, samples)
         whole = StageTraffic(stage, run.part_bytes, before, wanted(plan.server), run.layers(stage), run.layouts)
-        traffic = moved(job, device, whole)
+        jobs = draw_jobs(job, whole)
+        prices = [run.pricer(one, samples) for one, _ in jobs]
+        priced = max(prices, key=lambda one: one.peak)
+        moves = [moved(one, device, own) for one, own in jobs]
+        traffic = max(moves, key=lambda one: one.whole_up_bytes)
         first = traffic.joining_down_bytes + traffic.signature_bytes if before is None else traffic.entering_down_bytes
         yield StagePrice(
             schedule=schedule,
             stage=stage.index,
             rounds=stage.rounds,
             step_peak_bytes=priced.peak,
-            flops_per_round=priced.flops,
-            flops_per_sample=priced.sample_flops,
-            payload_down_bytes=traffic.payload_down_bytes,
-            payload_up_bytes=traffic.payload_up_bytes,
+            flops_per_round=fmean(one.flops for one in prices),
+            flops_per_sample=fmean(one.sample_flops for one in prices),
+            payload_down_bytes=round(fmean(one.payload_down_bytes for one in moves)),
+            payload_up_bytes=round(fmean(one.payload_up_bytes for one in moves)),
             filling_flops=sum(flops for part, flops in priced.cache_fill_flops.items() if part not in stored),
             whole_bytes=first + traffic.whole_up_bytes,
             batch_size=hyper.batch_size,
             memory=dict(priced.memory),
             libraries_bytes=priced.libraries,
-            exceeds=tuple(_exceeding(job, samples, priced, whole, run.devices)) if stage.rounds else (),
+            exceeds=tuple(_exceeding(job, samples, run.pricer, whole, run.devices)) if stage.rounds else (),
             layer_bytes=traffic.layer_bytes + traffic.layers_up_bytes,
         )
         stored |= set(priced.cache_fill_flops) if stage.rounds else set()
@@ -202,14 +206,14 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
 
 
 def _exceeding(
-    job: Job, samples: dict[str, int], priced: Priced, traffic: StageTraffic, devices: Sequence[PlannedDevice]
+    job: Job, samples: dict[str, int], price: Price, traffic: StageTraffic, devices: Sequence[PlannedDevice]
 ) -> Iterator[str]:
     """Names of devices with budgets below the whole stage in whole batches, by the typical share's price."""
     for device in devices:
         own = device.candidate
         arrival: Arrival = "joining" if traffic.before is None else "entering"
         alike = msgspec.structs.replace(own, samples=samples, arrival=arrival)
-        cost = cost_of(job, alike, priced, traffic)
+        cost, _, _ = draw_costs(job, alike, price, traffic)
         flops = cost.flops * own.samples.get("", 0) / samples[""]
         if verdict(msgspec.structs.replace(cost, flops=flops), alike) is not None:
             yield own.device
@@ -242,12 +246,12 @@ def totals(model: ModelSpec, stages: Sequence[Stage], epochs: int) -> Totals:
     numbers = [{n for part in stage.trained if (n := encoder_stage(part))} for stage in stages]
     alone = len(stages) > 1 and all(len(n) == 1 for n in numbers)
     sent = spent = 0.0
-    for stage in stages:
-        trained = set(stage.trained)
-        finished = [p for p in trained if encoder_stage(p)] if stage.rounds and alone else []
-        sent += 2 * stage.rounds * sum(sizes[part] for part in trained) + sum(sizes[part] for part in finished)
-        forward = sum(flops[part] * (3 if part in trained else 1) for part in stage.present if part in flops)
-        spent += stage.rounds * epochs * forward
+    for one, rounds in ((one, stage.rounds / len(draws(stage))) for stage in stages for one in draws(stage)):
+        trained = set(one.trained)
+        finished = [p for p in trained if encoder_stage(p)] if rounds and alone else []
+        sent += 2 * rounds * sum(sizes[part] for part in trained) + sum(sizes[part] for part in finished)
+        forward = sum(flops[part] * (3 if part in trained else 1) for part in one.present if part in flops)
+        spent += rounds * epochs * forward
     return Totals(sent, spent)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
+
+import msgspec
 
 from edgefl.budget.fit import DeviceMonth, RunPrice
 from edgefl.plan.job import Placement
@@ -29,7 +32,7 @@ def _months(price: RunPrice, runs: int) -> Iterator[DeviceMonth]:
         held = [placement for placement in fitting if placement.stage.rounds]
         costs = [stage_total(one, price.period, joins=one is held[0]) for one in held]
         payload = sum(cost.payload_down_bytes + cost.payload_up_bytes for cost in costs)
-        joules = [one.stage.rounds * one.cost.energy_j for one in held]
+        joules = [one.stage.rounds * usual(one).energy_j for one in held]
         energy = runs * sum(joules) if held and all(joules) else None
         yield DeviceMonth(name, round(runs * payload * (1 + PACKET_SHARE)), IDLE_BYTES_A_MONTH, energy)
 
@@ -57,13 +60,23 @@ def month_table(price: RunPrice) -> Grid:
     return table(title, columns, price.months, [note])
 
 
+def usual(placement: Placement) -> Cost:
+    """Cost of a usual round; of a stage with draws their mean, since each has as many rounds, or one less."""
+    names, costs = (
+        ("flops", "payload_down_bytes", "payload_up_bytes", "energy_j"),
+        [one.cost for one in placement.draws],
+    )
+    means = {name: fmean(getattr(cost, name) for cost in costs) for name in names} if costs else {}
+    return msgspec.structs.replace(placement.cost, **means)
+
+
 def stage_total(placement: Placement, period: int = 1, *, joins: bool) -> Cost:
     """FLOPs and bytes of all rounds of a stage at a device; ``joins``: its first stage.
 
     The sum of the rounds' predictions: the first brings whole parts and stores a frozen prefix, the last sends whole
     parts, and the run's first has no prototypes to bring. ``period``: rounds from one whole exchange to the next.
     """
-    cost, rounds = placement.cost, placement.stage.rounds
+    cost, rounds = usual(placement), placement.stage.rounds
     later, more = rounds - 1, whole_exchanges(rounds, period) - 1
     between = later - more
     first = placement.predicted_first.get("flops")

@@ -166,6 +166,11 @@ def _placements(price: RunPrice) -> Grid:
     )
     if 0 < price.fewest_rounds < max((row.placement.stage.rounds for row in price.devices), default=0):
         note += f" That is the most: the recipe's pace may end a stage after {price.fewest_rounds} rounds."
+    if any(row.placement.draws for row in price.devices):
+        note += (
+            " Where a round trains one encoder stage of several, a step is that of the most memory, by which the "
+            "budget is checked, and a stage has the mean of all; no prefix is stored: by the next round it has changed."
+        )
     if price.omits:
         note += f" Up is the most: with upload: {price.omits} a device chooses what it sends."
     if (private := price.spending) is not None:
@@ -195,9 +200,10 @@ def _trains(placement: Placement) -> str:
     names = ["embeddings"] if 0 in numbers else []
     if stages := [n for n in numbers if n]:
         first, last = stages[0], stages[-1]
-        one = "its stage" if first == placement.stage.index else f"stage {first}"
+        one = "its stage" if first == placement.stage.index and not placement.draws else f"stage {first}"
         adapted = "LoRA of " if any(map(is_lora, placement.stage.trained)) else ""
-        names.append(adapted + (one if first == last else f"stages {first}–{last}"))
+        drawn = "one a round of " if placement.draws else ""
+        names.append(drawn + adapted + (one if first == last else f"stages {first}–{last}"))
     return " + ".join(names) or "heads alone"
 
 

@@ -250,7 +250,8 @@ def stages(report: RunReport) -> Grid:
 
     def parts(row: Record) -> str:
         trained = list(row.get("trained", ()))
-        return ", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")
+        drawn = "each round one encoder stage of: " if row.get("draw") else ""
+        return drawn + ", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")
 
     columns: list[Column[Record]] = [
         Column("stage", lambda row: row.get("index"), key=True),

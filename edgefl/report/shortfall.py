@@ -48,12 +48,15 @@ class Shortfall(NamedTuple):
 def shortfalls(report: RunReport) -> list[Shortfall]:
     """Shortfalls by device, stage and depth; modalities without data on the device do not count."""
     asked = {stage.get("index"): tuple(stage.get("trained", ())) for stage in report.stages}
+    drawing = {stage.get("index") for stage in report.stages if stage.get("draw")}
     limits = _limits(report)
     found: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], list[int]] = {}
     for row in report.assignments:
         own = {modality_of(part) for part in row.trained}
         parts = [part for part in asked.get(row.stage, ()) if modality_of(part) in own]
         whole, trained = _numbers(parts), _numbers(row.trained)
+        if row.stage in drawing:  # each round of such a stage asks for one of its encoder stages
+            parts, whole = [part for part in parts if (n := encoder_stage(part)) is None or n in trained], trained
         # A slice begins at the rank of those that lack it.
         rank = min(set(map(rank_start, parts)) - set(map(rank_start, row.trained)), default=0)
         if row.status == "done" and (set(trained) < set(whole) or rank):

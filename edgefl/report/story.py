@@ -146,7 +146,7 @@ def no_saving(report: RunReport) -> str:
     if savings(report) or not any(row.status == "done" for row in report.assignments):
         return ""
     every = set(report.part_bytes)
-    if report.stages and all(every <= set(stage.get("trained", ())) for stage in report.stages):
+    if report.stages and all(every <= set(s.get("trained", ())) and not s.get("draw") for s in report.stages):
         return "It trains end to end itself, so there is no saving against that."
     if quality.by_own_code(report):
         return "The devices' own code (model.own) is not priced end to end, so no saving is told."

@@ -107,6 +107,8 @@ def test_the_mixes_use_every_choice_of_every_role():
         ({"weight": "own", "schedule": "layerwise"}, "with weight: own nothing trains the global model"),
         ({"weight": "own", "schedule": "freeze"}, "with weight: own nothing trains the global model"),
         ({"weight": "own", "schedule": "mixed"}, "with weight: own nothing trains the global model"),
+        ({"weight": "own", "schedule": "sampled"}, "with weight: own nothing trains the global model"),
+        ({"repair": "poverty", "schedule": "sampled"}, "goes by how a layer changed in the round before"),
         ({"weight": "relationship", "cluster": {"lsh": {"models": "own"}}}, "gives each device a model already"),
         ({"weight": "relationship", "repair": "poverty"}, "poverty mends one model for all"),
         ({"repair": "poverty", "missing": "ignore"}, "poverty needs samples that lack a modality"),

@@ -158,3 +158,10 @@ def test_what_a_term_keeps_is_as_large_as_the_parameter() -> None:
     made = job(objective={**CROSS_ENTROPY, "short": {}})
     with pytest.raises(ModelError, match=r"objective: short keeps \[0.*\] of a/stage3\|"):
         train_round(made, dataset(24), parts_of(made), LocalState())
+
+
+def test_sampled_trains_other_parts_than_those_of_which_devices_keep_a_state(tmp_path: Path):
+    slots = ["slots.objective={cross_entropy: {}, feddyn: {}}", "slots.schedule=sampled"]
+    plan_of(tmp_path, "end_to_end", "ab", 1, slots[1:])
+    with pytest.raises(ConfigError, match="devices keep something of the parts that they trained before; leave the"):
+        plan_of(tmp_path, "end_to_end", "ab", 1, slots)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import ModelSpec, match_parts, part_names
-from edgefl.plan.job import Stage
-from edgefl.plan.stages import encoder_stage, restrict, shallower
+from edgefl.plan.job import RunPlan, Stage
+from edgefl.plan.stages import drawn, draws, encoder_stage, restrict, shallower, stage_in
 from edgefl.registry import method, methods
 
 SENSOR = encoder_of_size("sensor", "tiny", (16, 3))
@@ -69,6 +69,46 @@ def test_heads_freeze_every_encoder_or_those_that_begin_with_a_checkpoint():
     multiway = msgspec.structs.replace(mixed, encoder_sharing="multiway")
     (shared,) = heads(multiway, [1, 1, 1], frozen="pretrained")
     assert "shared/stage3" in shared.trained  # random weights, which would stay so
+
+
+def test_sampled_draws_one_encoder_stage_of_all_modalities_with_what_follows_them():
+    (stage,) = method("schedule", "sampled").stages(MODEL, [1, 0, 5])
+    assert (stage.index, stage.depth, stage.rounds, stage.draw) == (1, 3, 6, "random")
+    assert set(stage.present) == set(stage.trained) == set(part_names(MODEL))
+    each = draws(stage)
+    assert [set(one.trained) - set(HEADS) for one in each] == [
+        {"a/embed", "b/embed", "a/stage1", "b/stage1"}, {"a/stage2", "b/stage2"}, {"a/stage3", "b/stage3"},
+    ]  # fmt: skip
+    assert all(set(HEADS) <= set(one.trained) and one.present == stage.present for one in each)
+    assert shallower(stage) == [stage]
+    (whole,) = method("schedule", "end_to_end").stages(MODEL, [1, 0, 5])
+    assert draws(whole) == [whole]
+    assert drawn(whole, 3, 5) == 0
+
+
+def test_sampled_embeddings_by_option_and_by_pretraining():
+    mixed = ModelSpec({"a": msgspec.structs.replace(SENSOR, pretrained="c"), "b": SENSOR}, stages=3, classes=2)
+    for embed, expected in (("auto", {"b/embed"}), ("first_stage", {"a/embed", "b/embed"}), ("frozen", set())):
+        (stage,) = method("schedule", "sampled").stages(mixed, [1, 1, 1], embed)
+        assert {p for p in draws(stage)[0].trained if p.endswith("embed")} == expected
+        assert not any(p.endswith("embed") for one in draws(stage)[1:] for p in one.trained)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 40), st.sampled_from(["random", "cyclic"]))
+def test_each_draw_comes_up_once_in_as_many_rounds(seed, cycle, order):
+    (stage,) = method("schedule", "sampled").stages(MODEL, [1, 1, 1], order=order)
+    turns = [drawn(stage, seed, 3 * cycle + number) for number in (1, 2, 3)]
+    assert sorted(turns) == [0, 1, 2]
+    assert order == "random" or turns == [0, 1, 2]
+
+
+def test_random_draws_follow_from_seed_and_round_in_every_release():
+    (stage,) = method("schedule", "sampled").stages(MODEL, [1, 1, 1])
+    assert [drawn(stage, 7, number) for number in range(1, 10)] == [1, 2, 0, 2, 1, 0, 2, 0, 1]
+    orders = {tuple(drawn(stage, seed, number) for number in (1, 2, 3)) for seed in range(60)}
+    assert len(orders) == 6
+    plan = RunPlan(seed=7, stages=(stage,))
+    assert [stage_in(plan, 1, number) for number in (1, 2, 3)] == [draws(stage)[index] for index in [1, 2, 0]]
 
 
 def test_freeze_of_shared_attention_freezes_the_shared_stage_too():

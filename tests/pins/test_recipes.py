@@ -194,6 +194,7 @@ PACKED: dict[str, tuple[str, ...]] = {
         "training.rounds=[2, 2]",
     ),
     "heads": ("transfer.up={head/*: int8, '*': delta+f16}", "transfer.down=bf16", "training.cache=f32", THREE),
+    "sampled": ("transfer.up=delta+int8", "transfer.down=delta+f16", "training.rounds=[2, 2]"),
     "mixed": ("transfer.up=delta+int8", "transfer.down=delta+f16", "training.rounds=[1, 2]"),
 }
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -8,6 +8,9 @@ freeze:      in every stage everything exists; stage s trains encoder stages s t
              (FreezeOut, arXiv 1706.04983, in whole stages). Rounds [9, 0, 27]: 9 end-to-end, then 27 of the last stage.
 heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained, and low-rank terms
              (model.lora). With frozen: pretrained the encoders without a checkpoint are trained too, whole.
+sampled:     one stage at full depth; each round trains one encoder stage of all modalities, the first with embeddings
+             that nothing pretrained, and what follows the encoders (LISA, arXiv 2403.17919). As in BAdam
+             (arXiv 2404.02827) each encoder stage has its turn before any has another.
 mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
              progressive, or as much of that as they can, down to layerwise.
 
@@ -25,6 +28,7 @@ import msgspec
 from edgefl.errors import ModelError
 from edgefl.models.spec import (
     ModelSpec,
+    adapted_part,
     is_encoder,
     is_lora,
     match_parts,
@@ -35,11 +39,12 @@ from edgefl.models.spec import (
 )
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import encoder_stage
-from edgefl.registry import Option, register
+from edgefl.registry import Option, Rule, register
 from edgefl.roles import Schedule
 
 Embed = Literal["auto", "first_stage", "frozen"]
 Frozen = Literal["all", "pretrained"]
+Order = Literal["random", "cyclic"]
 
 
 def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
@@ -140,6 +145,17 @@ def heads(
     return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=trained),)
 
 
+def sampled(
+    spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto", order: Order = "random"
+) -> tuple[Stage, ...]:
+    """One stage with all the rounds, of which each trains one encoder stage and what follows the encoders."""
+    _needs_encoders(spec, "sampled")
+    (whole,) = end_to_end(spec, rounds)
+    frozen = {f"{m}/embed" for m, e in spec.encoders.items() if not _trains_embedding(embed, e.pretrained)}
+    trained = tuple(part for part in whole.trained if adapted_part(part) not in frozen)
+    return (msgspec.structs.replace(whole, trained=trained, draw=order),)
+
+
 def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed | None = None) -> tuple[Stage, ...]:
     """Stage s trains everything; devices that cannot, through encoder stage s. ``embed`` has no effect."""
     _needs_encoders(spec, "mixed")
@@ -156,19 +172,36 @@ def _present(spec: ModelSpec, through: int | None = None) -> tuple[str, ...]:
     return tuple(part for part in part_names(spec, through=through) if part not in kept_out)
 
 
+def _trains_embedding(embed: Embed, pretrained: str) -> bool:
+    return embed == "first_stage" or (embed == "auto" and not pretrained)
+
+
 def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> list[str]:
     trained = []
     for modality, encoder in spec.encoders.items():
-        if first and (embed == "first_stage" or (embed == "auto" and not encoder.pretrained)):
+        if first and _trains_embedding(embed, encoder.pretrained):
             trained.append(f"{modality}/embed")
         trained += [f"{modality}/stage{s}", f"{modality}/norm", f"head/{modality}"]
     return trained + reconstruct_parts(spec) + [p for p in shared_parts(spec) if encoder_stage(p) in (None, s)]
 
 
+_OTHER_LAYERS = (
+    "each round of sampled trains another encoder stage, and the repair goes by how a layer changed in the round "
+    "before; set slots.repair: none, or another schedule"
+)
+_OTHER_PARTS = (
+    "each round of sampled trains another encoder stage, and the objective has a term for which devices keep something "
+    "of the parts that they trained before; leave the term out, or set another schedule"
+)
 _EMBED = Option(
     "auto",
     "whether the embeddings are trained in the first stage; auto: yes unless they are pretrained",
     ("auto", "first_stage", "frozen"),
+)
+_ORDER = Option(
+    "random",
+    "in which encoder stages have their turns: random, another order each time; cyclic, the first to the last",
+    ("random", "cyclic"),
 )
 _FROZEN = Option(
     "all", "which encoders are frozen; pretrained: those that begin with a checkpoint", ("all", "pretrained")
@@ -195,6 +228,18 @@ register(
         "whole, frozen encoders; only heads, fusion, task and model.lora are trained",
         {"frozen": _FROZEN},
         stages=heads,
+    ),
+    Schedule(
+        "sampled",
+        "the whole model exists; each round trains one encoder stage, the others frozen, and what follows the encoders",
+        {"embed": _EMBED, "order": _ORDER},
+        rules=(
+            Rule("repair", "observe", _OTHER_LAYERS, wanted=False),
+            Rule("objective", "keep", _OTHER_PARTS, wanted=False),
+        ),
+        per_round=True,
+        stages=sampled,
+        freezes=True,
     ),
     Schedule(
         "mixed",
