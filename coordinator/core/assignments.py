@@ -77,7 +77,8 @@ def placement_in(state: State, attempt: Attempt, device: str, placement: Placeme
     before = placement.draws[drawn(stage, seed, attempt.round - 1)] if followed else placement
     name = "payload_down_bytes"
     cost = replace(one.cost, payload_down_bytes=before.cost.payload_down_bytes)
-    return replace(one, cost=cost, predicted={**one.predicted, name: before.predicted[name]})
+    predicted = {**one.predicted, name: before.predicted[name]}
+    return replace(placement, stage=one.stage, cost=cost, predicted=predicted, draws=())
 
 
 def row_of(

@@ -30,7 +30,7 @@ from edgefl.budget.stage_cost import (
 )
 from edgefl.label_spaces import keyed_spaces, samples_key, spaces_in
 from edgefl.models.spec import MISSING, ModelSpec, is_encoder, task_parts
-from edgefl.plan.job import LEAST_BYTES_ON_DISK, Candidate, Decline, Job, Placement, Stage
+from edgefl.plan.job import LEAST_BYTES_ON_DISK, Candidate, Decline, Draw, Job, Placement, Stage
 from edgefl.plan.packed_sizes import Layout
 from edgefl.plan.periods import LARGEST_SHARE, period_of
 from edgefl.plan.privacy import Spending
@@ -200,7 +200,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
             refusal = verdict(cost, candidate)
             if refusal is None:
                 less = one.stage != job.stage
-                placement = Placement(
+                return Placement(
                     device=candidate.device,
                     stage=one.stage,
                     hyper=one.hyper,
@@ -211,10 +211,8 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     shortened=(whole or candidate.declined[-1].refusal) if less else None,
                     layer=largest_layer(one, traffic.layers),
                     rank=trained_rank(one.model, one.stage),
+                    draws=tuple(Draw(stage, own, figures_of(own)) for stage, own in drawn),
                 )
-                each = [{"stage": stage, "cost": own, "predicted": figures_of(own)} for stage, own in drawn]
-                draws = tuple(msgspec.structs.replace(placement, **draw) for draw in each)
-                return msgspec.structs.replace(placement, draws=draws)
             whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
                 break  # a smaller micro-batch costs more FLOPs and as many bytes: only a smaller stage can help

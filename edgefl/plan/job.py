@@ -192,6 +192,14 @@ class Candidate(msgspec.Struct, frozen=True):
     factors: dict[str, float] = {}  # figure -> measured / predicted, learned from earlier rounds
 
 
+class Draw(msgspec.Struct, frozen=True):
+    """A draw of a placement's stage, with its own cost."""
+
+    stage: Stage = Stage()
+    cost: Cost = Cost()
+    predicted: Figures = {}
+
+
 class Placement(msgspec.Struct, frozen=True):
     """A device's planned training in one stage with its predicted cost, or the refusal."""
 
@@ -206,7 +214,7 @@ class Placement(msgspec.Struct, frozen=True):
     shortened: Refusal | None = None  # why ``stage`` trains less depth or rank than all devices'; None: it does not
     layer: str = ""  # the largest layer ("part|tensor") that it may be asked for alone; "": the recipe has no periods
     rank: int = 0  # of the low-rank terms that it trains; 0: none, or all devices have the same
-    draws: tuple[Placement, ...] = ()  # of each draw of the stage, which ``cost`` bounds; (): nothing is drawn
+    draws: tuple[Draw, ...] = ()  # of each draw of the stage, which ``cost`` bounds; (): nothing is drawn
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):

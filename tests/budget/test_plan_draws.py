@@ -68,7 +68,6 @@ def test_no_draw_exceeds_a_budget_and_the_largest_decides_the_pieces(lacking: in
     assert placed.shortened is None
     for one in placed.draws:
         assert verdict(one.cost, candidate(budget)) is None
-        assert one.hyper == placed.hyper
         for own, most in zip(limits(one.cost, candidate(budget)), limits(placed.cost, candidate(budget)), strict=True):
             assert own.needed <= most.needed
 
@@ -116,4 +115,4 @@ def test_the_lean_optimiser_holds_for_every_draw() -> None:
 
     placed = place(job(low_memory_optimizer=lean), candidate(Budget(step_memory_bytes=280)), TINY, leaner)
     assert placed.refusal is None
-    assert {one.hyper.optimizer for one in placed.draws} == {"adafactor"}
+    assert (placed.hyper.optimizer, [one.cost.step_peak_bytes for one in placed.draws]) == ("adafactor", [280, 180, 80])

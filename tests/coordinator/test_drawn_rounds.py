@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import test_coordinator_machine
 from coordinator_fixture import MODEL, place
@@ -10,7 +12,7 @@ from test_coordinator_machine import Play, of
 
 from coordinator.core import moves as do
 from edgefl.models.spec import part_names
-from edgefl.plan.job import Candidate, Hyper, Placement, RoundPolicy, Stage
+from edgefl.plan.job import Candidate, Draw, Hyper, Placement, RoundPolicy, Stage
 from edgefl.plan.stages import draws, stage_in
 from edgefl.records import Figure, Refusal
 from edgefl.run_records import AssignmentRow, EventRow
@@ -24,13 +26,15 @@ DOWN, BOUND = (30.0, 20.0), 50.0
 def with_draws(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
     """As ``place``, with bytes that tell the draws apart."""
 
-    def moving(one: Placement, down: float) -> Placement:
+    def moving(one: Any, down: float) -> Any:
         sizes = {name: Figure(down, "predicted", "test") for name in ("payload_down_bytes", "payload_up_bytes")}
         cost = replace(one.cost, payload_down_bytes=int(down), joining_down_bytes=90, whole_up_bytes=70)
         return replace(one, cost=cost, predicted={**one.predicted, **sizes})
 
     placed = place(stage, hyper, candidate)
-    each = [moving(replace(placed, stage=one), down) for one, down in zip(draws(stage), DOWN, strict=True)]
+    each = [
+        moving(Draw(one, placed.cost, placed.predicted), down) for one, down in zip(draws(stage), DOWN, strict=True)
+    ]
     return replace(moving(placed, BOUND), draws=tuple(each) if placed.refusal is None else ())
 
 
