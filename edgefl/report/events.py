@@ -12,7 +12,6 @@ from edgefl.records import ORACLE, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Record
 from edgefl.report.refusals import REPLACED, REVOKED, reason, refusal_of, refusal_text
-from edgefl.report.shortfall import stage_words
 from edgefl.run_records import EventRow
 
 #: What a device does that the operator has left out.
@@ -245,7 +244,7 @@ def _round_started(state: LiveState, event: EventRow) -> str:
         elif device.doing not in (*GONE, "refused", "quarantined") and device.name not in data.get("behind", ()):
             state.mark(device.name, "idle")
     attempt = f", attempt {data['attempt']}" if state.attempt > 1 else ""
-    drawn = f", trains {stage_words(data['drawn'])}" if data.get("drawn") else ""
+    drawn = f", trains {units.stage_words(data['drawn'])}" if data.get("drawn") else ""
     return f"stage {event.stage} round {event.round} started{attempt}{drawn}: {listed(chosen)}"
 
 

@@ -41,7 +41,7 @@ class Shortfall(NamedTuple):
     @property
     def text(self) -> str:
         """ "stages 3–6 instead of embeddings + stages 1–6, rank 4"."""
-        depth = f"{stage_words(self.trained)} instead of {stage_words(self.asked)}"
+        depth = f"{units.stage_words(self.trained)} instead of {units.stage_words(self.asked)}"
         return ", ".join([depth] * (self.what == _SHALLOW) + [f"rank {self.rank}"] * (self.rank > 0))
 
 
@@ -80,14 +80,6 @@ def _limits(report: RunReport) -> dict[tuple[str, int], Refusal]:
         for placement in event.data.get("placements", [])
         if placement.get("shortened")
     }
-
-
-def stage_words(numbers: Sequence[int]) -> str:
-    """ "embeddings + stages 1–6" of [0, 1, 2, 3, 4, 5, 6]; "heads alone" of none."""
-    names = ["embeddings"] if 0 in numbers else []
-    if stages := [n for n in numbers if n]:
-        names.append(f"stage{'s' * (len(stages) > 1)} {units.spans(stages)}")
-    return " + ".join(names) or "heads alone"
 
 
 def sentences(report: RunReport) -> list[str]:

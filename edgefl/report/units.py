@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from edgefl.patterns import is_pattern_key
@@ -165,3 +165,11 @@ def spans(values: Iterable[int]) -> str:
 def public_url(text: str) -> str:
     """``text`` with user name and password cut out of any URL: mqtt://a:b@host -> mqtt://host."""
     return re.sub(r"(\w[\w+.-]*://)[^/@\s]+@", r"\1", text)
+
+
+def stage_words(numbers: Sequence[int]) -> str:
+    """ "embeddings + stages 1–6" of [0, 1, 2, 3, 4, 5, 6]; "heads alone" of none."""
+    names = ["embeddings"] if 0 in numbers else []
+    if stages := [n for n in numbers if n]:
+        names.append(f"stage{'s' * (len(stages) > 1)} {spans(stages)}")
+    return " + ".join(names) or "heads alone"
