@@ -1,7 +1,7 @@
 """A device with 200 MB for a training step takes part in training the paper's model with batches of 256.
 
 ViT-Tiny/16 at 224 px and DistilBERT at text length 40, heads of width 4096, CLIP, random weights, layer-wise; 512 pairs
-of random images and words on the device, two rounds of two steps of the last stage, with low-rank terms of rank 8,
+of random images and words on the device, two rounds of two steps of the last stage, with low-rank terms of rank 16,
 weights on disk where memory does not hold them, stored prefixes and changes in 4 bits. A step of the whole model takes
 12.6 GB (resources.md). Through a real broker, coordinator and agent. The peak is the kernel's own high-water mark of
 the agent's largest process from its start to its end (wait4's ru_maxrss), which our probe is told not to reset, less
@@ -67,7 +67,7 @@ def run_file(folder: Path, rounds: int) -> dict[str, Any]:
         "model": {
             "stages": 6,
             "encoders": {"image": {"kind": "vision", "size": "paper"}, "text": {"kind": "text", "size": "paper"}},
-            "lora": {"rank": 8, "where": ["*/stage*", "head/*"]},
+            "lora": {"rank": 16, "where": ["*/stage*", "head/*"]},
         },
         "training": {
             "rounds": [0, 0, 0, 0, 0, rounds],

@@ -26,9 +26,9 @@ import msgspec
 
 from benchmarks.cost.resource_table import write_page
 from edgefl.models.check import encoder_of_size
-from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.spec import HeadSpec, LoraSpec, ModelSpec, is_lora, part_names
 from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer, Weights
-from edgefl.plan.stages import packing_of
+from edgefl.plan.stages import packing_of, planned
 from edgefl.records import Figure
 from edgefl.registry import method
 from edgefl.resources.process_memory import give_back_at_once
@@ -40,6 +40,8 @@ ROUNDS = {"end_to_end": [0, 0, 0, 0, 0, 90], "progressive": [15] * 6, "layerwise
 STEPS = 4
 #: How fast and small exchange: changes in 4 bits.
 PACKED = Transfer((("*", "delta+int4"),), (("*", "delta+int4"),))
+#: How leanest does: 4 bits by EDEN, last rounds of a stage as well.
+EDEN = Transfer((("*", "delta+eden4"),), (("*", "delta+eden4"),), closing="packed")
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ class Setting(msgspec.Struct, frozen=True):
     transfer: Transfer = Transfer()
     precision: Precision = "f32"
     weights: Weights = "memory"
+    rank: int = 0  # of low-rank terms of the heads' and the encoders' linear maps, which are trained in their place
 
 
 SETTINGS = (
@@ -64,9 +67,19 @@ SETTINGS = (
     Setting("+ stored prefix, packed exchange = fast", cache="f16", transfer=PACKED),
     Setting("+ micro-batches of 32 = small", cache="f16", micro_batch=32, transfer=PACKED),
     Setting("+ Adafactor = smallest", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED),
-    Setting("+ APOLLO", cache="f16", micro_batch=32, optimizer="apollo", transfer=PACKED),
-    Setting("+ weights on disk", cache="f16", micro_batch=8, optimizer="apollo", transfer=PACKED, weights="disk"),
-    Setting("the same in micro-batches of 8", cache="f16", micro_batch=8, optimizer="adafactor", transfer=PACKED),
+    Setting("APOLLO-Mini in its place", cache="f16", micro_batch=32, optimizer="apollo", transfer=PACKED),
+    Setting("+ weights on disk", cache="f16", micro_batch=32, optimizer="apollo", transfer=PACKED, weights="disk"),
+    Setting(
+        "the same in micro-batches of 16",
+        cache="f16",
+        micro_batch=16,
+        optimizer="apollo",
+        transfer=PACKED,
+        weights="disk",
+    ),
+    Setting(
+        "LoRA of rank 16, AdamW, EDEN = leanest", cache="f16", micro_batch=32, transfer=EDEN, weights="disk", rank=16
+    ),
 )
 #: Beside them where there is a GPU.
 ON_GPU = (
@@ -94,21 +107,22 @@ class Row(msgspec.Struct, frozen=True):
     run_flops: float = 0.0
 
 
-def paper_model() -> ModelSpec:
-    """ViT-Tiny and DistilBERT with the paper's heads, unlabelled."""
+def paper_model(rank: int = 0) -> ModelSpec:
+    """ViT-Tiny and DistilBERT with the paper's heads, unlabelled; with low-rank terms of this rank, 0: without."""
     pair = {"image": encoder_of_size("vision", "paper"), "text": encoder_of_size("text", "paper")}
-    return ModelSpec(pair, STAGES, HeadSpec(), 256, 0)
+    model = ModelSpec(pair, STAGES, HeadSpec(), 256, 0)
+    adapted = tuple(part for part in part_names(model) if "/stage" in part or part.startswith("head/"))
+    return msgspec.structs.replace(model, lora=LoraSpec(rank, 2.0 * rank, adapted, ("*",))) if rank else model
 
 
 def stages_of(model: ModelSpec, schedule: str) -> tuple[Stage, ...]:
     """The stages, with the paper's rounds; embeddings are pretrained, and so frozen layer-wise."""
-    stages: tuple[Stage, ...] = method("schedule", schedule).stages(model, ROUNDS[schedule], "frozen")
-    return stages
+    return planned(model, method("schedule", schedule).stages(model, ROUNDS[schedule], "frozen"))
 
 
 def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
     """What a row trains: the last stage."""
-    model = model or paper_model()
+    model = model or paper_model(setting.rank)
     hyper = Hyper(
         batch_size=batch,
         micro_batch=setting.micro_batch,
@@ -129,7 +143,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
 
     from edgefl.models.staged import build
     from edgefl.plan.training_samples import built_parts
-    from edgefl.pricing.round_price import price_part, price_step
+    from edgefl.pricing.round_price import Pricer, price_part, price_step
     from edgefl.resources.memory_probe import MemoryProbe
     from edgefl.resources.tensor_counters import FlopCounter
     from edgefl.training import step as steps
@@ -141,7 +155,9 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         without_savings(steps)
     torch.manual_seed(0)
     job = job_of(setting, batch)
-    predicted_peak, predicted_flops, *_ = price_step(job, dict.fromkeys(job.model.encoders, batch))
+    rows = dict.fromkeys(job.model.encoders, batch)
+    priced = price_step(job, rows)
+    beside = priced.libraries + Pricer().libraries(job, list(rows))
     small_step(steps, device)
     spent = []
     with MemoryProbe(device) as memory:
@@ -171,8 +187,8 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         counter.flops / batch,
         cache_fill_flops,
         statistics.median(spent[1:]),
-        float(predicted_peak),
-        predicted_flops / batch,
+        float(priced.peak + (beside if device == "cpu" else 0)),
+        priced.flops / batch,
     )
 
 
@@ -228,13 +244,16 @@ def random_inputs(job: Job, batch: int, device: str) -> dict[str, Any]:
 
 
 @functools.cache
-def paper_payload(schedule: str, transfer: Transfer) -> float:
+def paper_payload(schedule: str, transfer: Transfer, rank: int = 0) -> float:
     """``payload`` of the paper's model, once for all settings that send the same."""
-    return payload(Setting("", schedule, transfer=transfer), paper_model())
+    return payload(Setting("", schedule, transfer=transfer), paper_model(rank))
 
 
 def payload(setting: Setting, model: ModelSpec) -> float:
-    """Bytes up and down of one device over the 90 rounds, each part encoded as it travels."""
+    """Bytes up and down of one device over the 90 rounds, each part encoded as it travels.
+
+    Where low-rank terms are trained, with all other parts once, in f32: heads are trained nowhere else.
+    """
     import numpy as np
 
     from edgefl.models.parts import part_tensors
@@ -257,16 +276,21 @@ def payload(setting: Setting, model: ModelSpec) -> float:
             sizes[part, packing] = len(data)
         return sizes[part, packing]
 
-    total = 0
     stages = [stage for stage in stages_of(model, setting.schedule) if stage.rounds]
+    adapted = model.lora is not msgspec.UNSET
+    total = sum(size(part, "f32") for part in part_names(model) if not is_lora(part)) if adapted else 0
+    known: set[str] = set()
     for i, stage in enumerate(stages):
         for part in stage.trained:
             whole = size(part, "f32")
             up, down = (size(part, packing_of(rules, part)) for rules in (setting.transfer.up, setting.transfer.down))
-            total += 2 * whole + (stage.rounds - 1) * (up + down)  # the first download and the last upload come whole
+            packed = setting.transfer.closing == "packed"  # else the first download and the last upload come whole
+            total += (down if packed and part in known else whole) + (up if packed else whole)
+            total += (stage.rounds - 1) * (up + down)
             later = stages[i + 1].trained if i + 1 < len(stages) else ()
             if part not in later:
-                total += whole  # frozen: its last state goes down once more
+                total += down if packed else whole  # frozen: its last state goes down once more
+            known.add(part)
     return float(total)
 
 
@@ -307,7 +331,7 @@ def measured(setting: Setting, batch: int, device: str) -> Row:
     command = [sys.executable, "-m", "benchmarks.cost.resources", "--child", asked]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     row = msgspec.json.decode(done.stdout.splitlines()[-1], type=Row)
-    sent = paper_payload(setting.schedule, setting.transfer)
+    sent = paper_payload(setting.schedule, setting.transfer, setting.rank)
     return msgspec.structs.replace(row, payload_bytes=sent, run_flops=run_flops(setting, batch))
 
 

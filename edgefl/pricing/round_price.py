@@ -112,12 +112,12 @@ class Pricer:
             step / size,
             steps * step,
             steps * largest.operations,
-            self._libraries(job, own) + largest.libraries,
+            self.libraries(job, own) + largest.libraries,
             self._overhead.personal(job, given),
             largest.in_files,
         )
 
-    def _libraries(self, job: Job, own: Sequence[str]) -> int:
+    def libraries(self, job: Job, own: Sequence[str]) -> int:
         """CPU memory of libraries in bytes besides tensors, for the modalities ``own``."""
         for m in own:
             key = (m, msgspec.msgpack.encode(shapes_of(job.model)))
