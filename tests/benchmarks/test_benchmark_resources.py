@@ -195,7 +195,7 @@ def test_a_saving_s_run_that_fails_says_why() -> None:
 
 def test_a_budget_run_is_held_to_the_memory_where_its_tensors_are() -> None:
     found = [budget_run.limited(*at) for at in (("cpu", False), ("cuda", False), ("cuda", True))]
-    assert found == ["memory_bytes", "gpu_memory_bytes", "memory_bytes"]
+    assert found == ["step_memory_bytes", "gpu_memory_bytes", "memory_bytes"]
     peaks = budget_run.Peaks(900_000_000, 500_000_000, 700_000_000)
     plain, card, pool = (
         budget_run.page(1_500_000_000, peaks, "report", device, shared=shared)
