@@ -137,7 +137,7 @@ def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
 
 
 def train(setting: Setting, batch: int, device: str) -> Row:
-    """The steps themselves; alone in its process, set up like a trainer. What 90 rounds take is left at 0."""
+    """The steps themselves; alone in its process, set up like a trainer. Bytes of 90 rounds are left at 0."""
     give_back_at_once(in_pieces=setting.micro_batch > 0)
     import torch
 
@@ -189,6 +189,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         statistics.median(spent[1:]),
         float(priced.peak + (beside if device == "cpu" else 0)),
         priced.flops / batch,
+        run_flops=run_flops(setting, batch),
     )
 
 
@@ -332,7 +333,7 @@ def measured(setting: Setting, batch: int, device: str) -> Row:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     row = msgspec.json.decode(done.stdout.splitlines()[-1], type=Row)
     sent = paper_payload(setting.schedule, setting.transfer, setting.rank)
-    return msgspec.structs.replace(row, payload_bytes=sent, run_flops=run_flops(setting, batch))
+    return msgspec.structs.replace(row, payload_bytes=sent)
 
 
 def main() -> None:
