@@ -11,7 +11,7 @@ updated together, which together fill ``TOGETHER_BYTES`` at most.
     adafactor, of a matrix: r, c <- (1 - s) r + s rowmean(g^2), the same of columns, s = t^-0.8;  v = r c / mean(r);
             u = g / sqrt(v);  a = max(1e-3, rms(p)) min(lr, 1 / sqrt(t));  p <- (1 - lr wd) p;
             p <- p - a u / max(1, rms(u))
-    apollo, of a matrix [m, n], m <= n: r = z g with z [m] drawn anew every 200 steps;  u = Adam's step for r;
+    apollo, of a matrix [m, n], m <= n: r = z g with z [m] drawn again every 200 steps;  u = Adam's step for r;
             c = sqrt(m) |u| / |r|, less where c |g| would grow by more than 1 %;  p <- (1 - lr wd) p - lr c g
 
 APOLLO's factor is sqrt(m), that of its theory for rank 1, where its authors' code has sqrt(128): so a step is as large
