@@ -8,25 +8,25 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
+from typing import TYPE_CHECKING
 from weakref import ref
 
-import numpy as np
-
 from edgefl.storage.disk import store_errors
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Values copied at a time. Bytes.
 BLOCK_BYTES = 4 * 2**20
 _PAGE = mmap.PAGESIZE
-#: First address -> (end, mapping) of what ``known`` was told of. A mapping that is gone is never asked.
-_MAPPINGS: dict[int, tuple[int, ref[mmap.mmap]]] = {}
+#: Mappings that ``known`` was told of.
+_MAPPINGS: list[ref[mmap.mmap]] = []
 
 
 def known(mapping: mmap.mmap) -> mmap.mmap:
     """The mapping, whose pages ``let_go`` may give back from now on."""
-    start = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
-    for gone in [at for at, (_, one) in _MAPPINGS.items() if one() is None]:
-        del _MAPPINGS[gone]
-    _MAPPINGS[start] = start + len(mapping), ref(mapping)
+    _MAPPINGS[:] = [one for one in _MAPPINGS if one() is not None]
+    _MAPPINGS.append(ref(mapping))
     return mapping
 
 
@@ -39,16 +39,28 @@ def new_file(size: int, folder: Path) -> mmap.mmap:
 
 def let_go(values: np.ndarray) -> None:
     """Give back the pages of contiguous values that lie in a known mapping; others stay as they are."""
-    begin = values.__array_interface__["data"][0]
-    for start, (end, one) in _MAPPINGS.items():
+    begin = _address(values)
+    for one in _MAPPINGS:
         mapping = one()
-        if mapping is not None and start <= begin and begin + values.nbytes <= end:
+        if mapping is None:
+            continue
+        start = _address(mapping)
+        if start <= begin and begin + values.nbytes <= start + len(mapping):
             first = (begin - start) // _PAGE * _PAGE
             mapping.madvise(mmap.MADV_DONTNEED, first, begin - start + values.nbytes - first)
 
 
+def _address(values: np.ndarray | mmap.mmap) -> int:
+    import numpy as np  # supervisors store objects, and have no arrays
+
+    held = values if isinstance(values, np.ndarray) else np.frombuffer(values, np.uint8)
+    return int(held.__array_interface__["data"][0])
+
+
 def copied(source: np.ndarray, target: np.ndarray) -> None:
     """Copy ``source`` into ``target`` of its shape, a block at a time where they are large; neither's pages stay."""
+    import numpy as np
+
     for some in blocks_of(target):
         np.copyto(target[some], source[some], casting="unsafe")
         if target.nbytes > BLOCK_BYTES:

@@ -79,7 +79,8 @@ def test_a_device_s_step_memory_is_a_stage_s_tensors_and_the_libraries(tmp_path:
         assert stage.libraries_bytes > 0
         assert device.placement.cost.step_peak_bytes == stage.step_peak_bytes + stage.libraries_bytes
     note = price_grids(price)[1].notes[0]
-    assert f"and, on a CPU, {stage.libraries_bytes / MIB:.2f} MiB of libraries besides." in note
+    most = max(one.libraries_bytes for one in price.schedules)
+    assert f"and, on a CPU, {most / MIB:.2f} MiB of libraries besides." in note
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_labels_count_where_pairs_would_do(tmp_path: Path) -> None:
 def test_a_model_without_heads_has_no_schedule_of_heads(tmp_path: Path) -> None:
     model = {**yaml.safe_load(RUN)["model"], "head": {"kind": "none"}}
     price = priced(tmp_path, recipe="lw-fedmml-clip", model=model)
-    assert {s.schedule for s in price.schedules} == {"end_to_end", "freeze", "progressive", "layerwise"}
+    assert {s.schedule for s in price.schedules} == {"end_to_end", "freeze", "progressive", "layerwise", "sampled"}
 
 
 @pytest.mark.slow

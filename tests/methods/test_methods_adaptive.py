@@ -400,12 +400,12 @@ PAIRS = {"clip": {"weight": 1.0, "temperature": 0.05}}
 @pytest.mark.parametrize(
     ("own", "samples", "changes", "count"),
     [
-        # Of 30 pairs a quarter is held out, 7: 23 are left, which make 11 clusters of 2 or more, and 5 of 4.
-        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 11),
+        # Of 20 pairs (40 + 30 - 50) a quarter is held out, 5: of 30 of b 25 are left at most, 12 clusters of 2, and 6 of 4.
+        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 12),
         ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 10.0}, 10),
-        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0, "min_count": 4.0}, 5),
-        # 40 of a alone, of which no more than the 7 are held out
-        ("a", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 16),
+        ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0, "min_count": 4.0}, 6),
+        # 40 of a alone, of which no more than the 5 are held out
+        ("a", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 17),
         # 12 that have both: of the 7 of 30 held out, 2.8 would be theirs
         ("ac", {"": 50, "a": 40, "b": 30, "c": 12}, {"local_clusters": 40.0}, 4),
         ("ab", {"": 2, "a": 2, "b": 1}, {"local_clusters": 40.0}, 0),

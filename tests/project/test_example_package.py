@@ -60,6 +60,7 @@ def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, s
     assert not any(round_["record"]["refused"] for round_ in report["rounds"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_its_fusion_stand_ins_and_feddyn_train_a_fleet_over_a_broker(beside: dict[str, str], tmp_path: Path):
     chosen = ["slots.schedule=end_to_end", "slots.select=all", "slots.fusion=gated", "slots.weight=equal"]

@@ -30,6 +30,7 @@ class Witness:
         context.on("weberror", lambda one: self.faults.append(str(one.error)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # two reports are made in it, by processes of their own
 def test_a_run_is_watched_and_steered_from_a_browser(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet, chromium() as browser:
