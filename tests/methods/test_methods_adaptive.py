@@ -400,7 +400,7 @@ PAIRS = {"clip": {"weight": 1.0, "temperature": 0.05}}
 @pytest.mark.parametrize(
     ("own", "samples", "changes", "count"),
     [
-        # Of 20 pairs (40 + 30 - 50) a quarter is held out, 5: of 30 of b 25 are left at most, 12 clusters of 2, and 6 of 4.
+        # Of 20 pairs a quarter is held out, 5: of 30 of b 25 are left at most, which make 12 clusters of 2, and 6 of 4.
         ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0}, 12),
         ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 10.0}, 10),
         ("ab", {"": 50, "a": 40, "b": 30}, {"local_clusters": 40.0, "min_count": 4.0}, 6),
