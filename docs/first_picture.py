@@ -23,7 +23,7 @@ ROWS = {
     "layer-wise": "layer-wise",
     "+ stored prefix": "+ stored prefix,\npooled tokens, 4 bits",
     "+ micro-batches of 32": "+ micro-batches",
-    "+ Adafactor": "+ Adafactor",
+    "LoRA": "+ LoRA, weights\non disk",
 }
 PROFILE = "raspberry-pi-5"
 
@@ -31,8 +31,10 @@ PROFILE = "raspberry-pi-5"
 def figures() -> dict[str, int]:
     """Peak memory of the training process by bar, MiB."""
     text = (ROOT / "docs" / "results" / "resources.md").read_text(encoding="utf-8")
-    rows = [row.split("|") for row in text.split("## Batches of 256")[1].splitlines() if row.startswith("| ")]
-    found = {row[1].strip(): int(row[4].replace(",", "")) for row in rows[1:]}
+    found: dict[str, int] = {}
+    for table in text.split("## Batches of 256")[1:]:  # the newest comes first
+        rows = [row.split("|") for row in table.splitlines() if row.startswith("| ")]
+        found = {row[1].strip(): int(row[4].replace(",", "")) for row in rows[1:]} | found
     return {label: next(mib for name, mib in found.items() if name.startswith(begin)) for begin, label in ROWS.items()}
 
 

@@ -22,7 +22,7 @@ Pattern = tuple[str, ...]
 
 
 def is_pattern_key(key: str) -> bool:
-    """Whether a key of a device's counts of samples is a pattern's."""
+    """Whether a key of a device's sample counts names a pattern of modalities."""
     return key.startswith(_MARK)
 
 

@@ -259,8 +259,8 @@ class TrainingConfig(Values):
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
     cache: Literal["none", "f16", "f32"] = Field(
         "f16",
-        description="how a device stores what its frozen encoder parts make of its samples; none: made anew, as where "
-        "each round trains another encoder stage",
+        description="how a device stores what its frozen encoder parts make of its samples; none: computed in each "
+        "step, as where each round trains another encoder stage",
     )
     precision: Literal["f32", "bf16"] = Field(
         "f32", description="what encoders and heads compute in on a GPU (bf16: mixed); a CPU always uses f32"

@@ -18,7 +18,7 @@ from edgefl.export.runtime import ROWS, Bundle
 
 #: What is tried, the smallest first.
 SIZES = tuple(2**power for power in range(ROWS.bit_length()))
-#: Of each size that many calls, of which the fastest counts: other load only slows.
+#: Timed calls of each size; the fastest one counts, since other load only slows.
 CALLS = 5
 #: A larger micro-batch needs no gain: it has fewer calls. Smaller ones have to be faster by this share.
 GAIN = 0.02

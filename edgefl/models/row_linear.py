@@ -48,7 +48,18 @@ ChangeRows = Callable[[slice, Tensor, Tensor], None]
 BeginUpdate = Callable[[nn.Parameter, OuterProduct], ChangeRows]
 
 
-class RowLinear(nn.Linear):
+class InFile(nn.Module):
+    """A layer whose weights may lie in a file. ``in_file``: their values there; None: they are in memory."""
+
+    in_file: np.ndarray | None = None
+
+    def release(self, rows: slice = slice(None)) -> None:
+        """Give back the memory of rows that lie in a file."""
+        if self.in_file is not None:
+            let_go(self.in_file[rows])
+
+
+class RowLinear(nn.Linear, InFile):
     """A linear map by blocks of rows. Made of one in place by ``by_rows``.
 
     ``begin``: begins the optimiser's update inside the backward pass, of a weight that nothing else reads
@@ -56,7 +67,6 @@ class RowLinear(nn.Linear):
     """
 
     begin: BeginUpdate | None = None
-    in_file: np.ndarray | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., n] -> [..., m]."""
@@ -71,16 +81,9 @@ class RowLinear(nn.Linear):
         step = max(1, BLOCK_BYTES // (4 * self.in_features))
         return (slice(first, min(first + step, self.out_features)) for first in range(0, self.out_features, step))
 
-    def release(self, rows: slice = slice(None)) -> None:
-        """Give back the memory of rows that lie in a file."""
-        if self.in_file is not None:
-            let_go(self.in_file[rows])
 
-
-class FileEmbedding(nn.Embedding):
+class FileEmbedding(nn.Embedding, InFile):
     """A table of embeddings with weights in a file. Made of one in place by ``by_rows``."""
-
-    in_file: np.ndarray | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Numbers of rows [...] -> rows [..., n]."""
@@ -88,14 +91,12 @@ class FileEmbedding(nn.Embedding):
         self.release()
         return found
 
-    def release(self) -> None:
-        """Give back the memory of the rows that were read."""
-        if self.in_file is not None:
-            let_go(self.in_file)
-
 
 class _ByRows(torch.autograd.Function):
-    """The map and its gradients. The weight is read through the layer: its update is no fault to torch."""
+    """A linear map and its gradients by blocks of rows.
+
+    The weight is read through the layer, not saved for the backward pass, so that it may change in between.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: RowLinear) -> Tensor:

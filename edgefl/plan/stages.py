@@ -89,7 +89,7 @@ def trained_stages(stage: Stage) -> list[int]:
 
 
 def draws(stage: Stage, whole: Stage | None = None) -> list[Stage]:
-    """Variants of the stage of which each round trains one; [stage] where nothing is drawn.
+    """The stage as each draw trains it; [stage] without draws.
 
     Each has one encoder stage, the first with the embeddings that are trained, and all that is of none. ``whole``: the
     stage as all devices train it, which has as many.

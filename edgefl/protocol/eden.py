@@ -43,7 +43,7 @@ class Coded(NamedTuple):
 
 @np.errstate(over="ignore", invalid="ignore")
 def encode(values: Array, bits: int, seed: bytes, out: Array | None = None) -> Coded:
-    """Flat f32 values, of which ``values`` keeps what is lost; ``out``: receives what is reconstructed."""
+    """Code flat f32 values. ``values`` becomes what the code loses; ``out`` receives what it reconstructs."""
     levels = np.empty((bits, bytes_of_bits(values.size)), np.uint8)
     scales: list[Array] = []
     rotation = _Rotation(values.size, seed)

@@ -201,7 +201,7 @@ def test_a_budget_run_is_held_to_the_memory_where_its_tensors_are() -> None:
         budget_run.page(1_500_000_000, peaks, "report", device, shared=shared)
         for device, shared in (("cpu", False), ("cuda", False), ("cuda", True))
     )
-    assert "high-water mark 900 MB: within." in plain
+    assert "the step took 500 MB above the idle trainer (its process 900 MB): within." in plain
     assert "[what was measured on a GPU](gpu.md)" in plain
     assert "held 700 MB for 500 MB of tensors; beside it 900 MB of the process: within." in card
     assert "tensors, together with 900 MB of the process: BEYOND." in pool

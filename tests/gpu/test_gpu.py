@@ -95,7 +95,7 @@ def on_gpu(made: Job, salt: str = "d/1") -> RoundResult:
     return train_round(made, data, parts_of(made), LocalState(device="cuda"), salt=salt)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor", "apollo"])
 def test_a_round_that_is_tried_again_gives_the_same_to_the_last_bit(optimizer: str) -> None:
     rates = {"encoder": 0.01, "head": 0.01}
     made = job(model_spec(dropout=0.2), epochs=3, optimizer=optimizer, lr=rates)

@@ -148,7 +148,7 @@ def heads(
 def sampled(
     spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto", order: Order = "random"
 ) -> tuple[Stage, ...]:
-    """One stage with all the rounds, of which each trains one encoder stage and what follows the encoders."""
+    """One stage whose rounds each train one encoder stage, the heads, the fusion and the classifier."""
     _needs_encoders(spec, "sampled")
     (whole,) = end_to_end(spec, rounds)
     frozen = {f"{m}/embed" for m, e in spec.encoders.items() if not _trains_embedding(embed, e.pretrained)}
