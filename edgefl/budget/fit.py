@@ -2,12 +2,13 @@
 
 A predicted cost is held against the budget; the first limit that refuses is given with both numbers.
 
-Order of fallbacks: whole batch, smaller micro-batches, the smallest with activation checkpointing (the outcome of all
-these is the same); then the low-memory optimiser, where the run file names one; then without storing the frozen
-prefix's outcome (which takes disk); then a smaller rank of the low-rank terms, where the run file names some; then
-fewer trained encoder stages (from the input side); each again from the whole batch. Where the step is on a card and the
-process' memory is short, smaller steps and optimisers do not help: whole parts and whole batches come through the
-process. What a device has declined with a measurement is not offered again, nor anything larger.
+Order of fallbacks: whole batch, smaller micro-batches, the smallest with activation checkpointing, the same with
+weights on disk (the outcome of all these is the same); then the low-memory optimiser, where the run file names one;
+then without storing the frozen prefix's outcome (which takes disk); then a smaller rank of the low-rank terms, where
+the run file names some; then fewer trained encoder stages (from the input side); each again from the whole batch.
+Where the step is on a card and the process' memory is short, smaller steps and optimisers do not help: whole parts and
+whole batches come through the process. What a device has declined with a measurement is not offered again, nor
+anything larger.
 """
 
 from __future__ import annotations

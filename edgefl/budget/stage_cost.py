@@ -146,9 +146,8 @@ class Priced(NamedTuple):
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
     them): of all training steps of the round.
-    ``libraries``: memory of a step on a CPU that is no tensor; ``personal_flops``: FLOPs of judging the personal model,
-    which a device has from its second round on;
-    ``in_files``: bytes of weights that lie on disk.
+    ``libraries``: memory of a step on a CPU that is no tensor; ``personal_flops``: FLOPs of judging the personal
+    model, which a device has from its second round on; ``in_files``: bytes of weights that lie on disk.
     """
 
     peak: int

@@ -49,14 +49,14 @@ BeginUpdate = Callable[[nn.Parameter, OuterProduct], ChangeRows]
 
 
 class InFile(nn.Module):
-    """A layer whose weights may lie in a file. ``in_file``: their values there; None: they are in memory."""
+    """A layer whose weights may lie in a file (``on_disk``); those of a deep copy are in memory."""
 
-    in_file: np.ndarray | None = None
+    on_disk: bool = False
 
     def release(self, rows: slice = slice(None)) -> None:
         """Give back the memory of rows that lie in a file."""
-        if self.in_file is not None:
-            let_go(self.in_file[rows])
+        if self.on_disk and isinstance(weight := self.weight, Tensor):
+            let_go(weight.detach()[rows].numpy())
 
 
 class RowLinear(nn.Linear, InFile):
@@ -71,7 +71,7 @@ class RowLinear(nn.Linear, InFile):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., n] -> [..., m]."""
         learns = torch.is_grad_enabled() and self.weight.requires_grad
-        if self.in_file is None and not learns:
+        if not self.on_disk and not learns:
             return F.linear(x, self.weight, self.bias)
         result: Tensor = _ByRows.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -102,7 +102,7 @@ class _ByRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.biased = layer, bias is not None
-        if layer.in_file is None:
+        if not layer.on_disk:
             return F.linear(x, weight, bias)
         result = x.new_empty(*x.shape[:-1], layer.out_features)
         for rows in layer.blocks():
@@ -140,7 +140,7 @@ def by_rows(module: nn.Module, least_bytes: int, folder: Path | None = None) -> 
             layer.__class__ = RowLinear
         elif type(layer) is nn.Embedding and layer.weight.nbytes > least_bytes and folder is not None:
             layer.__class__ = FileEmbedding
-        if folder is not None and isinstance(layer, RowLinear | FileEmbedding) and layer.in_file is None:
+        if folder is not None and isinstance(layer, RowLinear | FileEmbedding) and not layer.on_disk:
             _to_file(layer, folder)
 
 
@@ -148,9 +148,10 @@ def _to_file(layer: RowLinear | FileEmbedding, folder: Path) -> None:
     weight = layer.weight.detach()
     if weight.is_meta:
         return
-    layer.in_file = np.frombuffer(new_file(weight.nbytes, folder), np.float32).reshape(weight.shape)
-    copied(weight.numpy(), layer.in_file)
-    layer.weight = nn.Parameter(torch.from_numpy(layer.in_file), requires_grad=layer.weight.requires_grad)
+    values = np.frombuffer(new_file(weight.nbytes, folder), np.float32).reshape(weight.shape)
+    copied(weight.numpy(), values)
+    layer.weight = nn.Parameter(torch.from_numpy(values), requires_grad=layer.weight.requires_grad)
+    layer.on_disk = True
 
 
 def in_files(module: nn.Module) -> list[RowLinear | FileEmbedding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def two(where: Path | None, *, bias: bool = True) -> tuple[nn.Linear, nn.Linear]
     other.load_state_dict(plain.state_dict())
     by_rows(other, 0, where)
     assert isinstance(other, RowLinear)
-    assert (other.in_file is not None) == (where is not None)
+    assert other.on_disk == (where is not None)
     return plain, other
 
 
@@ -184,6 +185,17 @@ def test_a_weight_in_a_file_takes_no_memory_after_its_use_and_its_file_has_no_na
     assert resident(str(tmp_path)) >= 8 * 2**20  # what has just been compared
     layer.release()
     assert resident(str(tmp_path)) == 0
+
+
+def test_a_copy_of_a_layer_has_weights_of_its_own_in_memory(tmp_path):
+    _, layer = two(tmp_path)
+    copy = deepcopy(layer)
+    x = torch.randn(3, WIDTH)
+    assert torch.equal(copy(x), layer(x))
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert copy.weight.any()
+    assert not torch.equal(copy(x), layer(x))
 
 
 def test_a_full_disk_is_an_error_that_names_it(tmp_path, monkeypatch):
