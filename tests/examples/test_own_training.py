@@ -58,7 +58,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def prepared(fleet: Fleet, name: str) -> Path:
     """The run file of an example, beside the first weights that its script writes."""
-    subprocess.run([sys.executable, script_of(name), fleet.directory / "initial.safetensors"], check=True, timeout=60)
+    seeded = "import runpy, sys, torch; torch.manual_seed(1); del sys.argv[0]; "
+    seeded += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    write = [sys.executable, "-c", seeded, script_of(name), fleet.directory / "initial.safetensors"]
+    subprocess.run(write, check=True, timeout=60)
     return Path(shutil.copy(OWN / f"{name}.yaml", fleet.directory))
 
 
