@@ -1,9 +1,11 @@
 """Low-rank terms of linear maps (LoRA, Hu et al., arXiv 2106.09685): y = W x + b + (alpha / rank) B A x, W frozen.
 
-The terms are parts of their own, and the part they adapt keeps its tensors and their names: a hook on each linear map
-adds its term. A begins as the paper's code has it (Kaiming uniform), B at zero, so that the first output is the base's.
-Where devices have ranks of their own (FediLoRA, arXiv 2509.06984), A's rows and B's columns are cut into slices, a part
-each: B A = sum_s B_s A_s over the slices that exist here, all with the scale of the whole rank.
+The terms are parts of their own, and the part they adapt keeps its tensors and their names: each linear map adds its
+own. A begins as the paper's code has it (Kaiming uniform), B at zero, so that the first output is the base's. Where
+devices have ranks of their own (FediLoRA, arXiv 2509.06984), A's rows and B's columns are cut into slices, a part each:
+B A = sum_s B_s A_s over the slices that exist here, all with the scale of the whole rank.
+
+Many rows x go through the one matrix W + (alpha / rank) B A, made for each pass: fewer FLOPs than a term of every row.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,10 +23,13 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
+from edgefl.models.row_linear import InFile
 from edgefl.models.spec import LoraSpec, is_lora, rank_slices, slices_of
 from edgefl.models.tensor_names import stable_name
 
 _WEIGHT = ".weight"
+#: Largest weights that are added to their term: the sum is made beside them.
+_MERGED_BYTES = 16 * 2**20
 
 
 class LowRank(nn.Module):
@@ -75,15 +82,13 @@ class LowRankPart(nn.Module):
             owner.add_module(name, LowRank(layer.in_features, layer.out_features, spec, start))
 
     def attach(self, part: nn.Module) -> None:
-        """Hook the low-rank terms onto the outputs of ``part``'s linear maps."""
+        """Add the low-rank terms to the outputs of ``part``'s linear maps."""
         for path, term in self.named_modules():
             if isinstance(term, LowRank):
                 layer = part.get_submodule(path)
-                if not _slices_of(layer):
-                    # By the layer, not by ``term``: a deep copy of the model then adds the copy's own term.
-                    layer.register_forward_hook(lambda layer, given, result: result + _term(layer, given[0]))
-                # Past torch's register: no tensor of the part.
+                # Past torch's register: no tensor of the part. A deep copy has the copy's own term and method.
                 layer.__dict__["low_rank"] = (*_slices_of(layer), term)
+                layer.__dict__["forward"] = MethodType(some_rows, layer)
 
 
 def _slices_of(layer: nn.Module) -> tuple[LowRank, ...]:
@@ -91,22 +96,66 @@ def _slices_of(layer: nn.Module) -> tuple[LowRank, ...]:
     return slices
 
 
-def _term(layer: nn.Module, x: Tensor, rows: slice = slice(None)) -> Tensor:
-    """(alpha / rank) B A x by all slices at once: [..., inputs] -> [..., rows]; ``rows``: of W, those wanted."""
+def some_rows(layer: nn.Linear, x: Tensor, rows: slice = slice(None)) -> Tensor:
+    """The outputs ``rows`` of a linear map, with its low-rank term: [..., inputs] -> [..., rows]."""
     slices = _slices_of(layer)
-    # Joined before they are used: a product each, and the sum of these, would be as large as the map's outputs.
-    a, b = (slices[0].A, slices[0].B) if len(slices) == 1 else (_joined(slices, "A", 0), _joined(slices, "B", 1))
-    return F.linear(F.linear(x, a) * slices[0].scale, b[rows])
+    if slices:
+        # Joined before they are used: a product each, and the sum of these, would be as large as the map's outputs.
+        a, b = (slices[0].A, slices[0].B) if len(slices) == 1 else (_joined(slices, "A", 0), _joined(slices, "B", 1))
+        b, scale = b[rows], slices[0].scale
+        if _merges(layer, x):
+            result: Tensor = _Merged.apply(x, a, b, scale, layer, rows)  # type: ignore[no-untyped-call]
+            return result
+    if rows == slice(None):
+        base = type(layer).forward(layer, x)
+    else:
+        base = F.linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
+    return base + F.linear(F.linear(x, a) * scale, b) if slices else base
+
+
+def _merges(layer: nn.Linear, x: Tensor) -> bool:
+    """Whether x [..., inputs] goes through the sum of a frozen weight and its term: in f32, and with fewer FLOPs."""
+    weight, rows = layer.weight, x.numel() // max(1, layer.in_features)
+    if weight.requires_grad or weight.nbytes > _MERGED_BYTES:
+        return False
+    fewer = rows * (layer.in_features + layer.out_features) > weight.numel()
+    # Mixed precision multiplies in bf16, in which the sum would lose the term.
+    return fewer and F.linear(x.new_empty(0, 1), x.new_empty(1, 1)).dtype == weight.dtype
+
+
+class _Merged(torch.autograd.Function):
+    """y = (W + s B A) x + b with W and b frozen. The sum is made in each pass, and not kept in between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, scale: float, layer: nn.Linear, rows: slice) -> Tensor:
+        ctx.save_for_backward(x, a, b)
+        ctx.rest = scale, layer, rows
+        bias = None if layer.bias is None else layer.bias[rows]
+        return F.linear(x, _sum(a, b, *ctx.rest), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b = ctx.saved_tensors
+        outer, inner = gradients[0].reshape(-1, b.shape[0]), x.reshape(-1, a.shape[1])
+        of_x = of_a = of_b = None
+        if ctx.needs_input_grad[0]:
+            of_x = (outer @ _sum(a, b, *ctx.rest)).view_as(x)
+        if ctx.needs_input_grad[1]:
+            of_a = ((outer @ b) * ctx.rest[0]).T @ inner
+        if ctx.needs_input_grad[2]:
+            of_b = outer.T @ ((inner @ a.T) * ctx.rest[0])
+        return of_x, of_a, of_b, None, None, None
+
+
+def _sum(a: Tensor, b: Tensor, scale: float, layer: nn.Linear, rows: slice) -> Tensor:
+    result = torch.addmm(layer.weight[rows].detach(), b, a, alpha=scale)
+    if isinstance(layer, InFile):
+        layer.release(rows)
+    return result
 
 
 def _joined(slices: Sequence[LowRank], name: str, dim: int) -> Tensor:
     return torch.cat([one.get_parameter(name) for one in slices], dim)
-
-
-def some_rows(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """The outputs ``rows`` of a linear map alone, with its low-rank term: [..., inputs] -> [..., rows]."""
-    result = F.linear(x, layer.weight[rows], layer.bias[rows])
-    return result + _term(layer, x, rows) if _slices_of(layer) else result
 
 
 def parameters_read(module: nn.Module) -> Iterator[nn.Parameter]:
