@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -38,6 +38,14 @@ class Run(NamedTuple):
         return {"task": self.task, "method": self.saving, "seed": self.seed, "file": digest(self.values)}
 
 
+class Point(msgspec.Struct, frozen=True):
+    """Accuracy with every modality after a round, and what all rounds up to it took."""
+
+    accuracy: float
+    payload_bytes: float
+    flops: float
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """A finished run: which, what came of it, what it cost. ``error``: why there is nothing else."""
 
@@ -53,6 +61,7 @@ class Outcome(msgspec.Struct, frozen=True):
     reserved_peak_bytes: float = 0.0  # what torch's allocator held of a GPU, like step_peak_bytes; 0: no GPU
     wall_s: float = 0.0
     error: str = ""
+    points: tuple[Point, ...] = ()  # of every round that was evaluated
 
 
 def done(runs: Iterable[Run], rows: Iterable[Outcome]) -> list[Outcome]:
@@ -103,7 +112,16 @@ def figures_of(report: RunReport) -> dict[str, Any]:
         "flops": sum(_values(rows, "flops")),
         "step_peak_bytes": _peak(rows, "step_peak_bytes"),
         "reserved_peak_bytes": _peak(rows, "cuda_reserved_peak_bytes"),
+        "points": tuple(_points(report, rows)),
     }
+
+
+def _points(report: RunReport, rows: list[AssignmentRow]) -> Iterator[Point]:
+    whole = [row for row in report.evaluations if row.missing == "none" and row.metric == "accuracy"]
+    for one in sorted(whole, key=lambda row: (row.stage, row.round)):
+        until = [row for row in rows if (row.stage, row.round) <= (one.stage, one.round)]
+        payload = sum(_values(until, "payload_up_bytes") + _values(until, "payload_down_bytes"))
+        yield Point(one.value, payload, sum(_values(until, "flops")))
 
 
 def _peak(rows: Iterable[AssignmentRow], figure: str) -> float:
