@@ -10,7 +10,9 @@ forward, 4 backward. So a prediction on the ``meta`` device and a count on any r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -39,20 +41,42 @@ class FlopCounter:
         self._mode = flop_counter.FlopCounterMode(display=False, custom_mapping={**_formulas(), **(formulas or {})})
         tracker: Any = _NoModules()  # torch's has hooks that keep alive what recomputed blocks hold
         self._mode.mod_tracker = tracker
+        self._repeated = 0
 
     def __enter__(self) -> FlopCounter:
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        self._open = _OPEN.set((*_OPEN.get(), self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _OPEN.reset(self._open)
         self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # the same
 
     @property
     def flops(self) -> int:
         """Operations counted since entering."""
-        return int(self._mode.get_total_flops())
+        return int(self._mode.get_total_flops()) + self._repeated
+
+    def repeat(self, times: int, since: int) -> None:
+        """Count what was done since ``flops`` was ``since`` so many times more."""
+        self._repeated += times * (self.flops - since)
+
+
+#: The counters that are open in this context.
+_OPEN: ContextVar[tuple[FlopCounter | LiveBytes, ...]] = ContextVar("_OPEN", default=())
+
+
+@contextmanager
+def standing_for(times: int) -> Iterator[None]:
+    """Count FLOPs and operations inside as if they ran ``times`` times."""
+    before = [
+        (counter, counter.operations if isinstance(counter, LiveBytes) else counter.flops) for counter in _OPEN.get()
+    ]
+    yield
+    for counter, count in before:
+        counter.repeat(times - 1, count)
 
 
 class _NoModules:
@@ -86,6 +110,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.heap = self.heap_peak = 0
         self._mapped = mapped_bytes
         self._seen: set[int] = set()
+
+    def __enter__(self) -> LiveBytes:
+        self._open = _OPEN.set((*_OPEN.get(), self))
+        super().__enter__()  # type: ignore[no-untyped-call]  # the same
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # the same
+        _OPEN.reset(self._open)
+
+    def repeat(self, times: int, since: int) -> None:
+        """Count what was done since ``operations`` was ``since`` so many times more."""
+        self.operations += times * (self.operations - since)
 
     def __torch_dispatch__(
         self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Any = None

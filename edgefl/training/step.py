@@ -26,6 +26,7 @@ from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_att
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job, Precision
 from edgefl.registry import Slot, chosen
+from edgefl.resources.tensor_counters import standing_for
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward
 from edgefl.training.optimizers import (
@@ -177,9 +178,11 @@ def _encode_batch(model: StagedModel, job: Job, batch: Batch, micro: int, seed: 
             continue
         with torch.no_grad():
             found = []
-            for i, piece in enumerate(_pieces(unit, micro)):
-                with _seeded(seed + i, _device(unit)):
-                    found.append((piece.own, _run(model, job, unit, piece)))
+            for i, piece, alike in _traced(job, unit):
+                with _seeded(seed + i, _device(unit)), standing_for(1 + len(alike)):
+                    states = _run(model, job, unit, piece)
+                found += [(piece.own, states), *((other.own, tree_map(_another, states)) for other in alike)]
+                del states
             whole = merged_states(unit.inputs, found)
             del found
         for m, state in whole.items():
@@ -199,13 +202,13 @@ def _replay(
     """Push the gradient that the encodings collected through each piece of the encoders."""
     gradients = {m: grad for m in unit.inputs if (grad := done.encoded[m].tokens.grad) is not None}
     chosen = [
-        (i, piece, wanted)
-        for i, piece in enumerate(_pieces(unit, job.hyper.micro_batch))
+        (i, piece, 1 + len(alike), wanted)
+        for i, piece, alike in _traced(job, unit)
         if (wanted := [m for m in piece.own if m in gradients])
     ]
-    for i, piece, wanted in chosen:
+    for i, piece, times, wanted in chosen:
         not_whole = encoders if i < chosen[-1][0] else set()
-        with _seeded((done.seed or 0) + i, _device(unit)), in_backward.watching(not_whole):
+        with _seeded((done.seed or 0) + i, _device(unit)), in_backward.watching(not_whole), standing_for(times):
             again = _run(model, job, unit, piece)
             values = [again[m].tokens for m in wanted]
             end = inject_gradients(values, [gradients[m][piece.own[m]] for m in wanted])
@@ -225,6 +228,30 @@ def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> dict[str, T
 
 def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:
     return pieces({m: rows_in(x) for m, x in unit.inputs.items()}, unit.rows, unit.size, micro)
+
+
+def _traced(job: Job, unit: Batch) -> list[tuple[int, Piece, list[Piece]]]:
+    """(Number of a piece, the piece, later ones that it stands for.)
+
+    On the meta device the second stands for those alike, but for the last: they take the same memory and FLOPs.
+    """
+    found: list[tuple[int, Piece, list[Piece]]] = []
+    every = list(_pieces(unit, job.hyper.micro_batch))
+    repeats = _device(unit).type == "meta" and not shares_attention(job.model)
+    for i, piece in enumerate(every):
+        if repeats and 1 < i < len(every) - 1 and _counts(piece) == _counts(found[-1][1]):
+            found[-1][2].append(piece)
+        else:
+            found.append((i, piece, []))
+    return found
+
+
+def _counts(piece: Piece) -> dict[str, int]:
+    return {m: index.stop - index.start if isinstance(index, slice) else len(index) for m, index in piece.own.items()}
+
+
+def _another(value: object) -> object:
+    return torch.empty_like(value) if isinstance(value, Tensor) else value
 
 
 def _device(unit: Batch) -> torch.device:
