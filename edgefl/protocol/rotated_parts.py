@@ -123,7 +123,8 @@ def type_of(tensor: Array) -> tuple[str, tuple[int, ...]]:
 
 def difference(value: Array, start: Array | None, *, copy: bool) -> Array:
     """value - start as [R, n], where ``value`` lies unless ``copy``."""
-    rows = np.array(value, np.float32, copy=copy or not value.flags.writeable).reshape(len(value), -1)
+    make = np.array if copy or not value.flags.writeable else np.asarray
+    rows = make(value, np.float32).reshape(len(value), -1)
     if start is not None:
         for some in blocks(rows):
             rows[some] -= start[some]

@@ -210,6 +210,16 @@ def test_what_is_used_up_is_what_is_lost():
     np.testing.assert_allclose(kept.reconstructed["weight"] + kept.residual["weight"], target["weight"], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize("packing", DELTAS)
+def test_what_is_used_up_may_be_of_any_floating_type(packing, dtype):
+    """A device's own training code may return any; numpy 2 makes no f32 of them where they lie."""
+    base = {"w": np.zeros((40, 50), np.float32)}
+    target = {"w": np.random.default_rng(0).normal(size=(40, 50)).astype(dtype)}
+    kept = compress(target, base, packing, 0.1)
+    assert compress({"w": target["w"].copy()}, base, packing, 0.1, reconstruct=False).data == kept.data
+
+
 def test_names_are_those_of_the_base():
     base = {"w": np.zeros((40, 50), np.float32)}
     assert is_packed(hostile())
