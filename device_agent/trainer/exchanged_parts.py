@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from edgefl.errors import ProtocolError, StoreError
+import numpy as np
+
+from edgefl.errors import DivergedError, ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
 from edgefl.plan.job import Job
 from edgefl.plan.stages import RESIDUAL, packing_of
@@ -80,6 +82,7 @@ def compress_update(
 
     ``parts`` is used up, part by part, so that there are not two copies of a model. ``retained`` holds, under
     ``RESIDUAL``, the residuals of earlier rounds; parts that go on from the device's own copy have them in already.
+    Raises DivergedError for a part to be compressed whose values are not finite: their residual would stay so.
     """
     transfer, own = job.transfer, set(kept_parts(job))
     manifest: Manifest = {}
@@ -93,6 +96,9 @@ def compress_update(
         if not pays(target, packing, transfer):
             manifest[part] = store.put(encode_part(target))
             continue
+        if strange := [name for name, one in target.items() if one.dtype.kind == "f" and not np.isfinite(one).all()]:
+            text = f"part {part}: {strange[0]!r} has values that are not finite after training"
+            raise DivergedError(text, remedy="Lower training.lr, or set training.clip_norm: 1.0.")
         base = decode_part(store.view(offered[part].id), copy=False)
         sent = compress(target, base, packing, transfer.top, reconstruct=False)
         del base  # as large as the part, and so is what comes

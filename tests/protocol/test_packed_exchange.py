@@ -17,11 +17,12 @@ from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.server_state import PACKED, packed_parts
 from edgefl.aggregation.server_state import RESIDUAL as SERVER_RESIDUAL
+from edgefl.errors import DivergedError
 from edgefl.plan.job import Job, Slots, Stage, Transfer
 from edgefl.plan.stages import RESIDUAL
 from edgefl.protocol.messages import Offer, PackedPart
 from edgefl.protocol.tensors import decode_part, encode_part, is_packed
-from edgefl.records import Attempt, ObjectRef, Refusal
+from edgefl.records import PACKINGS, Attempt, ObjectRef, Refusal
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -198,6 +199,19 @@ def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
     refusal = check_update(store, packed.manifest, state, Rules(transfer=INT8))
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "malformed"
+
+
+@pytest.mark.parametrize("packing", [name for name in PACKINGS if name != "f32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_part_that_has_diverged_is_not_compressed(packing, value, tmp_path: Path) -> None:
+    """The largest tenth of NaN is nothing: a change of zero would arrive, and the residual be NaN in all later rounds."""
+    store = ObjectStore(tmp_path)
+    state = {"task": put(store, weights(0))}
+    for name in ("w", "b"):
+        trained = weights(1)
+        trained[name].reshape(-1)[1:] = value
+        with pytest.raises(DivergedError, match=f"part task: '{name}' has values that are not finite"):
+            sending_of({"task": trained}, state, {}, Transfer(up=(("*", packing),)), store)
 
 
 def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not() -> None:
