@@ -225,6 +225,16 @@ def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not
     assert restore_residuals(State(retained=kept[1:]), two).retained[-1].manifest == {"head/a": refs[3]}
 
 
+def test_a_device_sends_no_larger_share_than_the_run_asks_for(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    state = {"task": put(store, weights(0))}
+    sent = sending_of({"task": weights(1)}, state, {}, TOP, store).manifest
+    assert isinstance(check_update(store, sent, state, Rules(transfer=TOP)), dict)
+    refusal = check_update(store, sent, state, Rules(transfer=Transfer(TOP.up, top=0.04)))
+    assert isinstance(refusal, Refusal)
+    assert "150 of 3000 values, at most 120 are agreed on" in refusal.detail
+
+
 def test_rules_by_part_and_rounds_sent_whole(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     offered = {part: put(store, weights(0)) for part in ("head/a", "task")}

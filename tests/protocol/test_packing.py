@@ -185,6 +185,22 @@ def test_what_can_not_be_right_is_refused(changes):
         decompress(hostile(**changes), base, "delta+top")
 
 
+def test_no_more_values_than_agreed_on_are_placed():
+    """All values of a part of 16 MiB as coded gaps are 5 MB, and took 128 MiB on the way."""
+    base = {"w": np.zeros((40, 50), np.float32)}
+    decompress(hostile(), base, "delta+top", top=0.001)
+    with pytest.raises(ProtocolError, match="2 of 2000 values, at most 1 are agreed on"):
+        decompress(hostile(), base, "delta+top", top=0.0005)
+
+
+@pytest.mark.parametrize("packing", ["int8", "f32", "delta+bf16", "delta+int4"])
+def test_a_form_that_is_not_agreed_on_is_refused(packing):
+    base = {"w": np.zeros((40, 50), np.float32)}
+    for sent in (hostile(), encode_part({"w|f32": np.zeros((40, 50), np.int16)}, "packed")):
+        with pytest.raises(ProtocolError, match="does not belong"):
+            decompress(sent, base, packing)
+
+
 def test_a_number_can_not_be_packed():
     scalar = encode_part({"n|int8": np.array(1, np.int8), "n|scale": np.array(1.0, np.float32)}, "packed")
     for base in ({"n": np.array(1.0, np.float32)}, None):
