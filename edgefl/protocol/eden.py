@@ -76,7 +76,6 @@ def encode(values: Array, bits: int, seed: bytes, out: Array | None = None) -> C
     return Coded(levels, np.concatenate(scales))
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def decode(coded: Coded, size: int, bits: int, seed: bytes) -> Array:
     """``size`` values, f32."""
     out = np.empty(size, np.float32)

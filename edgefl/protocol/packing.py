@@ -93,6 +93,7 @@ def pays(tensors: Tensors, packing: str, transfer: Transfer) -> bool:
     return sent_bytes(layout, packing, transfer) < object_bytes(layout)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of a peer's scales; who reads the tensors checks that they are finite
 def decompress(
     data: bytes | memoryview, base: Tensors | None, packing: str, limit: int = DEFAULT_LIMIT_BYTES, top: float = 1.0
 ) -> dict[str, Array]:

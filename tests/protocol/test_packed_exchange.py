@@ -225,6 +225,24 @@ def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not
     assert restore_residuals(State(retained=kept[1:]), two).retained[-1].manifest == {"head/a": refs[3]}
 
 
+@pytest.mark.parametrize("packing", [name for name in PACKINGS if name.startswith("delta+")])
+def test_huge_scales_are_refused_without_a_warning(packing, tmp_path: Path) -> None:
+    """Finite, and beyond f32 once multiplied or added: the log of a coordinator is not a device's to fill."""
+    store, transfer = ObjectStore(tmp_path), Transfer(up=(("*", packing),))
+    state = {"task": put(store, weights(0, scale=3e38 / 4))}
+    (ref,) = sending_of({"task": weights(1)}, {"task": put(store, weights(0))}, {}, transfer, store).manifest.values()
+    coded = decode_part(store.read(ref.id))
+    huge = {np.dtype(np.int16): 0x7F7F, np.dtype(np.float32): 3e38}  # the largest bfloat16; of f16 it is NaN
+    coded |= {
+        name: np.full_like(value, huge[value.dtype])
+        for name, value in coded.items()
+        if name.endswith(("|scale", "|bf16", "|f16"))
+    }
+    refusal = check_update(store, {"task": store.put(encode_part(coded, "packed"))}, state, Rules(transfer=transfer))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "not_finite"
+
+
 def test_a_device_sends_no_larger_share_than_the_run_asks_for(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     state = {"task": put(store, weights(0))}
