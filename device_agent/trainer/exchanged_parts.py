@@ -9,7 +9,7 @@ import numpy as np
 
 from edgefl.errors import DivergedError, ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
-from edgefl.plan.job import Job
+from edgefl.plan.job import Job, Stage
 from edgefl.plan.stages import RESIDUAL, packing_of
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.protocol.messages import Offer
@@ -106,3 +106,12 @@ def compress_update(
         if sent.residual and part not in own:
             residuals[RESIDUAL + part] = store.put(encode_part(sent.residual))
     return Sending(manifest, residuals)
+
+
+def waiting_residuals(stage: Stage, retained: Manifest, sent: Manifest) -> Manifest:
+    """Residuals of parts that were not ``sent`` in this round, and that a later round of the stage may send.
+
+    A part that only an earlier stage trained is sent no more: its residual would lie on the disk until the run ends.
+    """
+    keys = {RESIDUAL + part for part in (stage.present if stage.draw else stage.trained) if part not in sent}
+    return {key: ref for key, ref in retained.items() if key in keys}
