@@ -221,13 +221,9 @@ def test_the_last_round_of_a_stage_is_sent_whole() -> None:
     assert transfer_of(plan, FIRST).top == 0.3
 
 
-def test_the_last_round_is_packed_where_the_run_file_says_so_but_for_the_closing_round() -> None:
+def test_the_last_round_is_packed_where_the_run_file_says_so() -> None:
     plan = a_plan(transfer=Transfer(closing="packed"))
     assert not transfer_of(plan, Attempt("r1", 2, 2, 1)).whole
-    last = plan.stages[1]
-    matchers = replace(last, trained=("match/a",))
-    closing = replace(plan, stages=(plan.stages[0], matchers))
-    assert transfer_of(closing, Attempt("r1", 2, last.rounds, 1)).whole
 
 
 def test_names_of_transfers_and_of_kept_updates_outlive_the_process_that_gave_them() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
+from coordinator.core.assignments import transfer_of
 from coordinator.runtime.validate_update import Rules, check_update
 from device_agent.core.retained import restore_residuals, retained, retained_before
 from device_agent.core.state import RetainedParts, State
@@ -18,7 +19,7 @@ from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.server_state import PACKED, packed_parts
 from edgefl.aggregation.server_state import RESIDUAL as SERVER_RESIDUAL
 from edgefl.errors import DivergedError
-from edgefl.plan.job import Job, Slots, Stage, Transfer
+from edgefl.plan.job import Job, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.stages import RESIDUAL
 from edgefl.protocol.messages import Offer, PackedPart
 from edgefl.protocol.tensors import decode_part, encode_part, is_packed
@@ -156,6 +157,25 @@ def test_a_part_nobody_trained_in_the_last_round_is_completed(tmp_path: Path) ->
     state, _ = aggregate_round([one], store, state, terms=RoundTerms(transfer=Transfer(whole=True)))
     np.testing.assert_allclose(read(store, state["head/a"])["w"], weights(1)["w"], atol=1e-6)
     assert not [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]
+
+
+def test_the_closing_round_of_a_packed_run_leaves_the_finished_model_as_it_is(tmp_path: Path) -> None:
+    """Matcher networks are fitted to what was sent of it: what was not sent may not come into it after them."""
+    stages = (Stage(1, rounds=1), Stage(2, rounds=1, trained=("match/a",)))
+    plan = RunPlan(transfer=Transfer(up=TOP.up, down=TOP.down, top=0.05, closing="packed"), stages=stages)
+    store = ObjectStore(tmp_path)
+    state = {part: put(store, weights(0)) for part in ("head/a", "match/a")}
+    for number, part in enumerate(("head/a", "match/a"), 1):
+        finished, transfer = dict(state), transfer_of(plan, Attempt("r", number, 1, 1))
+        sent = sending_of({part: weights(1)}, state, {}, transfer, store).manifest
+        assert is_packed(store.read(sent[part].id)) == (part == "head/a")
+        found = check_update(store, sent, state, Rules(transfer=transfer))
+        assert isinstance(found, dict)
+        update = UpdateInfo("a", found, {part: 1}, {}, True, -1)
+        state, _ = aggregate_round([update], store, state, terms=RoundTerms(transfer=transfer))
+    assert f"{SERVER_RESIDUAL}head/a" in finished
+    assert state["head/a"] == finished["head/a"]
+    np.testing.assert_array_equal(read(store, state["match/a"])["w"], weights(1)["w"])
 
 
 def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> None:
