@@ -59,14 +59,14 @@ def compress_rotated(target: Tensors, base: Tensors, bits: int, *, reconstruct: 
         rows = difference(value, start, copy=reconstruct)
         change = np.empty_like(rows) if reconstruct else None
         coded = encode(rows.reshape(-1), bits, seed, None if change is None else change.reshape(-1))
+        if not np.isfinite(from_bf16(coded.scales)).all():
+            raise ProtocolError(
+                f"tensor {name!r} has changes that are not finite, or whose squares are not",
+                remedy="Set transfer.up and transfer.down to another packing, such as delta+bf16.",
+            )
         levels.append(coded.levels.reshape(-1))
         scales.append(coded.scales)
         if change is not None:
-            if not np.isfinite(from_bf16(coded.scales)).all():
-                raise ProtocolError(
-                    f"tensor {name!r} has changes that are not finite, or whose squares are not",
-                    remedy="Set transfer.up and transfer.down to another packing, such as delta+bf16.",
-                )
             reconstructed[name] = added(start, change).reshape(value.shape)
         if rows.any():
             residual[name] = rows.reshape(value.shape)

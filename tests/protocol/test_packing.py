@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -270,11 +272,11 @@ def test_what_is_rotated_follows_from_the_base(name):
 
 
 def test_what_cannot_be_rotated_is_an_error():
-    """The sum of squares of a block must be a number: the server then sends the part whole."""
+    """The sum of squares of a block must be a number: the server then sends the part whole, a device declines."""
     base = {"w": np.zeros((40, 50), np.float32)}
-    for value in (np.nan, 1e19):
+    for value, kept in itertools.product((np.nan, 1e19), (True, False)):
         with pytest.raises(ProtocolError, match="'w' has changes that are not finite") as caught:
-            compress({"w": np.full((40, 50), value, np.float32)}, base, "delta+eden2", 0.1)
+            compress({"w": np.full((40, 50), value, np.float32)}, base, "delta+eden2", 0.1, reconstruct=kept)
         assert "delta+bf16" in caught.value.remedy
 
 
