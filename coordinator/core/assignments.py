@@ -65,9 +65,9 @@ def put_earlier(steps: Steps, device: str, attempt: Attempt, assignment: Assignm
 
 
 def placement_in(state: State, attempt: Attempt, device: str, placement: Placement) -> Placement:
-    """A device's placement in the round of ``attempt``: of what that round draws, where its stage does.
+    """A device's placement in the round of ``attempt``: that of the round's draw, in a stage with draws.
 
-    Down comes what the round before drew; to a device that had no part in it, at most all that rounds draw from.
+    A device downloads what the round before trained; one that missed that round, at most the parts of all draws.
     """
     if not placement.draws:
         return placement

@@ -3,7 +3,7 @@
 The tensors lie one behind the other, by name: ``|levels``, ``|scale`` and ``|seed`` of all that are rotated, ``|whole``
 of the rest in f32; a header for each would be more than a bit a value in a small model. The seed is a hash of target
 and base: the signs of two devices, or rounds, are independent, and a round that is tried again sends the same bytes. A
-seed of a device's choice does no more than levels of its choice.
+device that chooses its seed can send nothing that it could not send by choosing levels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ class Rotated(NamedTuple):
 
 
 def compress_rotated(target: Tensors, base: Tensors, bits: int, *, reconstruct: bool) -> Rotated:
-    """``target`` for a receiver that holds ``base``; what is kept and written over is as in ``packing.compress``."""
+    """``target`` for a receiver that holds ``base``.
+
+    ``reconstruct`` False: nothing is reconstructed, and the residual is written where ``target`` lies. Raises
+    ProtocolError for changes that are not finite.
+    """
     named = sorted((name, np.asarray(tensor)) for name, tensor in target.items())
     digest = xxhash.xxh3_64()
     for name, value in named:

@@ -224,7 +224,7 @@ def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packing", [name for name in PACKINGS if name != "f32"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_part_that_has_diverged_is_not_compressed(packing, value, tmp_path: Path) -> None:
-    """The largest tenth of NaN is nothing: a change of zero would arrive, and the residual be NaN in all later rounds."""
+    """The largest tenth of NaN is nothing: a change of zero would arrive, and the residual stay NaN for good."""
     store = ObjectStore(tmp_path)
     state = {"task": put(store, weights(0))}
     for name in ("w", "b"):
