@@ -390,6 +390,8 @@ def test_an_update_out_of_line_is_left_out_and_the_round_needs_another() -> None
     (row,) = [one for one in of(AssignmentRow, out) if one.status == "rejected"]
     assert (row.device, row.refusal.reason, row.refusal.needed, row.refusal.allowed) == ("c", "change", 10.0, 2.0)
     assert [one[:2] for one in told(out) if one[0] == "rejected"] == [("rejected", "c")]
+    aborted = [one for one in of(do.SendAbort, out) if one.device == "c"]
+    assert aborted == [do.SendAbort("c", FIRST, row.refusal.detail)], "what it has not sent of it does not count either"
     assert play.state.phase is v.Phase.RETRYING, "two of three"
     assert play.state.devices["c"].bad == 1
 
