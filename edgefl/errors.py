@@ -179,7 +179,7 @@ class RunError(EdgeFLError):
 
 
 class DivergedError(RunError):
-    """A device's training has diverged: its loss is not finite."""
+    """A device's training has diverged: loss or weights are not finite."""
 
 
 class TrainingCodeError(EdgeFLError):

@@ -65,9 +65,9 @@ def put_earlier(steps: Steps, device: str, attempt: Attempt, assignment: Assignm
 
 
 def placement_in(state: State, attempt: Attempt, device: str, placement: Placement) -> Placement:
-    """A device's placement in the round of ``attempt``: of what that round draws, where its stage does.
+    """A device's placement in the round of ``attempt``: that of the round's draw, in a stage with draws.
 
-    Down comes what the round before drew; to a device that had no part in it, at most all that rounds draw from.
+    A device downloads what the round before trained; one that missed that round, at most the parts of all draws.
     """
     if not placement.draws:
         return placement
@@ -206,13 +206,12 @@ def in_progress(state: State) -> dict[Attempt, list[str]]:
 
 
 def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
-    """Transfer settings of a round: a stage's last one is whole unless the run file packs it, the closing round always.
+    """Transfer settings of a round: a stage's last one is whole unless the run file packs it.
 
-    Matcher networks are trained once, from nothing, and have no next round.
+    Matcher networks always travel whole (``is_scheduled``); a whole closing round would change the finished model.
     """
-    stage = plan.stages[attempt.stage - 1]
-    kept_whole = plan.transfer.closing == "whole" or is_closing(stage)
-    return replace(plan.transfer, whole=kept_whole and attempt.round >= stage.rounds)
+    last = attempt.round >= plan.stages[attempt.stage - 1].rounds
+    return replace(plan.transfer, whole=last and plan.transfer.closing == "whole")
 
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:

@@ -219,6 +219,8 @@ def _end(steps: Steps, *, enough: bool) -> None:
     rejected = outliers(steps.state)
     for device, assignment, refusal in rejected:
         put(steps, device, replace(assignment, status="rejected", refusal=refusal))
+        # It was acknowledged: the device restores the residuals of the round before, or sends the rest of it later.
+        steps.do(SendAbort(device, assignment.attempt or steps.opened.attempt, refusal.detail))
         count_rejected(steps, device, refusal)
     if rejected:
         check_close(steps)

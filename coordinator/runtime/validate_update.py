@@ -157,7 +157,7 @@ def check_update(
             data, limit = store.view(ref.id), size_limit(part, previous, asked)
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
-                tensors = decompress(data, base, packing_of(rules.transfer.up, part), limit)
+                tensors = decompress(data, base, packing_of(rules.transfer.up, part), limit, rules.transfer.top)
                 found[part] = store.put(encode_part(tensors))
             else:
                 tensors = decode_part(data, limit, copy=False)

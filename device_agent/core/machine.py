@@ -264,7 +264,7 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
     state = restore_residuals(state, message.attempt)  # also what was accepted: the attempt is tried again without it
     state, out = _forget(state, lambda attempt: attempt.same_run(message.attempt) and attempt <= message.attempt)
     state = replace(state, closed=newest_closed(state.closed, message.attempt))
-    if before.closed == state.closed and not out:
+    if before == state and not out:
         return _drop(state, "stale-abort", message.attempt)
     log = v.Log("aborted", {"attempt": str(message.attempt), "reason": message.reason})
     return state, [*spent_before(before, state), *out, _save(state), log]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from edgefl.errors import ProtocolError, StoreError
+import numpy as np
+
+from edgefl.errors import DivergedError, ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
-from edgefl.plan.job import Job
+from edgefl.plan.job import Job, Stage
 from edgefl.plan.stages import RESIDUAL, packing_of
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.protocol.messages import Offer
@@ -80,6 +82,7 @@ def compress_update(
 
     ``parts`` is used up, part by part, so that there are not two copies of a model. ``retained`` holds, under
     ``RESIDUAL``, the residuals of earlier rounds; parts that go on from the device's own copy have them in already.
+    Raises DivergedError for a part to be compressed whose values are not finite: their residual would stay so.
     """
     transfer, own = job.transfer, set(kept_parts(job))
     manifest: Manifest = {}
@@ -93,6 +96,9 @@ def compress_update(
         if not pays(target, packing, transfer):
             manifest[part] = store.put(encode_part(target))
             continue
+        if strange := [name for name, one in target.items() if one.dtype.kind == "f" and not np.isfinite(one).all()]:
+            text = f"part {part}: {strange[0]!r} has values that are not finite after training"
+            raise DivergedError(text, remedy="Lower training.lr, or set training.clip_norm: 1.0.")
         base = decode_part(store.view(offered[part].id), copy=False)
         sent = compress(target, base, packing, transfer.top, reconstruct=False)
         del base  # as large as the part, and so is what comes
@@ -100,3 +106,12 @@ def compress_update(
         if sent.residual and part not in own:
             residuals[RESIDUAL + part] = store.put(encode_part(sent.residual))
     return Sending(manifest, residuals)
+
+
+def waiting_residuals(stage: Stage, retained: Manifest, sent: Manifest) -> Manifest:
+    """Residuals of parts that were not ``sent`` in this round, and that a later round of the stage may send.
+
+    A part that only an earlier stage trained is sent no more: its residual would lie on the disk until the run ends.
+    """
+    keys = {RESIDUAL + part for part in (stage.present if stage.draw else stage.trained) if part not in sent}
+    return {key: ref for key, ref in retained.items() if key in keys}

@@ -15,7 +15,7 @@ import torch
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
 from device_agent.trainer.data_facts import data_facts, described
-from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
+from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer, waiting_residuals
 from device_agent.trainer.first_round import first_round, freeze_once
 from device_agent.trainer.own_code import OwnCode, load_code, round_of
 from device_agent.trainer.round_figures import round_figures
@@ -27,7 +27,6 @@ from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, PrecisionError, StoreError, TrainingCodeError
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
-from edgefl.plan.stages import RESIDUAL
 from edgefl.process.worker import Note
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import encode_part
@@ -166,18 +165,13 @@ class LocalTrainer:
         except AbandonedError as error:
             figures = round_figures(error, error.steps, memory, energy, own=self.code is not None)
             return Result(refusal=Refusal("abandoned", detail=error.message), figures=figures)
-        waiting = {
-            key: ref
-            for key, ref in request.retained.items()
-            if key.startswith(RESIDUAL) and key.removeprefix(RESIDUAL) not in sending.manifest
-        }
         return Result(
             manifest=sending.manifest,
             samples=outcome.samples,
             metrics=outcome.metrics | self.completed,
             figures=round_figures(outcome, None, memory, energy, own=self.code is not None),
             observed=outcome.observed,
-            retained=staying | sending.residuals | waiting,
+            retained=staying | sending.residuals | waiting_residuals(job.stage, request.retained, sending.manifest),
         )
 
     def _share(self, job: Job) -> Split | Refusal:

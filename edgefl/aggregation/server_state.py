@@ -5,7 +5,8 @@ of cluster 2, "server/…" is never sent. A device sees everyone's parts, then i
 
 A part in the state is what everybody holds, q, so that both sides train and aggregate from the same bits. Kept beside
 it, for the server alone: ``server/lost/<key>``, target - q, and ``server/packed/<id>/<base>/<packing>``, the packed
-object that leads from the base's object to the object ``id``. A stage's last round is sent whole, and nothing is left.
+object that leads from the base's object to the object ``id``. A round that is sent whole, as a stage's last one unless
+``transfer.closing`` is packed, leaves neither.
 """
 
 from __future__ import annotations

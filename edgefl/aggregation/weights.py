@@ -110,7 +110,7 @@ def absent_from(part: str, trained: Mapping[str, Mapping[str, int]]) -> dict[str
     """device -> samples, of the devices that hold samples of the part's modality and trained without it.
 
     ``trained``: device -> part -> samples. Encoder stages alone can be left out for a stage or a budget. A device that
-    lacks the modality is not absent: of its encoder it knows nothing. Nor is one of a smaller rank from a slice beyond.
+    lacks the modality is not absent: of its encoder it knows nothing. Nor is one whose rank ends before the slice.
     """
     if encoder_stage(part) is None:
         return {}

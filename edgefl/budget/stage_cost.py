@@ -220,14 +220,14 @@ def draw_jobs(job: Job, traffic: StageTraffic) -> list[tuple[Job, StageTraffic]]
     return [(msgspec.structs.replace(job, stage=own), traffic._replace(stage=whole)) for own, whole in pairs]
 
 
-#: Down and on the disk there is what several rounds have changed: a device may have missed some.
+#: Figures of all draws together: a device that missed rounds downloads, and stores, what each of them changed.
 _OF_SEVERAL = {"payload_down_bytes", "disk_bytes", "memory"}
 
 
 def draw_costs(
     job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
 ) -> tuple[Cost, Priced, list[tuple[Stage, Cost]]]:
-    """The largest cost of a round, the price of its steps, and each draw with its cost ([]: nothing is drawn)."""
+    """The bound of a round's cost, the price of its largest step, and each draw with its cost ([] without draws)."""
     jobs = draw_jobs(job, traffic)
     prices = [price(one, candidate.samples) for one, _ in jobs]
     most = max(prices, key=lambda priced: priced.peak)

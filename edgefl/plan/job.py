@@ -30,8 +30,8 @@ class Stage(msgspec.Struct, frozen=True):
     """One stage: present and trained parts; the trained ones are exchanged each round.
 
     ``depth`` is how many encoder stages exist; ``index`` counts from 1. ``fallback_depth``: how many exist for devices
-    that cannot train all of ``trained``; 0: as many. ``draw``: each round trains one encoder stage of ``trained``,
-    with all that is of none, in this order; "": all of ``trained``.
+    that cannot train all of ``trained``; 0: as many. ``draw``: the order in which rounds train one encoder stage each,
+    beside the parts of ``trained`` outside encoder stages; "": every round trains all.
     """
 
     index: int = 1

@@ -91,8 +91,8 @@ def trained_stages(stage: Stage) -> list[int]:
 def draws(stage: Stage, whole: Stage | None = None) -> list[Stage]:
     """The stage as each draw trains it; [stage] without draws.
 
-    Each has one encoder stage, the first with the embeddings that are trained, and all that is of none. ``whole``: the
-    stage as all devices train it, which has as many.
+    A draw trains one encoder stage, the first one with its embeddings, and the parts outside encoder stages. ``whole``:
+    the stage as all devices train it, whose encoder stages are counted.
     """
     numbers = sorted({max(1, n) for n in trained_stages(whole or stage)}) if stage.draw else []
 
@@ -103,9 +103,9 @@ def draws(stage: Stage, whole: Stage | None = None) -> list[Stage]:
 
 
 def drawn(stage: Stage, seed: int, number: int) -> int:
-    """Index of round ``number``'s draw among ``draws(stage)``; each comes up once in as many rounds.
+    """Index of round ``number``'s draw among ``draws(stage)``; each comes up once in every cycle of as many rounds.
 
-    "random": those rounds are in an order of their own, by hashes, which are the same in every release.
+    "random": each cycle has an order of its own, by hashes, which are the same in every release.
     """
     cycle, place = divmod(number - 1, len(draws(stage)))
     if stage.draw != "random":
@@ -171,8 +171,8 @@ def _cut(stage: Stage) -> Stage:
 def narrower(stage: Stage, whole: Stage) -> list[Stage]:
     """Variants of the stage with ever fewer rank dimensions of low-rank terms.
 
-    ``whole``: as all devices train it; of what it trains, the slices beyond do not exist then. Terms that are frozen on
-    every device keep theirs. The first entry is the stage itself.
+    ``whole``: the stage as all devices train it. Only slices that it trains are cut, from the present parts too; terms
+    that are frozen on every device stay whole. The first entry is the stage itself.
     """
     starts = sorted({rank_start(part) for part in whole.trained} - {0}, reverse=True)
     variants = [stage]

@@ -133,7 +133,7 @@ class Prefix(NamedTuple):
 def prefixes(job: Job) -> dict[str, Prefix]:
     """Modality -> its prefix, of the modalities this stage has; none without ``hyper.cache``.
 
-    None either where each round trains a draw: by the next, the parts ahead of it have changed.
+    None either in a stage with draws: by the next round the parts in front of the trained ones have changed.
     """
     if not job.hyper.cache or job.stage.draw:
         return {}

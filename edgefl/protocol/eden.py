@@ -43,7 +43,7 @@ class Coded(NamedTuple):
 
 @np.errstate(over="ignore", invalid="ignore")
 def encode(values: Array, bits: int, seed: bytes, out: Array | None = None) -> Coded:
-    """Code flat f32 values. ``values`` becomes what the code loses; ``out`` receives what it reconstructs."""
+    """Code flat f32 values. Afterwards ``values`` holds the residual, and ``out`` what ``decode`` will return."""
     levels = np.empty((bits, bytes_of_bits(values.size)), np.uint8)
     scales: list[Array] = []
     rotation = _Rotation(values.size, seed)
@@ -76,7 +76,6 @@ def encode(values: Array, bits: int, seed: bytes, out: Array | None = None) -> C
     return Coded(levels, np.concatenate(scales))
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def decode(coded: Coded, size: int, bits: int, seed: bytes) -> Array:
     """``size`` values, f32."""
     out = np.empty(size, np.float32)

@@ -42,7 +42,6 @@ from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, Array, decode_part, enc
 from edgefl.records import PACKINGS
 
 _LEVELS = {"int8": 127, "int4": 7}
-_FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "gaps"})
 
 
 class Compressed(NamedTuple):
@@ -80,7 +79,7 @@ def compress(target: Tensors, base: Tensors, packing: str, top: float, *, recons
         coded = _code(name, rows, form, top)  # ``rows`` keeps what this does not say
         sent |= {key: one.reshape(value.shape) if one.shape == rows.shape else one for key, one in coded.items()}
         if reconstruct:
-            reconstructed[name] = added(start, _decode(name, sent, value.shape)).reshape(value.shape)
+            reconstructed[name] = added(start, _decode(name, sent, value.shape, form, top)).reshape(value.shape)
         if rows.any():
             residual[name] = rows.reshape(value.shape)
     return Compressed(encode_part(sent, "packed"), reconstructed, residual)
@@ -94,22 +93,25 @@ def pays(tensors: Tensors, packing: str, transfer: Transfer) -> bool:
     return sent_bytes(layout, packing, transfer) < object_bytes(layout)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of a peer's scales; who reads the tensors checks that they are finite
 def decompress(
-    data: bytes | memoryview, base: Tensors | None, packing: str, limit: int = DEFAULT_LIMIT_BYTES
+    data: bytes | memoryview, base: Tensors | None, packing: str, limit: int = DEFAULT_LIMIT_BYTES, top: float = 1.0
 ) -> dict[str, Array]:
     """As ``Compressed.reconstructed``; ``base`` may be None for a packing that is no change of it.
 
-    ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated.
+    ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated. ``top``: the largest
+    share of values that "delta+top" may send: their places take 30 times the bytes of their levels meanwhile.
 
     Raises ProtocolError, naming the tensor, for what cannot be right.
     """
-    coded = decode_part(data, limit, finite=True, copy=False)
-    if packing.removeprefix("delta+") in EDEN_BITS:
+    coded, form = decode_part(data, limit, finite=True, copy=False), packing.removeprefix("delta+")
+    if form in EDEN_BITS:
         return decompress_rotated(coded, base, packing, limit)
     names: dict[str, None] = {}
+    known = {"whole"} if form == "f32" else {"whole", "scale", "gaps", form}
     for key in coded:
-        name, _, form = key.rpartition("|")
-        if not name or form not in _FORMS:
+        name, _, entry = key.rpartition("|")
+        if not name or entry not in known:
             raise ProtocolError(f"tensor {key[:80]!r} does not belong into a packed part")
         names[name] = None
     if base is None and packing.startswith("delta+"):
@@ -125,8 +127,8 @@ def decompress(
             room -= whole.nbytes
             continue
         if base is None:
-            given = (coded.get(f"{name}|{form}") for form in ("f16", "bf16", "int8"))
-            shape = next((stored.shape for stored in given if stored is not None), ())
+            stored = coded.get(f"{name}|{form}")
+            shape = () if stored is None else stored.shape
         else:
             shape = base[name].shape
         room -= math.prod(max(1, size) for size in shape) * np.dtype(np.float32).itemsize
@@ -134,7 +136,7 @@ def decompress(
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} unpacks to more than {limit} bytes")
         if len(shape) < 2:
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
-        change = _decode(name, coded, shape)
+        change = _decode(name, coded, shape, form, top)
         start = None
         if base is not None and packing.startswith("delta+"):
             start = np.asarray(base[name], np.float32).reshape(change.shape)
@@ -239,7 +241,7 @@ def _values(stored: Array, form: str, scale: Array) -> Array:
     return from_bf16(stored)
 
 
-def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
+def _decode(name: str, coded: Tensors, shape: tuple[int, ...], form: str, top: float) -> Array:
     """One tensor's values as they arrive, f32 [R, n] with R the first axis."""
 
     def piece(form: str, wanted: tuple[int, ...] | None, dtype: type) -> Array:
@@ -248,7 +250,6 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
             raise ProtocolError(f"tensor {name[:80]!r}: '{form}' is missing, or is not {dtype.__name__} {wanted or ''}")
         return value
 
-    form = next((one for one in ("f16", "bf16", "int8", "int4") if f"{name}|{one}" in coded), "top")
     if form != "top":
         stored = piece(form, *_stored(shape, form)).reshape(shape[0], -1)
         scale = piece("scale", shape[:1], np.float32) if form in _LEVELS else np.zeros(shape[0], np.float32)
@@ -258,6 +259,8 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
         return out
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
     coded_gaps, size = piece("gaps", None, np.uint8), math.prod(shape)
+    if values.size > (most := count_of(size, top)):
+        raise ProtocolError(f"tensor {name[:80]!r}: {values.size} of {size} values, at most {most} are agreed on")
     try:
         at = from_gaps(coded_gaps, values.size, size)
     except ProtocolError as error:

@@ -3,7 +3,7 @@
 The tensors lie one behind the other, by name: ``|levels``, ``|scale`` and ``|seed`` of all that are rotated, ``|whole``
 of the rest in f32; a header for each would be more than a bit a value in a small model. The seed is a hash of target
 and base: the signs of two devices, or rounds, are independent, and a round that is tried again sends the same bytes. A
-seed of a device's choice does no more than levels of its choice.
+device that chooses its seed can send nothing that it could not send by choosing levels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ class Rotated(NamedTuple):
 
 
 def compress_rotated(target: Tensors, base: Tensors, bits: int, *, reconstruct: bool) -> Rotated:
-    """``target`` for a receiver that holds ``base``; what is kept and written over is as in ``packing.compress``."""
+    """``target`` for a receiver that holds ``base``.
+
+    ``reconstruct`` False: nothing is reconstructed, and the residual is written where ``target`` lies. Raises
+    ProtocolError for changes that are not finite.
+    """
     named = sorted((name, np.asarray(tensor)) for name, tensor in target.items())
     digest = xxhash.xxh3_64()
     for name, value in named:
@@ -59,14 +63,14 @@ def compress_rotated(target: Tensors, base: Tensors, bits: int, *, reconstruct: 
         rows = difference(value, start, copy=reconstruct)
         change = np.empty_like(rows) if reconstruct else None
         coded = encode(rows.reshape(-1), bits, seed, None if change is None else change.reshape(-1))
+        if not np.isfinite(from_bf16(coded.scales)).all():
+            raise ProtocolError(
+                f"tensor {name!r} has changes that are not finite, or whose squares are not",
+                remedy="Set transfer.up and transfer.down to another packing, such as delta+bf16.",
+            )
         levels.append(coded.levels.reshape(-1))
         scales.append(coded.scales)
         if change is not None:
-            if not np.isfinite(from_bf16(coded.scales)).all():
-                raise ProtocolError(
-                    f"tensor {name!r} has changes that are not finite, or whose squares are not",
-                    remedy="Set transfer.up and transfer.down to another packing, such as delta+bf16.",
-                )
             reconstructed[name] = added(start, change).reshape(value.shape)
         if rows.any():
             residual[name] = rows.reshape(value.shape)
@@ -123,7 +127,8 @@ def type_of(tensor: Array) -> tuple[str, tuple[int, ...]]:
 
 def difference(value: Array, start: Array | None, *, copy: bool) -> Array:
     """value - start as [R, n], where ``value`` lies unless ``copy``."""
-    rows = np.array(value, np.float32, copy=copy or not value.flags.writeable).reshape(len(value), -1)
+    make = np.array if copy or not value.flags.writeable else np.asarray
+    rows = make(value, np.float32).reshape(len(value), -1)
     if start is not None:
         for some in blocks(rows):
             rows[some] -= start[some]

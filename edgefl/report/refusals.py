@@ -32,7 +32,7 @@ REASONS: dict[str, str] = {
     "cache": "frozen prefix not exact enough to be stored",
     "ceiling": "memory ceiling hit while training",
     "error": "training failed",
-    "diverged": "loss is not finite",
+    "diverged": "loss or weights are not finite",
     "update": "update could not be used",
     "lost": "lost contact",
     "late": "update came too late",

@@ -417,6 +417,17 @@ def test_a_refused_update_leaves_the_residuals_of_the_round_before():
     assert alone.retained == (of(2, own="2"),)
 
 
+def test_an_update_that_does_not_count_after_all_restores_the_residuals_on_the_disk_too():
+    """It was acknowledged, and left out when the round closed: as out of line, or since its attempt had failed."""
+    first, second = (replace(of(n), manifest={"lost/a": ObjectRef(name * 64, 1)}) for n, name in ((1, "a"), (2, "b")))
+    over = replace(DEVICE, retained=(first, second), closed=second.attempt)
+    for times in (1, 0):
+        over, out = play(over, m.Abort(second.attempt, "out of line"))
+        assert [one.manifest for one in over.retained] == [first.manifest] * 2
+        saved = [one.saved.retained for one in out if isinstance(one, v.Save)]
+        assert saved == times * [over.retained]
+
+
 def test_a_drain_of_another_run_deletes_nothing_while_there_is_work():
     idle, busy = ready(), play(ready(), offer())[0]
     done = play(fetched(), trained())[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
 
 from device_agent.core.state import NOTHING_TRAINED, Train
@@ -17,7 +18,7 @@ from device_agent.trainer import first_round, local_trainer
 from device_agent.trainer.process import Trainers
 from edgefl.errors import ConfigError
 from edgefl.plan.job import Preparation
-from edgefl.records import Budget
+from edgefl.records import Budget, ObjectRef
 from edgefl.storage.objects import ObjectStore
 
 
@@ -74,6 +75,19 @@ def test_who_leaves_gives_its_data_back(place, monkeypatch):  # noqa: F811 - the
         assert rows_open(place) == 0
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("draw", ["", "random"])
+def test_residuals_wait_for_later_rounds_of_the_stage_alone(place, draw):  # noqa: F811 - the fixture
+    """Those of encoders that only an earlier stage trained would lie on the disk until the run ends."""
+    trainers, offer = Trainers(), offer_of(ObjectStore(place / "objects"))
+    after = tuple(part for part in offer.job.stage.present if part in {"head/acc", "fusion", "task"})
+    stage = replace(offer.job.stage, trained=after, draw=draw)
+    left = {"lost/acc/stage1": ObjectRef("0" * 64, 1)}
+    request = TrainRequest(settings(place), replace(offer, job=replace(offer.job, stage=stage)), left)
+    result = trainers.train(msgspec.to_builtins(request), lambda _: None)
+    assert result.refusal is None, result.refusal
+    assert result.retained == (left if draw else {})
 
 
 class Queue:

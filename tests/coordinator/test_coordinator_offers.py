@@ -221,13 +221,9 @@ def test_the_last_round_of_a_stage_is_sent_whole() -> None:
     assert transfer_of(plan, FIRST).top == 0.3
 
 
-def test_the_last_round_is_packed_where_the_run_file_says_so_but_for_the_closing_round() -> None:
+def test_the_last_round_is_packed_where_the_run_file_says_so() -> None:
     plan = a_plan(transfer=Transfer(closing="packed"))
     assert not transfer_of(plan, Attempt("r1", 2, 2, 1)).whole
-    last = plan.stages[1]
-    matchers = replace(last, trained=("match/a",))
-    closing = replace(plan, stages=(plan.stages[0], matchers))
-    assert transfer_of(closing, Attempt("r1", 2, last.rounds, 1)).whole
 
 
 def test_names_of_transfers_and_of_kept_updates_outlive_the_process_that_gave_them() -> None:
@@ -394,6 +390,8 @@ def test_an_update_out_of_line_is_left_out_and_the_round_needs_another() -> None
     (row,) = [one for one in of(AssignmentRow, out) if one.status == "rejected"]
     assert (row.device, row.refusal.reason, row.refusal.needed, row.refusal.allowed) == ("c", "change", 10.0, 2.0)
     assert [one[:2] for one in told(out) if one[0] == "rejected"] == [("rejected", "c")]
+    aborted = [one for one in of(do.SendAbort, out) if one.device == "c"]
+    assert aborted == [do.SendAbort("c", FIRST, row.refusal.detail)], "what it has not sent of it does not count either"
     assert play.state.phase is v.Phase.RETRYING, "two of three"
     assert play.state.devices["c"].bad == 1
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
+from coordinator.core.assignments import transfer_of
 from coordinator.runtime.validate_update import Rules, check_update
 from device_agent.core.retained import restore_residuals, retained, retained_before
 from device_agent.core.state import RetainedParts, State
@@ -17,11 +18,12 @@ from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.server_state import PACKED, packed_parts
 from edgefl.aggregation.server_state import RESIDUAL as SERVER_RESIDUAL
-from edgefl.plan.job import Job, Slots, Stage, Transfer
+from edgefl.errors import DivergedError
+from edgefl.plan.job import Job, RunPlan, Slots, Stage, Transfer
 from edgefl.plan.stages import RESIDUAL
 from edgefl.protocol.messages import Offer, PackedPart
 from edgefl.protocol.tensors import decode_part, encode_part, is_packed
-from edgefl.records import Attempt, ObjectRef, Refusal
+from edgefl.records import PACKINGS, Attempt, ObjectRef, Refusal
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -157,6 +159,25 @@ def test_a_part_nobody_trained_in_the_last_round_is_completed(tmp_path: Path) ->
     assert not [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]
 
 
+def test_the_closing_round_of_a_packed_run_leaves_the_finished_model_as_it_is(tmp_path: Path) -> None:
+    """Matcher networks are fitted to what was sent of it: what was not sent may not come into it after them."""
+    stages = (Stage(1, rounds=1), Stage(2, rounds=1, trained=("match/a",)))
+    plan = RunPlan(transfer=Transfer(up=TOP.up, down=TOP.down, top=0.05, closing="packed"), stages=stages)
+    store = ObjectStore(tmp_path)
+    state = {part: put(store, weights(0)) for part in ("head/a", "match/a")}
+    for number, part in enumerate(("head/a", "match/a"), 1):
+        finished, transfer = dict(state), transfer_of(plan, Attempt("r", number, 1, 1))
+        sent = sending_of({part: weights(1)}, state, {}, transfer, store).manifest
+        assert is_packed(store.read(sent[part].id)) == (part == "head/a")
+        found = check_update(store, sent, state, Rules(transfer=transfer))
+        assert isinstance(found, dict)
+        update = UpdateInfo("a", found, {part: 1}, {}, True, -1)
+        state, _ = aggregate_round([update], store, state, terms=RoundTerms(transfer=transfer))
+    assert f"{SERVER_RESIDUAL}head/a" in finished
+    assert state["head/a"] == finished["head/a"]
+    np.testing.assert_array_equal(read(store, state["match/a"])["w"], weights(1)["w"])
+
+
 def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> None:
     """A mapping that stays on its device holds by itself what was not sent: adding it again would make it grow."""
     store = ObjectStore(tmp_path)
@@ -200,6 +221,19 @@ def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
     assert refusal.reason == "malformed"
 
 
+@pytest.mark.parametrize("packing", [name for name in PACKINGS if name != "f32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_part_that_has_diverged_is_not_compressed(packing, value, tmp_path: Path) -> None:
+    """The largest tenth of NaN is nothing: a change of zero would arrive, and the residual stay NaN for good."""
+    store = ObjectStore(tmp_path)
+    state = {"task": put(store, weights(0))}
+    for name in ("w", "b"):
+        trained = weights(1)
+        trained[name].reshape(-1)[1:] = value
+        with pytest.raises(DivergedError, match=f"part task: '{name}' has values that are not finite"):
+            sending_of({"task": trained}, state, {}, Transfer(up=(("*", packing),)), store)
+
+
 def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not() -> None:
     one, two = Attempt("r", 1, 1, 1), Attempt("r", 1, 2, 1)
     refs = [ObjectRef(str(i) * 64, 1) for i in range(4)]
@@ -209,6 +243,34 @@ def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not
     assert state.retained[-1].manifest == {RESIDUAL + "task": refs[0], "head/a": refs[3]}
     assert restore_residuals(State(retained=kept), one).retained == kept
     assert restore_residuals(State(retained=kept[1:]), two).retained[-1].manifest == {"head/a": refs[3]}
+
+
+@pytest.mark.parametrize("packing", [name for name in PACKINGS if name.startswith("delta+")])
+def test_huge_scales_are_refused_without_a_warning(packing, tmp_path: Path) -> None:
+    """Finite, and beyond f32 once multiplied or added: the log of a coordinator is not a device's to fill."""
+    store, transfer = ObjectStore(tmp_path), Transfer(up=(("*", packing),))
+    state = {"task": put(store, weights(0, scale=3e38 / 4))}
+    (ref,) = sending_of({"task": weights(1)}, {"task": put(store, weights(0))}, {}, transfer, store).manifest.values()
+    coded = decode_part(store.read(ref.id))
+    huge = {np.dtype(np.int16): 0x7F7F, np.dtype(np.float32): 3e38}  # the largest bfloat16; of f16 it is NaN
+    coded |= {
+        name: np.full_like(value, huge[value.dtype])
+        for name, value in coded.items()
+        if name.endswith(("|scale", "|bf16", "|f16"))
+    }
+    refusal = check_update(store, {"task": store.put(encode_part(coded, "packed"))}, state, Rules(transfer=transfer))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "not_finite"
+
+
+def test_a_device_sends_no_larger_share_than_the_run_asks_for(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    state = {"task": put(store, weights(0))}
+    sent = sending_of({"task": weights(1)}, state, {}, TOP, store).manifest
+    assert isinstance(check_update(store, sent, state, Rules(transfer=TOP)), dict)
+    refusal = check_update(store, sent, state, Rules(transfer=Transfer(TOP.up, top=0.04)))
+    assert isinstance(refusal, Refusal)
+    assert "150 of 3000 values, at most 120 are agreed on" in refusal.detail
 
 
 def test_rules_by_part_and_rounds_sent_whole(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -185,6 +187,22 @@ def test_what_can_not_be_right_is_refused(changes):
         decompress(hostile(**changes), base, "delta+top")
 
 
+def test_no_more_values_than_agreed_on_are_placed():
+    """All values of a part of 16 MiB as coded gaps are 5 MB, and took 128 MiB on the way."""
+    base = {"w": np.zeros((40, 50), np.float32)}
+    decompress(hostile(), base, "delta+top", top=0.001)
+    with pytest.raises(ProtocolError, match="2 of 2000 values, at most 1 are agreed on"):
+        decompress(hostile(), base, "delta+top", top=0.0005)
+
+
+@pytest.mark.parametrize("packing", ["int8", "f32", "delta+bf16", "delta+int4"])
+def test_a_form_that_is_not_agreed_on_is_refused(packing):
+    base = {"w": np.zeros((40, 50), np.float32)}
+    for sent in (hostile(), encode_part({"w|f32": np.zeros((40, 50), np.int16)}, "packed")):
+        with pytest.raises(ProtocolError, match="does not belong"):
+            decompress(sent, base, packing)
+
+
 def test_a_number_can_not_be_packed():
     scalar = encode_part({"n|int8": np.array(1, np.int8), "n|scale": np.array(1.0, np.float32)}, "packed")
     for base in ({"n": np.array(1.0, np.float32)}, None):
@@ -208,6 +226,16 @@ def test_what_is_used_up_is_what_is_lost():
     assert (used_up.data, used_up.reconstructed) == (kept.data, {})
     np.testing.assert_array_equal(used_up.residual["weight"], kept.residual["weight"])
     np.testing.assert_allclose(kept.reconstructed["weight"] + kept.residual["weight"], target["weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize("packing", DELTAS)
+def test_what_is_used_up_may_be_of_any_floating_type(packing, dtype):
+    """A device's own training code may return any; numpy 2 makes no f32 of them where they lie."""
+    base = {"w": np.zeros((40, 50), np.float32)}
+    target = {"w": np.random.default_rng(0).normal(size=(40, 50)).astype(dtype)}
+    kept = compress(target, base, packing, 0.1)
+    assert compress({"w": target["w"].copy()}, base, packing, 0.1, reconstruct=False).data == kept.data
 
 
 def test_names_are_those_of_the_base():
@@ -244,11 +272,11 @@ def test_what_is_rotated_follows_from_the_base(name):
 
 
 def test_what_cannot_be_rotated_is_an_error():
-    """The sum of squares of a block must be a number: the server then sends the part whole."""
+    """The sum of squares of a block must be a number: the server then sends the part whole, a device declines."""
     base = {"w": np.zeros((40, 50), np.float32)}
-    for value in (np.nan, 1e19):
+    for value, kept in itertools.product((np.nan, 1e19), (True, False)):
         with pytest.raises(ProtocolError, match="'w' has changes that are not finite") as caught:
-            compress({"w": np.full((40, 50), value, np.float32)}, base, "delta+eden2", 0.1)
+            compress({"w": np.full((40, 50), value, np.float32)}, base, "delta+eden2", 0.1, reconstruct=kept)
         assert "delta+bf16" in caught.value.remedy
 
 

@@ -231,7 +231,7 @@ register(
     ),
     Schedule(
         "sampled",
-        "the whole model exists; each round trains one encoder stage, the others frozen, and what follows the encoders",
+        "the whole model exists; each round trains one encoder stage and what follows the encoders, the others frozen",
         {"embed": _EMBED, "order": _ORDER},
         rules=(
             Rule("repair", "observe", _OTHER_LAYERS, wanted=False),
