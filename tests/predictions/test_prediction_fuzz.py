@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -32,9 +34,21 @@ def check(every: list[Outcome]) -> None:
     assert share(plain, "bytes sent") >= 0.9
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Outcome]:
+    """The small run of a seed, carried out once."""
+    return cache(lambda seed: outcome(seed, tmp_path_factory.mktemp("fuzz"), size=SMALL, alone=False))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_accepted_round_of_a_random_run_exceeds_its_budget(seed: int, small: Callable[[int], Outcome]) -> None:
+    assert overruns(small(seed)) == []
+
+
 @pytest.mark.timeout(600)
-def test_twenty_random_runs_cost_what_was_predicted(tmp_path):
-    every = [outcome(seed, tmp_path / str(seed), size=SMALL, alone=False) for seed in SEEDS]
+def test_twenty_random_runs_cost_what_was_predicted(small: Callable[[int], Outcome]) -> None:
+    every = list(map(small, SEEDS))
     assert sum(bool(list(one.trained())) for one in every) >= 18  # the others were refused
     check(every)
     assert "Of 20 random runs **0 accepted rounds exceeded a budget**" in page(every)
