@@ -39,14 +39,15 @@ MIXED = "ranks 4 to 16"
 #: down in the first one.
 RANKS = (4, 4, 8, 16, 16)
 PAYLOAD = {4: 89 * 2**20, 8: 91 * 2**20}
-#: What is trained: its schedule, the rank (0: no low-rank terms), the rate of encoders.
-WAYS: dict[str, tuple[str, int, float]] = {
-    "heads alone": ("heads", 0, 1e-3),
-    "rank 4": ("end_to_end", 4, 1e-3),
-    "rank 8": ("end_to_end", 8, 1e-3),
-    "rank 16": ("end_to_end", 16, 1e-3),
-    MIXED: ("end_to_end", 16, 1e-3),
-    "all weights": ("end_to_end", 0, 1e-4),
+#: What is trained: its schedule, the rank (0: no low-rank terms), the rate of encoders, the packing both ways.
+WAYS: dict[str, tuple[str, int, float, str]] = {
+    "heads alone": ("heads", 0, 1e-3, "f32"),
+    "rank 4": ("end_to_end", 4, 1e-3, "f32"),
+    "rank 8": ("end_to_end", 8, 1e-3, "f32"),
+    "rank 16": ("end_to_end", 16, 1e-3, "f32"),
+    "rank 16, EDEN of 4 bits": ("end_to_end", 16, 1e-3, "delta+eden4"),
+    MIXED: ("end_to_end", 16, 1e-3, "f32"),
+    "all weights": ("end_to_end", 0, 1e-4, "f32"),
 }
 MIB = 2**20
 
@@ -87,7 +88,7 @@ def run(way: str, seed: int) -> Row:
         FOLDER.mkdir(parents=True, exist_ok=True)
         make(entries()[IMAGE], image)
     data = named("emoji_pairs", source)
-    schedule, rank, rate = WAYS[way]
+    schedule, rank, rate, packing = WAYS[way]
     values: dict[str, Any] = {
         "name": "lora",
         "seed": seed,
@@ -108,6 +109,7 @@ def run(way: str, seed: int) -> Row:
             "batch_size": 32,
             "lr": {"encoder": rate, "head": 1e-3},
         },
+        "transfer": {"up": packing, "down": packing, "closing": "whole" if packing == "f32" else "packed"},
         "evaluate": "stage",
         "round": {"devices": 5},
     }
