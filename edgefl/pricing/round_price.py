@@ -229,8 +229,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
 def price_step(job: Job, rows: Mapping[str, int], steps: int = 2) -> Priced:
     """A training step with ``rows[m]`` rows of modality m, the second one of a round if it has so many ``steps``.
 
-    Updates after the backward pass are not traced: they are many and cost no FLOPs by this count. What they hold is
-    there: the optimiser's state after the first step, and the one temporary.
+    The update is traced as well, without FLOPs: its temporaries may be the largest moment.
     """
     with LiveBytes() as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
@@ -258,14 +257,16 @@ def price_step(job: Job, rows: Mapping[str, int], steps: int = 2) -> Priced:
             run_backward(model, job, batch, done, in_backward)
             flops, operations = counter.flops, live.operations - begun
         del done
-        passed = live.peak
+        passed, before = live.peak, live.live
+        _hold(optimizer)
+        late = live.live - before  # state that comes with the only update
         optimizer.step()
         ended = len(live.events)
         del state
     peak = live.peak - in_files
     found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
-    if live.peak > passed:  # the state comes with the only update
-        found["optimizer"] = peak - sum(found.values()) + kept
+    if live.peak > passed:
+        found["optimizer"] += late
     memory = {**found, "activations": peak - sum(found.values())}
     events = live.events
     heap = peak_of_steps(events[:made], events[made:ready], events[ready:ended], _mapped_bytes(job), steps)
