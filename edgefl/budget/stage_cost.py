@@ -185,8 +185,8 @@ _MODULES_BYTES, _FAMILY_BYTES = 155 * 2**20, 10 * 2**20
 #: first round, 2 to 5 in the next.
 _MODULES_STEP_BYTES = 8 * 2**20
 
-#: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Between
-#: 0 and 4 MiB in 14 of 18 random runs, mostly about one (decision 0099).
+#: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Rounded
+#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0099); not fitted.
 REMAINDER_BYTES = 2**20
 
 #: price(job, samples)
