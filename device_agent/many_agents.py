@@ -29,7 +29,6 @@ from device_agent.runtime.trainer_process import (
     TrainerSettings,
     TrainerWorker,
     WarmRequest,
-    library_encoders,
     raised,
     train_in,
     trainer_worker,
@@ -114,8 +113,7 @@ class HostedTrainer:
         async with self._worker.turn:
             try:
                 # Only a warm process may be interrupted: the signal would kill a cold one.
-                library = library_encoders(work.offer)
-                await self._worker.process.call("warm", WarmRequest(self._settings, library=library))
+                await self._worker.process.call("warm", WarmRequest(self._settings, offer=work.offer))
                 if self._interrupted:
                     refusal = Refusal("abandoned", detail="left off before its turn")
                     return Ended(Result(refusal=refusal, figures=NOTHING_TRAINED), alive=True)

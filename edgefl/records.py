@@ -237,7 +237,7 @@ class Cost(msgspec.Struct, frozen=True):
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
     memory: dict[str, int] = {}  # components of the step's peak, before factors learned of the device
     staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch
-    modules_bytes: int = 0  # host memory of `transformers`, which a trainer loads for an encoder of its modules
+    modules_bytes: int = 0  # host memory of libraries in a trainer, before its rounds are measured
 
 
 #: Which memory a refusal is about, where a card has its own: more on the card and more in the process help differently.

@@ -157,7 +157,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     job = job_of(setting, batch)
     rows = dict.fromkeys(job.model.encoders, batch)
     priced = price_step(job, rows)
-    beside = priced.libraries + Pricer().libraries(job, list(rows))
+    beside = priced.holes + Pricer().libraries(job, list(rows))
     small_step(steps, device)
     spent = []
     with MemoryProbe(device) as memory:

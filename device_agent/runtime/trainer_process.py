@@ -21,7 +21,7 @@ from edgefl.plan.job import Preparation
 from edgefl.process.worker import Note, WorkerFailedError, WorkerProcess, understood
 from edgefl.protocol.messages import Offer
 from edgefl.records import GPU, HOST, Attempt, Budget, Figure, Figures, Manifest, Refusal
-from edgefl.resources.process_memory import PERIOD_S, Ceiling, ceiling_bytes, resident_bytes
+from edgefl.resources.process_memory import PERIOD_S, Ceiling, ceiling_bytes, resident_bytes, without_caches
 
 #: The idle trainer gets this long to end after its input is closed, before it is killed.
 TRAINER_STOP_S: Final = 3.0
@@ -46,11 +46,11 @@ class TrainerSettings(msgspec.Struct, frozen=True):
 
 
 class WarmRequest(msgspec.Struct, frozen=True):
-    """Body of the trainer's ``warm``. ``library``: encoders whose modules are to be loaded too."""
+    """Body of the trainer's ``warm``. ``offer``: a round to rehearse."""
 
     settings: TrainerSettings
     preparation: Preparation = Preparation()
-    library: tuple[EncoderSpec, ...] = ()
+    offer: Offer | None = None
 
 
 def library_encoders(offer: Offer) -> tuple[EncoderSpec, ...]:
@@ -119,7 +119,7 @@ class Trainer(Protocol):
 
 def trainer_worker(log: Path, module: str = "device_agent.trainer.process") -> WorkerProcess:
     """The worker process for trainers, not yet started; it ends with this process."""
-    return WorkerProcess(module, ["--parent", str(os.getpid())], log)
+    return WorkerProcess(module, ["--parent", str(os.getpid())], log, without_caches())
 
 
 class TrainerProcess:
@@ -145,9 +145,8 @@ class TrainerProcess:
             await self._worker.start()
             with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
                 await self._worker.call("warm", WarmRequest(self.settings))
-        if library := library_encoders(work.offer):  # belongs to no round either
-            with contextlib.suppress(WorkerFailedError):
-                await self._worker.call("warm", WarmRequest(self.settings, library=library))
+        with contextlib.suppress(WorkerFailedError):  # what libraries take with the first such round is none's either
+            await self._worker.call("warm", WarmRequest(self.settings, offer=work.offer))
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)

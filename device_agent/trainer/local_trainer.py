@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 
 from device_agent.core.state import DataFacts, Result
-from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
+from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, library_encoders
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer, waiting_residuals
-from device_agent.trainer.first_round import first_round, freeze_once
+from device_agent.trainer.first_round import first_round, freeze_once, rehearse
 from device_agent.trainer.own_code import OwnCode, load_code, round_of
 from device_agent.trainer.round_figures import round_figures
 from edgefl.budget.stage_cost import modules_bytes
@@ -24,9 +25,11 @@ from edgefl.data.arrays import on_disk
 from edgefl.data.dataset import Dataset
 from edgefl.data.sources import has_manifest, load
 from edgefl.encoder_kinds import kinds_not_installed
-from edgefl.errors import DataError, PrecisionError, StoreError, TrainingCodeError
-from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError, TrainingCodeError
+from edgefl.models.adapter import cut_of
+from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
+from edgefl.plan.training_samples import is_rehearsed
 from edgefl.process.worker import Note
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import encode_part
@@ -34,13 +37,13 @@ from edgefl.records import METHOD, Manifest, Refusal
 from edgefl.registry import Recipe, chosen, not_installed
 from edgefl.resources.gpu_memory import CudaCeiling, give_back, gpu_ceiling, gpu_of, memory_refusal, out_of_memory
 from edgefl.resources.memory_probe import MemoryProbe, NotMeasured
-from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes
+from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes, trim
 from edgefl.resources.sensors import EnergyProbe
 from edgefl.storage.disk import sync_files
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
 from edgefl.training.exchanged_layers import between
-from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.flop_cache import FlopCounts, kind_of_step
 from edgefl.training.local_round import AbandonedError, LocalState, OnProgress, RoundResult, train_round
 from edgefl.training.prefix_cache import PrefixCache
 
@@ -48,6 +51,8 @@ from edgefl.training.prefix_cache import PrefixCache
 SMALL_BYTES = 16 * 2**20
 #: What EdgeFL knows of the data that the owner's own code reads.
 NO_DATA = Dataset({}, {}, None, (), [])
+#: Kinds of step that this process has rehearsed.
+_REHEARSED: set[bytes] = set()
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
 
@@ -109,6 +114,31 @@ class LocalTrainer:
             return msgspec.structs.replace(base, prepared=preparation.id)
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
+    def rehearse(self, offer: Offer) -> None:
+        """Load a library's modules of the offer's model; rehearse a round of the offer's kind, once in a process.
+
+        Errors are left to the round itself.
+        """
+        job = offer.job
+        for encoder in library_encoders(offer):
+            cut_of(encoder)
+        kind = kind_of_step(job, with_tables=PROTOTYPES in offer.manifest) + job.hyper.optimizer.encode()
+        weights = [offer.manifest[part].size for part in job.stage.present if part in offer.manifest]
+        if not self.alone or self.code is not None or kind in _REHEARSED or not is_rehearsed(job, sum(weights)):
+            return
+        _REHEARSED.add(kind)
+        self.warm()
+        with contextlib.suppress(EdgeFLError, MemoryError, RuntimeError):
+            data, store = self._share(job), ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
+            if isinstance(data, Split) and decompress_offer(offer, store) is None:
+                parts = rehearse(job, data, StoredParts(offer.manifest, store), self.device)
+                known = {ref.id for ref in offer.manifest.values()}
+                made = compress_update(job, parts, offer.manifest, {}, store)
+                for ref in {*made.manifest.values(), *made.residuals.values()}:
+                    if ref.id not in known:
+                        store.path(ref.id).unlink(missing_ok=True)
+        give_back(self.device)
+
     def train(self, request: TrainRequest, note: Note) -> Result:
         """Train one round. Unfit data or short memory is a refusal, not an error."""
         self.left_off = False
@@ -161,6 +191,7 @@ class LocalTrainer:
                 outcome.kept.clear()
                 if self.alone and between(job):  # the next round goes on from these, and from nothing that others have
                     sync_files([store.path(ref.id) for ref in staying.values()])
+                trim()
                 sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         except AbandonedError as error:
             figures = round_figures(error, error.steps, memory, energy, own=self.code is not None)

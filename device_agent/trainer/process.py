@@ -53,15 +53,14 @@ class Trainers:
     def warm(self, body: object, note: Note) -> DataFacts:
         """Load torch and the requesting device's data, once; facts of the data by its preparation.
 
-        Where the request names encoders of a library's modules, load those as well.
+        Where the request has an offer, rehearse its round.
         """
         request = msgspec.convert(body, WarmRequest)
-        if request.library:
-            from edgefl.models.adapter import cut_of
-
-            for encoder in request.library:
-                cut_of(encoder)
-        return self._trainer(request.settings).describe(request.preparation)
+        trainer = self._trainer(request.settings)
+        facts = trainer.describe(request.preparation)
+        if request.offer is not None:
+            trainer.rehearse(request.offer)
+        return facts
 
     def train(self, body: object, note: Note) -> Result:
         """Train one round of the requesting device."""

@@ -20,7 +20,15 @@ from edgefl.plan.job import Candidate, Job, Stage, Transfer
 from edgefl.plan.packed_sizes import Layout, object_bytes, sent_bytes
 from edgefl.plan.periods import in_parts, period_of
 from edgefl.plan.stages import draws, is_closing, kept, packing_of, sent
-from edgefl.plan.training_samples import VALUE_BYTES, after_completion, built_parts, prefixes, stored_bytes, together_in
+from edgefl.plan.training_samples import (
+    VALUE_BYTES,
+    after_completion,
+    built_parts,
+    is_rehearsed,
+    prefixes,
+    stored_bytes,
+    together_in,
+)
 from edgefl.records import Cost, Figure, Figures, has_card
 from edgefl.registry import chosen, signature
 
@@ -146,8 +154,9 @@ class Priced(NamedTuple):
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
     them): of all training steps of the round.
-    ``libraries``: memory of a step on a CPU that is no tensor; ``personal_flops``: FLOPs of judging the personal
-    model, which a device has from its second round on; ``in_files``: bytes of weights that lie on disk.
+    ``libraries``: memory on a CPU that a first round leaves in use; ``personal_flops``: FLOPs of judging the personal
+    model, which a device has from its second round on; ``in_files``: bytes of weights that lie on disk; ``holes``: in a
+    CPU's heap, between the tensors of a step.
     """
 
     peak: int
@@ -161,6 +170,7 @@ class Priced(NamedTuple):
     libraries: int = 0
     personal_flops: float = 0.0
     in_files: int = 0
+    holes: int = 0
 
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
@@ -175,6 +185,10 @@ _MODULES_BYTES, _FAMILY_BYTES = 155 * 2**20, 10 * 2**20
 #: first round, 2 to 5 in the next.
 _MODULES_STEP_BYTES = 8 * 2**20
 
+#: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Rounded
+#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0099); not fitted.
+REMAINDER_BYTES = 2**20
+
 #: price(job, samples)
 Price = Callable[[Job, Mapping[str, int]], Priced]
 
@@ -186,32 +200,41 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
     exchanging = _exchanging(job, part_bytes, priced.in_files)
     transit = sum(exchanging.values())
-    libraries = 0 if has_card(candidate.capabilities) else priced.libraries
-    if libraries and modules_bytes(job.model):
-        libraries += _MODULES_STEP_BYTES
+    before, within = (0, 0) if has_card(candidate.capabilities) else beside_tensors(job, priced, part_bytes)
     memory = dict(priced.memory if priced.peak >= transit else exchanging)
-    if libraries:
-        memory["libraries"] = libraries
-    once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
+    if within:
+        memory["libraries"] = within
+    whole = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
     # In a period a device retains what it trained in the round before, beside what it receives and what it trains; of
     # what a term keeps two rounds, since one may be tried again, and the third is written before one goes.
     times = int(period_of(job.slots.repair).rounds > 1) + 3 * terms_that_keep(job)
     retained = times * bytes_of(sent(job.stage, job.slots.exchange), part_bytes)
     cost = msgspec.structs.replace(
         bytes_,
-        step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
+        step_peak_bytes=round((max(priced.peak, transit) + within) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
-        filling_peak_bytes=_filling(job, part_bytes, priced) + libraries if priced.cache_fill_peak else 0,
-        disk_bytes=once + _packed_on_disk(job, traffic) + retained + stored_bytes(job, samples) + priced.in_files,
+        filling_peak_bytes=_filling(job, part_bytes, priced) + within if priced.cache_fill_peak else 0,
+        disk_bytes=whole + _packed_on_disk(job, traffic) + retained + stored_bytes(job, samples) + priced.in_files,
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
-        modules_bytes=modules_bytes(job.model),
+        modules_bytes=modules_bytes(job.model) + before,
         step_flops=priced.step_flops,
         personal_flops=priced.personal_flops,
         operations=priced.operations,
     )
     return cost if job.model.declared else timed(cost, candidate)
+
+
+def beside_tensors(job: Job, priced: Priced, part_bytes: Mapping[str, int]) -> tuple[int, int]:
+    """CPU memory besides tensors in bytes: (in a trainer before its rounds, in a step).
+
+    The rehearsal of a round takes most of what libraries do; of a large model there is none.
+    """
+    once = priced.libraries + (_MODULES_STEP_BYTES if modules_bytes(job.model) else 0)
+    if is_rehearsed(job, bytes_of(job.stage.present, part_bytes)):
+        return once, REMAINDER_BYTES + priced.holes
+    return 0, once + priced.holes
 
 
 def draw_jobs(job: Job, traffic: StageTraffic) -> list[tuple[Job, StageTraffic]]:

@@ -17,6 +17,7 @@ from edgefl.models.check import state_shape
 from edgefl.models.spec import EncoderSpec, fuses_tokens, is_lora, is_task, shares_attention, with_lora
 from edgefl.patterns import Pattern, is_pattern_key, patterns_of
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
+from edgefl.plan.stages import is_closing
 from edgefl.records import Refusal
 from edgefl.registry import chosen
 
@@ -26,6 +27,8 @@ LEAST = 2
 #: within 3 %, and what a head of width w holds meanwhile, 12 * 512 * w bytes, is less than 1 MiB above the gradients
 #: and moments, 12 * w * w bytes, of a training step.
 MOST = 512
+#: Of larger models a round is not rehearsed: a step of theirs takes at least as much again.
+REHEARSED_BYTES = 64 * 2**20
 #: Reason of a refusal: an objective that learns from labels, and samples of which none has one.
 UNLABELLED = "labels"
 LABEL_THEM = (
@@ -173,6 +176,14 @@ def built_parts(job: Job) -> tuple[str, ...]:
     """Parts in memory during training: those present, without stored prefixes."""
     gone = {part for prefix in prefixes(job).values() for part in prefix.parts}
     return tuple(part for part in job.stage.present if part not in gone)
+
+
+def is_rehearsed(job: Job, weights_bytes: int) -> bool:
+    """Whether a trainer rehearses a round of ``job`` with parts of this size.
+
+    Of larger ones it would take seconds, and what libraries take with them is little beside the step.
+    """
+    return weights_bytes <= REHEARSED_BYTES and not job.model.declared and not is_closing(job.stage)
 
 
 def rows_of_step(job: Job) -> int:

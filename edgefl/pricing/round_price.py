@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import sqrt
+from statistics import NormalDist
 
 import msgspec
 import torch
@@ -35,6 +37,7 @@ from edgefl.plan.training_samples import (
 )
 from edgefl.pricing.overhead import Overhead, Share, zero_prototypes
 from edgefl.registry import chosen
+from edgefl.resources.heap import Heap, peak_of_steps
 from edgefl.resources.process_memory import MAPPED_BYTES, MAPPED_BYTES_IN_PIECES
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
@@ -42,20 +45,21 @@ from edgefl.training.embeddings import BATCH
 from edgefl.training.fill import matcher_of
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in, shapes_of
 from edgefl.training.forward import Auxiliary, copied, kept_of, received_of, tables_of
-from edgefl.training.optimizers import TOGETHER_BYTES, may_update_in_backward, optimizer_in_backward, parameters_of
+from edgefl.training.optimizers import (
+    Optimizer,
+    may_update_in_backward,
+    optimizer_in_backward,
+    parameters_of,
+)
 from edgefl.training.prefix_cache import through_part
 from edgefl.training.step import FusedAttention, make_optimizer, prepare, run_backward, run_forward
 from edgefl.training.weights_on_disk import bytes_on_disk
 
-#: Memory of a trainer's first round on a CPU beside tensors: code of libraries that is touched, kernels that they make
-#: for new shapes, Python's objects. The three figures here are a fit over 40 random models (decision 0095, torch 2.13
-#: on x86-64), whose first rounds are off it by 2.5 MiB (one standard deviation).
+#: Memory of a trainer's first round on a CPU beside tensors, which stays: code of libraries that is touched, Python's
+#: objects. Where the trainer rehearses the round it is there before (decision 0099, torch 2.13 on x86-64).
 LIBRARIES_BYTES = 2**22
 #: More where patches are convolutions, whose kernels oneDNN makes with the first batch.
 CONVOLUTION_BYTES = 7 * 2**20
-#: Holes in the heap, as a share of the most that a step takes from it: tensors below the size from which the allocator
-#: maps a block by itself. Large models have few of these.
-HEAP_HOLES = 0.55
 
 
 class Pricer:
@@ -71,7 +75,7 @@ class Pricer:
     def __call__(self, job: Job, samples: Mapping[str, int]) -> Priced:
         """Price of ``job`` on a device with ``samples`` per modality ("" = all).
 
-        The peak is of a batch with every modality complete, as any may be; FLOPs are of the mean batch.
+        The peak is of the largest batch that is to be expected; FLOPs are of the mean batch.
         """
         if job.model.declared:  # the parts come and go; of the training itself nothing is known
             return Priced(0, 0.0)
@@ -88,7 +92,7 @@ class Pricer:
         share = {m: sum(part for pattern, part in patterns.items() if m in pattern) for m in own}
         step = 0.0
         if not is_closing(job.stage):
-            self._trace(job, dict.fromkeys(own, size))
+            largest = self._peak(job, most_rows(job, patterns, trained, own), steps)
             step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
         tried = _shares(usable_patterns(whole, raw, modalities))
         given = Share(samples.get("", 0), trained, holdout, patterns, tried)
@@ -102,7 +106,6 @@ class Pricer:
             for depth, part in enumerate(prefix.steps)
             for peak, by_row in [self._store(job, m, part, depth)]
         }
-        largest = self._largest[_kind_of_peak(job)]
         return Priced(
             largest.peak,
             steps * step + overhead,
@@ -112,9 +115,10 @@ class Pricer:
             step / size,
             steps * step,
             steps * largest.operations,
-            self.libraries(job, own) + largest.libraries,
+            self.libraries(job, own),
             self._overhead.personal(job, given),
             largest.in_files,
+            largest.holes,
         )
 
     def libraries(self, job: Job, own: Sequence[str]) -> int:
@@ -136,16 +140,21 @@ class Pricer:
             self._stores[key] = price_part(job, m, part, depth)
         return self._stores[key]
 
+    def _peak(self, job: Job, rows: Mapping[str, int], steps: int) -> Priced:
+        """Price of a step with these rows, in a round of so many."""
+        key = (*_kind_of_peak(job), *rows.items(), min(steps, 2))
+        if key not in self._largest:
+            price = self._largest[key] = price_step(job, rows, min(steps, 2))
+            self._steps.put(kind_of_step(job, with_tables=True), meta_batch(job, rows).shape_key, price.flops)
+        return self._largest[key]
+
     def _trace(self, job: Job, rows: Mapping[str, int]) -> float:
-        """FLOPs of a step with these rows; the first trace of a kind also gives its peak."""
-        kind, linear = kind_of_step(job, with_tables=True), linear_in(job)
-        shape = meta_batch(job, rows).shape_key
-        step = self._steps.get(kind, shape, linear=linear)
-        if step is None or _kind_of_peak(job) not in self._largest:
-            price = price_step(job, rows)
-            step = price.flops
+        """FLOPs of a step with these rows."""
+        kind, shape = kind_of_step(job, with_tables=True), meta_batch(job, rows).shape_key
+        step = self._steps.get(kind, shape, linear=linear_in(job))
+        if step is None:
+            step = price_step(job, rows).flops
             self._steps.put(kind, shape, step)
-            self._largest.setdefault(_kind_of_peak(job), price)
         return step
 
 
@@ -153,6 +162,28 @@ class Pricer:
 def process_pricer() -> Pricer:
     """The pricer shared in this process: runs of one model, such as a study's, are traced once."""
     return Pricer()
+
+
+def most_rows(job: Job, patterns: Mapping[Pattern, float], samples: int, own: Sequence[str]) -> dict[str, int]:
+    """Most rows of each of the modalities ``own`` in a batch of the stage, as is to be expected.
+
+    Batches are drawn without replacement from ``samples``, of which ``patterns`` are the shares: the median of the
+    largest of all batches, where their rows were independent and normal. Rounded to a sixteenth of the batch, so that
+    devices with similar shares are one trace. Where complete samples have batches of their own, these are whole.
+    """
+    size = job.hyper.batch_size
+    repair = chosen("repair", job.slots.repair)[0]
+    if repair.method.observe is not None:
+        return dict.fromkeys(own, size)
+    batches = max(1, samples // size * job.hyper.epochs * max(1, job.stage.rounds))
+    far = NormalDist().inv_cdf(0.5 ** (1 / batches))
+    rows, grain = {}, max(1, size // 16)
+    for m in own:
+        share = sum(part for pattern, part in patterns.items() if m in pattern)
+        left = max(0.0, (samples - size) / max(1, samples - 1))
+        expected = size * share + far * sqrt(size * share * (1 - share) * left)
+        rows[m] = min(size, max(LEAST_ROWS, round(expected / grain) * grain)) if share < 1 else size
+    return rows
 
 
 def _shares(patterns: Mapping[Pattern, int]) -> dict[Pattern, float]:
@@ -178,7 +209,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
     ``depth``: encoder stages done after the part.
     """
     encoder, rows = job.model.encoders[modality], together_in(job)
-    with LiveBytes(_mapped_bytes(job)) as live, FusedAttention(), torch.no_grad():
+    with LiveBytes() as live, FusedAttention(), torch.no_grad():
         model = build(job.model, with_lora(job.model, part), device="meta").eval()
         aside = bytes_on_disk(job, model)
         shown = meta_input(with_cache(job, ""), modality, rows)
@@ -190,16 +221,17 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
             state = through_part(model, modality, depth, shown)
         del shown, state
-    return live.peak - aside + round(HEAP_HOLES * live.heap_peak), counter.flops / rows
+    heap = Heap(_mapped_bytes(job))
+    heap.run(live.events)
+    return max(live.peak, heap.peak) - aside, counter.flops / rows
 
 
-def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
-    """A training step with ``rows[m]`` rows of modality m, in the second step of a round.
+def price_step(job: Job, rows: Mapping[str, int], steps: int = 2) -> Priced:
+    """A training step with ``rows[m]`` rows of modality m, the second one of a round if it has so many ``steps``.
 
-    Updates after the backward pass are not traced: they are many and cost no FLOPs by this count. What they hold is
-    there: the optimiser's state from the first step on, and the one temporary.
+    The update is traced as well, without FLOPs: its temporaries may be the largest moment.
     """
-    with LiveBytes(_mapped_bytes(job)) as live, FusedAttention():
+    with LiveBytes() as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
         in_files = bytes_on_disk(job, model)
@@ -208,17 +240,16 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
         batch = meta_batch(job, rows)
         inputs = live.live - in_files - weights
         trained = [p for p in model.parameters() if p.requires_grad] + auxiliary.extra
-        before = live.live
+        before, made = live.live, len(live.events)
         optimizer = make_optimizer(model, job.stage.trained, job.hyper, auxiliary.extra)
-        for parameter in parameters_of(optimizer):
-            optimizer.hold(parameter)
+        if steps > 1:
+            _hold(optimizer)
         state = []
         repair = chosen("repair", job.slots.repair)[0]
         if repair.method.observe is not None:
             state = [torch.empty_like(p) for p in repair.bind(repair.method.observe)(job, model).copied]
         kept = live.live - before
-        begun, lasting = live.operations, live.heap
-        live.heap_peak = lasting
+        begun, ready = live.operations, len(live.events)
         with FlopCounter() as counter:
             in_backward = optimizer_in_backward(job, optimizer, model)
             done = run_forward(model, job, batch, auxiliary)
@@ -226,14 +257,27 @@ def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
             run_backward(model, job, batch, done, in_backward)
             flops, operations = counter.flops, live.operations - begun
         del done
-        left = [p.numel() for p in trained if p.grad is not None]
-        temporary = torch.empty(max(min(TOGETHER_BYTES // 4, sum(left)), *left, 0), device="meta")
-        del state, temporary
-    found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
+        passed, before = live.peak, live.live
+        _hold(optimizer)
+        late = live.live - before  # state that comes with the only update
+        optimizer.step()
+        ended = len(live.events)
+        del state
     peak = live.peak - in_files
+    found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
+    if live.peak > passed:
+        found["optimizer"] += late
     memory = {**found, "activations": peak - sum(found.values())}
-    holes = round(HEAP_HOLES * (live.heap_peak - lasting))
-    return Priced(peak, float(flops), memory=memory, operations=float(operations), libraries=holes, in_files=in_files)
+    events = live.events
+    heap = peak_of_steps(events[:made], events[made:ready], events[ready:ended], _mapped_bytes(job), steps)
+    holes = max(0, heap - live.peak)
+    return Priced(peak, float(flops), memory=memory, operations=float(operations), holes=holes, in_files=in_files)
+
+
+def _hold(optimizer: Optimizer) -> None:
+    """Have the state of every parameter in memory, as after the first update."""
+    for parameter in parameters_of(optimizer):
+        optimizer.hold(parameter)
 
 
 def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:

@@ -16,7 +16,7 @@ import torch
 
 from edgefl.aggregation.weights import wanted
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits, place, trained_depth, verdict
-from edgefl.budget.stage_cost import Price, StageTraffic, draw_costs, draw_jobs, moved
+from edgefl.budget.stage_cost import Price, StageTraffic, beside_tensors, draw_costs, draw_jobs, moved
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
 from edgefl.models.spec import ModelSpec, is_encoder, is_lora, task_parts
@@ -167,7 +167,7 @@ def _stage_prices(
             whole_bytes=first + traffic.whole_up_bytes,
             batch_size=hyper.batch_size,
             memory=dict(priced.memory),
-            libraries_bytes=priced.libraries,
+            libraries_bytes=beside_tensors(job, priced, run.part_bytes)[1],
             exceeds=tuple(_exceeding(job, samples, run.pricer, whole, run.devices)) if stage.rounds else (),
             layer_bytes=traffic.layer_bytes + traffic.layers_up_bytes,
         )

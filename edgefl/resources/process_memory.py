@@ -109,6 +109,17 @@ def give_back_at_once(*, in_pieces: bool = False) -> bool:
     return _set_allocator(MAPPED_BYTES_IN_PIECES if in_pieces else MAPPED_BYTES, TRIM_BYTES)
 
 
+def without_caches() -> dict[str, str]:
+    """Environment of a process whose allocator joins freed blocks with their neighbours at once.
+
+    torch asks for aligned blocks, whose cut edges glibc puts into caches of small blocks instead: a freed tensor is
+    then too small by an edge for the next one of its size, and a step touches up to twice what is alive (decision
+    0100). Other C libraries do not read this.
+    """
+    before = os.environ.get("GLIBC_TUNABLES")
+    return {"GLIBC_TUNABLES": ":".join(filter(None, (before, "glibc.malloc.tcache_count=0", "glibc.malloc.mxfast=0")))}
+
+
 def keep_for_chunks() -> bool:
     """Keep up to CHUNKS_KEPT_BYTES of freed memory for a supervisor's next chunks. Whether the C library can do it."""
     return _set_allocator(MAPPED_BYTES, CHUNKS_KEPT_BYTES)
@@ -132,6 +143,14 @@ def _set_allocator(mapped_bytes: int, trim_bytes: int) -> bool:
 def settle() -> None:
     """Give memory that is no longer used back to the kernel, as far as the C library can."""
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """Give pages of the heap's holes back to the kernel, so that what comes next does not come on top of them.
+
+    For between the parts of a round; in a step it would have pages touched again.
+    """
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):  # a C library without malloc_trim (musl) gives memory back by itself

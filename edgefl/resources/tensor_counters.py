@@ -21,6 +21,8 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode  # the documented extension point has no public alias
 from torch.utils._pytree import tree_leaves
 
+from edgefl.resources.heap import Event
+
 #: Operators of torch.ops.aten. Some appear only in newer versions or other builds.
 _FUSED = (
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -95,11 +97,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted.
 
     ``operations``: how many ran inside. ``noted``: what ``note``, as it was set then, said at that moment.
-    ``heap``, ``heap_peak``: the same of storages below ``mapped_bytes``, which an allocator takes from its heap; the
-    latter may be set back.
+    ``events``: storages as they came and went, numbered from 1.
     """
 
-    def __init__(self, mapped_bytes: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the same
         _without_compiler(type(self))
         self.live = 0
@@ -107,9 +108,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.note: Callable[[], int] = lambda: 0
         self.noted = 0
         self.operations = 0
-        self.heap = self.heap_peak = 0
-        self._mapped = mapped_bytes
-        self._seen: set[int] = set()
+        self.events: list[Event] = []
+        self._made = 0
+        self._seen: dict[int, int] = {}
 
     def __enter__(self) -> LiveBytes:
         self._open = _OPEN.set((*_OPEN.get(), self))
@@ -142,19 +143,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if key in self._seen:
             return
         size = storage.nbytes()
-        self._seen.add(key)
+        self._made += 1
+        self._seen[key] = self._made
+        self.events.append((self._made, size))
         self.live += size
         if self.live > self.peak:
             self.peak, self.noted = self.live, self.note()
-        if size < self._mapped:
-            self.heap += size
-            self.heap_peak = max(self.heap_peak, self.heap)
         weakref.finalize(storage, self._free, key, size)
 
     def _free(self, key: int, size: int) -> None:
-        self._seen.discard(key)
+        self.events.append((-self._seen.pop(key), size))
         self.live -= size
-        self.heap -= size if size < self._mapped else 0
 
 
 def _identity(tensor: torch.Tensor) -> int:

@@ -29,6 +29,7 @@ from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
 from edgefl.registry import Observed, Observer, chosen, signature
+from edgefl.resources.process_memory import trim
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
 from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
 from edgefl.training.exchanged_layers import asked_layers, between, by_part
@@ -141,7 +142,9 @@ def _training_round(
     with metered() as cache_fill:
         dataset = local.cache.encoded(job, dataset, parts, local.device)
         holdout = local.cache.encoded(job, holdout, parts, local.device)
+    trim()
     model = _load(job, parts, local)
+    trim()
     statistics = partial(take_local_statistics, job, model, dataset, usable)
     statistics()
     ks = candidates(job.slots.prototypes, job.model.classes)
@@ -153,11 +156,13 @@ def _training_round(
     repair = chosen("repair", job.slots.repair)[0]
     observer: Observer | None = repair.method.observe and repair.bind(repair.method.observe)(job, model)
     training = _Training(job, model, dataset, usable, auxiliary, rng, observer)
+    trim()
     try:
         training.run(on_progress)
     except AbandonedError as error:
         error.steps, error.compute_s = len(training.loss), training.compute_s
         raise
+    trim()
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = training.update()
     losses = partial(losses_by_modalities, job, model, holdout, parts)

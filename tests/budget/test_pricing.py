@@ -18,16 +18,19 @@ from training_fixture import (
     with_hyper,
 )
 
+from edgefl.budget.stage_cost import REMAINDER_BYTES, Priced, beside_tensors
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.patterns import patterns_of
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.stages import restrict, shallower
+from edgefl.plan.training_samples import REHEARSED_BYTES
 from edgefl.pricing.overhead import Overhead, Share
-from edgefl.pricing.round_price import CONVOLUTION_BYTES, HEAP_HOLES, LIBRARIES_BYTES, Pricer, price_step
+from edgefl.pricing.round_price import CONVOLUTION_BYTES, LIBRARIES_BYTES, Pricer, most_rows, price_step
 from edgefl.prototypes.mask import Table
 from edgefl.registry import method, methods
+from edgefl.resources.heap import Heap
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch, meta_batch
 from edgefl.training.flop_cache import kind_of_step
@@ -134,7 +137,7 @@ def test_memory_of_a_step_holds_weights_gradients_states_and_one_temporary():
     peak = price_step(made, {"m": 2})[0]
     assert expected < peak < 1.02 * expected
     plain = price_step(with_hyper(made, optimizer="sgd", momentum=0.0), {"m": 2})[0]
-    assert peak - plain == 2 * weights
+    assert 2 * weights < peak - plain <= 2 * weights + 512 * 512 * 4  # plain SGD has no temporary
 
 
 @pytest.mark.parametrize("schedule", ["layerwise", "end_to_end"])
@@ -158,7 +161,7 @@ def test_memory_and_flops_shrink_with_every_encoder_stage_that_is_not_trained():
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1)])
 @pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
 def test_what_memory_goes_to_by_hand(schedule, optimizer, copies):
-    """Two rows: the update is the largest moment, with all gradients (their norm is limited) and a temporary each."""
+    """Two rows: the largest moment has nearly all gradients, whose norm is limited, and little besides."""
     stage = stages_of(model_spec(), schedule)[-1]
     made = job(stage=stage, optimizer=optimizer, momentum=0.9, clip_norm=1.0, batch_size=2)
     model = build(made.model, stage.present, device="meta")
@@ -168,13 +171,10 @@ def test_what_memory_goes_to_by_hand(schedule, optimizer, copies):
     peak, memory = price.peak, price.memory
     batch = meta_batch(made, {"a": 2, "b": 2})
     inputs = sum(x.nbytes for x in [*batch.inputs.values(), batch.labels])
-    assert memory == {
-        "weights": own,
-        "gradients": trained,
-        "optimizer": copies * trained,
-        "batch": inputs,
-        "activations": trained,
-    }
+    exact = {"weights": own, "optimizer": copies * trained, "batch": inputs}
+    assert {name: memory[name] for name in exact} == exact
+    assert 0.8 * trained < memory["gradients"] <= trained
+    assert 0 < memory["activations"] <= trained
     assert peak == sum(memory.values())
     large = price_step(with_hyper(made, batch_size=64), {"a": 64, "b": 64}).memory
     assert large["gradients"] < 0.1 * trained  # the largest moment is when the backward pass begins
@@ -244,23 +244,46 @@ def test_patches_that_are_convolved_cost_the_kernels_of_convolutions():
     mixed = ModelSpec({"a": model_spec().encoders["a"], "b": picture}, 3, HeadSpec(12, 6), 10, 3, tuple("xyz"))
     made, pricer = job(mixed, stages_of(mixed, "end_to_end")[0]), Pricer()
     samples = dict.fromkeys(("", "a", "b"), 12)
-    holes = price_step(made, {"a": 6, "b": 6}).libraries
-    assert pricer(made, samples).libraries == LIBRARIES_BYTES + CONVOLUTION_BYTES + holes
+    assert pricer(made, samples).libraries == LIBRARIES_BYTES + CONVOLUTION_BYTES
     without = replace(made, stage=restrict(made.stage, ["a"]))  # as a device has it that has no pictures
-    assert pricer(without, {"": 12, "a": 12}).libraries == LIBRARIES_BYTES + price_step(without, {"a": 6}).libraries
+    assert pricer(without, {"": 12, "a": 12}).libraries == LIBRARIES_BYTES
 
 
-def test_holes_of_the_heap_follow_from_tensors_that_the_allocator_does_not_map():
-    """Weights and the optimiser's state stay where they are: only what comes and goes leaves holes."""
-    small, large = (price_step(job(batch_size=size), {"a": size, "b": size}) for size in (64, 256))
-    assert small.libraries == pytest.approx(
-        HEAP_HOLES * (small.memory["activations"] + small.memory["gradients"]), rel=0.3
-    )
-    assert large.libraries == pytest.approx(4 * small.libraries, rel=0.2)
-    wide = price_step(job(batch_size=2**17), {"a": 2**17, "b": 2**17})
-    assert wide.libraries < 0.1 * wide.memory["activations"]  # nearly all are blocks of 2 MiB and more
-    with LiveBytes(2**20) as live:
-        kept = torch.empty(2**17, device="meta"), torch.empty(2**18, device="meta")  # half a MiB, and a whole one
-        assert live.heap == 2**19
-        del kept
-    assert (live.heap, live.heap_peak) == (0, 2**19)
+def test_what_libraries_take_is_there_before_a_round_that_was_rehearsed():
+    made, priced = job(), Priced(2**20, 0.0, libraries=2**22, holes=2**10)
+    small, large = (dict.fromkeys(made.stage.present, size) for size in (2**10, REHEARSED_BYTES))
+    assert beside_tensors(made, priced, small) == (2**22, REMAINDER_BYTES + 2**10)
+    assert beside_tensors(made, priced, large) == (0, 2**22 + 2**10)
+
+
+def test_holes_of_the_heap_by_hand():
+    """A hole is taken by the smallest request that fits; a larger one goes to the heap's end, a mapping beside it."""
+    heap, small, large = Heap(mapped_bytes=2**20), 2**10 - 16, 2**12 - 16  # with a head of 16 bytes: 1 and 4 KiB
+    heap.run([(1, large), (2, small), (-1, large), (3, small)])
+    assert heap.peak == 5 * 2**10  # 3 lies where 1 was
+    heap.run([(4, large)])
+    assert heap.peak == 9 * 2**10  # 3 KiB are left of that hole
+    heap.run([(-3, small), (5, large), (6, 2**20), (-6, 2**20)])
+    assert heap.peak == 9 * 2**10 + 2**20  # whole again, and the mapping
+
+
+def test_holes_are_left_by_tensors_that_the_allocator_does_not_map():
+    small, wide = (price_step(job(batch_size=size), {"a": size, "b": size}) for size in (64, 2**17))
+    assert 0 < small.holes < 0.5 * small.peak
+    assert wide.holes < 0.05 * wide.peak  # nearly all are blocks of 2 MiB and more
+
+
+def test_the_only_step_of_a_round_has_no_optimiser_state_before_it():
+    made = job(batch_size=64)
+    one, more = (price_step(made, {"a": 64, "b": 64}, steps) for steps in (1, 2))
+    assert one.memory["optimizer"] == 0
+    assert more.peak - one.peak == more.memory["optimizer"] > 0
+
+
+def test_the_largest_batch_to_expect_lacks_what_most_samples_lack():
+    made = job(batch_size=64)
+    whole, half = frozenset({"a", "b"}), frozenset({"a"})
+    rows = most_rows(made, {whole: 0.5, half: 0.5}, 6400, ["a", "b"])
+    assert rows["a"] == 64
+    assert 32 < rows["b"] < 52  # 32, and 2.5 of 4 for the largest of 100 batches, to a sixteenth
+    assert most_rows(made, {whole: 0.5, half: 0.5}, 64, ["a", "b"])["b"] == 32  # the one batch there is

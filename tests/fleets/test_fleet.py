@@ -172,7 +172,7 @@ def test_an_agent_killed_in_a_round_takes_part_again(fleet: Fleet) -> None:
 
 @pytest.mark.slow
 def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet: Fleet) -> None:
-    # One step is predicted to need 3.7 MiB, 3.5 of it libraries'; here it takes 16 MiB more.
+    # One step is predicted to need less than 2 MiB, 1 of it libraries'; here it takes 16 MiB more.
     fleet.agent("wide", share(24, *BOTH, seed=1))
     tight = fleet.agent("tight", share(24, *BOTH, seed=2), overrun=str(2**24), step_memory_bytes="3.8 MiB")
     changes = {"round.devices": 2, "training.batch_size": 2, "training.rounds": "[2, 0]"}

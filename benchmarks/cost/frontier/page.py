@@ -13,7 +13,7 @@ from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.study import Study
 from benchmarks.cost.frontier.figures import MARGINS, REFERENCE, Row, rows_of, within
 from benchmarks.cost.frontier.plots import frontier
-from edgefl.pricing.round_price import LIBRARIES_BYTES
+from edgefl.budget.stage_cost import REMAINDER_BYTES
 
 COMMAND = "python -m benchmarks.cost.frontier"
 
@@ -93,7 +93,7 @@ def write(study: Study, shown: Shown, path: Path) -> None:
             settings=study.values["tuning"]["settings"],
             finals=study.values["tuning"]["finals"],
             measured=shown.measured,
-            libraries=LIBRARIES_BYTES / 2**20,
+            libraries=REMAINDER_BYTES / 2**20,
             methods=max((len(rows) - 1 for rows in tables.values()), default=0),
             runs=len(outcomes),
             tried=shown.tried,
