@@ -186,7 +186,7 @@ _MODULES_BYTES, _FAMILY_BYTES = 155 * 2**20, 10 * 2**20
 _MODULES_STEP_BYTES = 8 * 2**20
 
 #: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Rounded
-#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0099); not fitted.
+#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0100); not fitted.
 REMAINDER_BYTES = 2**20
 
 #: price(job, samples)

@@ -56,7 +56,7 @@ from edgefl.training.step import FusedAttention, make_optimizer, prepare, run_ba
 from edgefl.training.weights_on_disk import bytes_on_disk
 
 #: Memory of a trainer's first round on a CPU beside tensors, which stays: code of libraries that is touched, Python's
-#: objects. Where the trainer rehearses the round it is there before (decision 0099, torch 2.13 on x86-64).
+#: objects. Where the trainer rehearses the round it is there before (decision 0100, torch 2.13 on x86-64).
 LIBRARIES_BYTES = 2**22
 #: More where patches are convolutions, whose kernels oneDNN makes with the first batch.
 CONVOLUTION_BYTES = 7 * 2**20
