@@ -156,7 +156,7 @@ class Priced(NamedTuple):
     them): of all training steps of the round.
     ``libraries``: memory on a CPU that a first round leaves in use; ``personal_flops``: FLOPs of judging the personal
     model, which a device has from its second round on; ``in_files``: bytes of weights that lie on disk; ``holes``: in a
-    CPU's heap, between the tensors of a step.
+    CPU's heap, between the tensors of a step, with what libraries take in every round.
     """
 
     peak: int
@@ -184,10 +184,6 @@ _MODULES_BYTES, _FAMILY_BYTES = 155 * 2**20, 10 * 2**20
 #: What a step of its modules takes beside tensors, more than of our own: with RoBERTa and DINOv2 10 MiB in a trainer's
 #: first round, 2 to 5 in the next.
 _MODULES_STEP_BYTES = 8 * 2**20
-
-#: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Rounded
-#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0100); not fitted.
-REMAINDER_BYTES = 2**20
 
 #: price(job, samples)
 Price = Callable[[Job, Mapping[str, int]], Priced]
@@ -233,7 +229,7 @@ def beside_tensors(job: Job, priced: Priced, part_bytes: Mapping[str, int]) -> t
     """
     once = priced.libraries + (_MODULES_STEP_BYTES if modules_bytes(job.model) else 0)
     if is_rehearsed(job, bytes_of(job.stage.present, part_bytes)):
-        return once, REMAINDER_BYTES + priced.holes
+        return once, priced.holes
     return 0, once + priced.holes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import sqrt
+from math import ceil, sqrt
 from statistics import NormalDist
 
 import msgspec
@@ -58,6 +58,9 @@ from edgefl.training.weights_on_disk import bytes_on_disk
 #: Memory of a trainer's first round on a CPU beside tensors, which stays: code of libraries that is touched, Python's
 #: objects. Where the trainer rehearses the round it is there before (decision 0100, torch 2.13 on x86-64).
 LIBRARIES_BYTES = 2**22
+#: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Rounded
+#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0100); not fitted.
+REMAINDER_BYTES = 2**20
 #: More where patches are convolutions, whose kernels oneDNN makes with the first batch.
 CONVOLUTION_BYTES = 7 * 2**20
 
@@ -118,7 +121,7 @@ class Pricer:
             self.libraries(job, own),
             self._overhead.personal(job, given),
             largest.in_files,
-            largest.holes,
+            largest.holes + REMAINDER_BYTES,
         )
 
     def libraries(self, job: Job, own: Sequence[str]) -> int:
@@ -168,8 +171,8 @@ def most_rows(job: Job, patterns: Mapping[Pattern, float], samples: int, own: Se
     """Most rows of each of the modalities ``own`` in a batch of the stage, as is to be expected.
 
     Batches are drawn without replacement from ``samples``, of which ``patterns`` are the shares: the median of the
-    largest of all batches, where their rows were independent and normal. Rounded to a sixteenth of the batch, so that
-    devices with similar shares are one trace. Where complete samples have batches of their own, these are whole.
+    largest of all batches, where their rows were independent and normal. Rounded up to a quarter of the batch, so that
+    a fleet is a few traces. Where complete samples have batches of their own, these are whole.
     """
     size = job.hyper.batch_size
     repair = chosen("repair", job.slots.repair)[0]
@@ -177,12 +180,12 @@ def most_rows(job: Job, patterns: Mapping[Pattern, float], samples: int, own: Se
         return dict.fromkeys(own, size)
     batches = max(1, samples // size * job.hyper.epochs * max(1, job.stage.rounds))
     far = NormalDist().inv_cdf(0.5 ** (1 / batches))
-    rows, grain = {}, max(1, size // 16)
+    rows, grain = {}, max(1, size // 4)
     for m in own:
         share = sum(part for pattern, part in patterns.items() if m in pattern)
         left = max(0.0, (samples - size) / max(1, samples - 1))
         expected = size * share + far * sqrt(size * share * (1 - share) * left)
-        rows[m] = min(size, max(LEAST_ROWS, round(expected / grain) * grain)) if share < 1 else size
+        rows[m] = min(size, max(LEAST_ROWS, ceil(expected / grain) * grain)) if share < 1 else size
     return rows
 
 

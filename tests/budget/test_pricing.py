@@ -18,7 +18,7 @@ from training_fixture import (
     with_hyper,
 )
 
-from edgefl.budget.stage_cost import REMAINDER_BYTES, Priced, beside_tensors
+from edgefl.budget.stage_cost import Priced, beside_tensors
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
@@ -185,7 +185,7 @@ def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
     made = job(batch_size=16)
     peak, flops, *_ = Pricer()(made, {"": 100, "a": 100, "b": 1})
     assert flops == 6 * price_step(made, {"a": 16, "b": 2})[1]
-    assert peak == price_step(made, {"a": 16, "b": 16})[0]  # any batch may happen to be complete
+    assert peak == price_step(made, {"a": 16, "b": 4})[0]  # a quarter of a batch, though there is but one sample
 
 
 @pytest.mark.parametrize(
@@ -197,20 +197,20 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
     slots = {"objective": CONTRAST, "missing": missing, "prototypes": {"class_mean": {}}}
     made, pricer, traced = job(batch_size=20, **slots), Pricer(), []
 
-    def watched(job_, rows):
+    def watched(job_, rows, steps=2):
         traced.append(rows)
-        return price_step(job_, rows)
+        return price_step(job_, rows, steps)
 
     monkeypatch.setattr("edgefl.pricing.round_price.price_step", watched)
     shares = [(100, 100), (90, 80), (80, 100), (100, 70), (55, 60), (30, 95)]
     found = [pricer(made, {"": 100, "a": a, "b": b}) for a, b in shares]
-    assert len(traced) == 4  # complete; then one incomplete and one more a modality
+    assert len(traced) == 6  # of five sizes the largest batch; of mean batches one that these do not span
     for (a, b), (peak, flops, *_) in zip(shares, found, strict=True):
         step = price_step(made, {"a": a // 5, "b": b // 5})[1]
         patterns = {p: n / 100 for p, n in patterns_of({"": 100, "a": a, "b": b}, "ab").items()}
         after = Overhead()(made, Share(100, 100, 0, patterns, {}))
         assert flops == 5 * step + after
-        assert peak == found[0][0]
+        assert peak <= found[0][0]
     after = found[0][1] - 5 * price_step(made, {"a": 20, "b": 20})[1]
     assert pricer(made, {"": 10, "a": 10, "b": 10})[1] == pytest.approx(after / 10)  # no step, yet prototypes
 
@@ -252,7 +252,7 @@ def test_patches_that_are_convolved_cost_the_kernels_of_convolutions():
 def test_what_libraries_take_is_there_before_a_round_that_was_rehearsed():
     made, priced = job(), Priced(2**20, 0.0, libraries=2**22, holes=2**10)
     small, large = (dict.fromkeys(made.stage.present, size) for size in (2**10, REHEARSED_BYTES))
-    assert beside_tensors(made, priced, small) == (2**22, REMAINDER_BYTES + 2**10)
+    assert beside_tensors(made, priced, small) == (2**22, 2**10)
     assert beside_tensors(made, priced, large) == (0, 2**22 + 2**10)
 
 
@@ -285,5 +285,5 @@ def test_the_largest_batch_to_expect_lacks_what_most_samples_lack():
     whole, half = frozenset({"a", "b"}), frozenset({"a"})
     rows = most_rows(made, {whole: 0.5, half: 0.5}, 6400, ["a", "b"])
     assert rows["a"] == 64
-    assert 32 < rows["b"] < 52  # 32, and 2.5 of 4 for the largest of 100 batches, to a sixteenth
+    assert rows["b"] == 48  # 32, and 2.5 of 4 for the largest of 100 batches, up to a quarter of the batch
     assert most_rows(made, {whole: 0.5, half: 0.5}, 64, ["a", "b"])["b"] == 32  # the one batch there is

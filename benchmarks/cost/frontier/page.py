@@ -13,7 +13,7 @@ from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.study import Study
 from benchmarks.cost.frontier.figures import MARGINS, REFERENCE, Row, rows_of, within
 from benchmarks.cost.frontier.plots import frontier
-from edgefl.budget.stage_cost import REMAINDER_BYTES
+from edgefl.pricing.round_price import REMAINDER_BYTES
 
 COMMAND = "python -m benchmarks.cost.frontier"
 
