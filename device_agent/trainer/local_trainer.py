@@ -27,7 +27,7 @@ from edgefl.data.sources import has_manifest, load
 from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError, TrainingCodeError
 from edgefl.models.adapter import cut_of
-from edgefl.models.spec import PROTOTYPES, EncoderSpec, ModelSpec
+from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
 from edgefl.plan.training_samples import is_rehearsed
 from edgefl.process.worker import Note
@@ -43,7 +43,7 @@ from edgefl.storage.disk import sync_files
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
 from edgefl.training.exchanged_layers import between
-from edgefl.training.flop_cache import FlopCounts, kind_of_step
+from edgefl.training.flop_cache import FlopCounts, shapes_of
 from edgefl.training.local_round import AbandonedError, LocalState, OnProgress, RoundResult, train_round
 from edgefl.training.prefix_cache import PrefixCache
 
@@ -51,7 +51,7 @@ from edgefl.training.prefix_cache import PrefixCache
 SMALL_BYTES = 16 * 2**20
 #: What EdgeFL knows of the data that the owner's own code reads.
 NO_DATA = Dataset({}, {}, None, (), [])
-#: Kinds of step that this process has rehearsed.
+#: Models, methods and optimisers that this process has rehearsed, in one of their stages.
 _REHEARSED: set[bytes] = set()
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
@@ -115,14 +115,14 @@ class LocalTrainer:
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
     def rehearse(self, offer: Offer) -> None:
-        """Load a library's modules of the offer's model; rehearse a round of the offer's kind, once in a process.
+        """Load a library's modules of the offer's model; rehearse a round of its method, once in a process.
 
         Errors are left to the round itself.
         """
         job = offer.job
         for encoder in library_encoders(offer):
             cut_of(encoder)
-        kind = kind_of_step(job, with_tables=PROTOTYPES in offer.manifest) + job.hyper.optimizer.encode()
+        kind = msgspec.msgpack.encode((shapes_of(job.model), job.slots, job.hyper.optimizer))
         weights = [offer.manifest[part].size for part in job.stage.present if part in offer.manifest]
         if not self.alone or self.code is not None or kind in _REHEARSED or not is_rehearsed(job, sum(weights)):
             return
