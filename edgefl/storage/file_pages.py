@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from edgefl.storage.disk import store_errors
+from edgefl.storage.disk import nameless_file, store_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,9 +31,12 @@ def known(mapping: mmap.mmap) -> mmap.mmap:
 
 def new_file(size: int, folder: Path) -> mmap.mmap:
     """A file of zeros without a name, shared with the process' memory. Raises StoreError when the disk is full."""
-    with store_errors("write", folder, size), tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
-        return known(mmap.mmap(file.fileno(), size))
+    descriptor = nameless_file(folder, size)
+    try:
+        with store_errors("map a file in", folder, size):
+            return known(mmap.mmap(descriptor, size))
+    finally:
+        os.close(descriptor)
 
 
 def let_go(values: np.ndarray) -> None:

@@ -207,6 +207,16 @@ def test_a_full_disk_is_an_error_that_names_it(tmp_path, monkeypatch):
         by_rows(nn.Linear(8, 8), 0, tmp_path)
 
 
+@pytest.mark.parametrize("can", [True, False])
+def test_the_folder_is_made_and_holds_no_name(can, tmp_path, monkeypatch):
+    if not can:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    layer = nn.Linear(8, 8)
+    by_rows(layer, 0, tmp_path / "state" / "rows")
+    assert layer.on_disk
+    assert not list((tmp_path / "state" / "rows").iterdir())
+
+
 def test_apollo_s_step_is_the_one_of_its_algorithm():
     """By hand, two steps of algorithm 1 of arXiv 2412.05270 with rank 1 and the factor sqrt(m)."""
     torch.manual_seed(3)
