@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from edgefl.storage.disk import nameless_file, store_errors
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 #: Values copied at a time. Bytes.
 BLOCK_BYTES = 4 * 2**20
 _PAGE = mmap.PAGESIZE
-#: Mappings that ``known`` was told of.
-_MAPPINGS: list[ref[mmap.mmap]] = []
+#: Address -> mapping that ``known`` was told of.
+_MAPPINGS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
 def known(mapping: mmap.mmap) -> mmap.mmap:
     """The mapping, whose pages ``let_go`` may give back from now on."""
-    _MAPPINGS[:] = [one for one in _MAPPINGS if one() is not None]
-    _MAPPINGS.append(ref(mapping))
+    _MAPPINGS[_address(mapping)] = mapping
     return mapping
 
 
@@ -42,12 +41,9 @@ def new_file(size: int, folder: Path) -> mmap.mmap:
 def let_go(values: np.ndarray) -> None:
     """Give back the pages of contiguous values that lie in a known mapping; others stay as they are."""
     begin = _address(values)
-    for one in _MAPPINGS:
-        mapping = one()
-        if mapping is None:
-            continue
-        start = _address(mapping)
-        if start <= begin and begin + values.nbytes <= start + len(mapping):
+    for one in _MAPPINGS.valuerefs():  # a list: other threads map files meanwhile
+        start, mapping = one.key, one()
+        if mapping is not None and start <= begin and begin + values.nbytes <= start + len(mapping):
             first = (begin - start) // _PAGE * _PAGE
             mapping.madvise(mmap.MADV_DONTNEED, first, begin - start + values.nbytes - first)
 
@@ -65,9 +61,8 @@ def copied(source: np.ndarray, target: np.ndarray) -> None:
 
     for some in blocks_of(target):
         np.copyto(target[some], source[some], casting="unsafe")
-        if target.nbytes > BLOCK_BYTES:
-            let_go(source[some])
-            let_go(target[some])
+        let_go(source[some])
+        let_go(target[some])
 
 
 def blocks_of(values: np.ndarray) -> Iterator[slice | EllipsisType]:

@@ -11,14 +11,26 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from training_fixture import job, model_spec, random_batch, stages_of, with_hyper
+from training_fixture import SHAPE, job, model_spec, random_batch, stages_of, with_hyper
 
 from edgefl.errors import StoreError
 from edgefl.models import row_linear
-from edgefl.models.row_linear import OuterProduct, RowLinear, by_rows, read_once, row_maps
+from edgefl.models.check import encoder_of_size
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.row_linear import (
+    OuterProduct,
+    RowLinear,
+    WholeGradient,
+    by_rows,
+    in_files,
+    read_once,
+    row_maps,
+)
+from edgefl.models.spec import is_encoder
 from edgefl.models.staged import build
 from edgefl.plan.job import Job
 from edgefl.pricing.round_price import price_step
+from edgefl.resources.process_memory import status_bytes
 from edgefl.training.forward import Auxiliary
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Apollo, Group, Optimizer
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -101,9 +113,14 @@ def test_an_update_by_rows_is_that_of_the_whole_gradient(name, on_disk, decay, s
 def test_what_factors_say_of_a_gradient_is_what_the_gradient_says():
     factors = OuterProduct(torch.randn(9, 5), torch.randn(9, 4))
     whole = factors.left.T @ factors.right
-    torch.testing.assert_close(factors.squared_norm(), whole.square().sum())
-    torch.testing.assert_close(factors.row_squares(), whole.square().sum(1))
-    torch.testing.assert_close(factors.column_squares(), whole.square().sum(0))
+    by = torch.rand(5, 1), torch.rand(1, 4)
+    for gradient in (factors, WholeGradient(whole)):
+        torch.testing.assert_close(gradient.squared_norm(), whole.square().sum())
+        torch.testing.assert_close(gradient.row_squares(), whole.square().sum(1))
+        torch.testing.assert_close(gradient.column_squares(), whole.square().sum(0))
+        torch.testing.assert_close(gradient.over_rows(by[0][:, 0]), (whole * by[0]).sum(0))
+        torch.testing.assert_close(gradient.over_columns(by[1][0]), (whole * by[1]).sum(1))
+        torch.testing.assert_close(gradient.scaled(*by).squared_norm(), (whole * by[0] * by[1]).square().sum())
 
 
 def test_weights_that_are_read_twice_or_by_the_loss_itself_keep_a_whole_gradient():
@@ -187,11 +204,38 @@ def test_a_weight_in_a_file_takes_no_memory_after_its_use_and_its_file_has_no_na
     assert resident(str(tmp_path)) == 0
 
 
+@pytest.mark.parametrize("changes", [{}, {"clip_norm": 1.0}])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "apollo"])
+def test_a_step_holds_a_block_of_what_lies_in_files(name, changes, tmp_path, monkeypatch):
+    """Of trained encoders, too, whose gradients are whole, and of gradients that wait for a limit on their norm."""
+    monkeypatch.setattr(row_linear, "BLOCK_BYTES", 2**17)
+    plain = model_spec()
+    encoder = encoder_of_size("sensor", "tiny", SHAPE, width=256, depth=3, patch=4)
+    spec = type(plain)({"a": encoder, "b": encoder}, 3, type(plain.head)(320, 16), 10, 3, plain.label_names)
+    made = job(spec, stages_of(spec, "end_to_end")[-1], optimizer=name, weights="disk", **changes)
+    model = build(made.model, made.stage.present, seed=1, settle=on_disk(made, tmp_path))
+    assert any(is_encoder(part) and in_files(model.part(part)) for part in made.stage.trained)
+    assert resident(str(tmp_path)) == 0
+    prepare(model, made.stage.trained)
+    for part in made.stage.present:
+        load_part(model, part, part_tensors(build(made.model, [part]), part))
+    assert resident(str(tmp_path)) == 0
+    updates = make_optimizer(model, made.stage.trained, made.hyper)
+    train_step(model, made, random_batch(), updates, Auxiliary())  # what is loaded by a first step
+    before, sizes, let_go = status_bytes("RssFile"), [], row_linear.let_go
+    monkeypatch.setattr(row_linear, "let_go", lambda rows: (sizes.append(status_bytes("RssFile")), let_go(rows)))
+    train_step(model, made, random_batch(), updates, Auxiliary())
+    in_all = sum(layer.weight.nbytes for layer in in_files(model))
+    # A block, and the maps that the last layer of an encoder reads without calling them.
+    assert max(sizes) - before <= 3 * 2**20 < in_all / 5
+
+
 def test_a_copy_of_a_layer_has_weights_of_its_own_in_memory(tmp_path):
     _, layer = two(tmp_path)
     copy = deepcopy(layer)
     x = torch.randn(3, WIDTH)
-    assert torch.equal(copy(x), layer(x))
+    assert (copy.on_disk, layer.on_disk) == (False, True)
+    torch.testing.assert_close(copy(x), layer(x))
     with torch.no_grad():
         layer.weight.zero_()
     assert copy.weight.any()
