@@ -201,6 +201,25 @@ def test_what_was_declined_with_weights_in_memory_is_offered_with_weights_on_dis
     assert put_auto(480, declined=both).hyper.optimizer == "adafactor"
 
 
+def test_weights_go_to_disk_where_smaller_steps_cost_too_many_flops():
+    """440 is short of a whole batch in memory, and smaller ones take half as many FLOPs again."""
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
+    job = Job(MODEL, stage, Hyper(batch_size=8, weights="auto"), SUPERVISED)
+    has = candidate(Budget(step_memory_bytes=440, flops=4000))
+    with patch("edgefl.budget.fit.LEAST_BYTES_ON_DISK", 1):
+        placed = place(job, has, PART_BYTES, on_disk)
+    assert placed.refusal is None
+    assert (placed.hyper.weights, placed.hyper.micro_batch, trained_depth(placed.stage)) == ("disk", 0, 4)
+
+
+def test_a_full_disk_rules_out_weights_on_it_alone():
+    why = Refusal("disk", detail="No space left on device")
+    full = (Decline(4, 8, False, why, on_disk=True),)
+    assert put_auto(480, declined=full).hyper.weights == "memory"
+    assert put_auto(404, declined=full).hyper.optimizer == "adafactor"
+    assert put_auto(404, declined=full).hyper.weights == "memory"
+
+
 @given(
     st.sampled_from(sorted(methods("schedule"))),
     st.lists(DECLINES, max_size=4),
