@@ -257,13 +257,15 @@ def _exchanging(job: Job, part_bytes: Mapping[str, int], in_files: int) -> dict[
     """Memory while parts come and go: the model, and what is in hand of one part.
 
     What is received is copied from its file block by block; only a part whose weights go to a file is made whole first.
+    Of one that is sent the pages are there beside what is in hand.
     """
     built = built_parts(job)
     moved = {*sent(job.stage, job.slots.exchange), *kept(job)}.intersection(built)
-    made = max((part_bytes.get(part, 0) for part in built), default=0) if in_files else 0
+    made, read = (max((part_bytes.get(part, 0) for part in parts), default=0) for parts in (built, moved))
+    in_hand = _in_hand(job, part_bytes, moved)
     return {
         "weights": max(0, bytes_of(built, part_bytes) - in_files),
-        "transit": max(made, _in_hand(job, part_bytes, moved)),
+        "transit": max(made, in_hand + min(read, in_files)) if in_files else in_hand,
     }
 
 

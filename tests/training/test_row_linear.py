@@ -16,7 +16,7 @@ from training_fixture import SHAPE, job, model_spec, random_batch, stages_of, wi
 from edgefl.errors import StoreError
 from edgefl.models import row_linear
 from edgefl.models.check import encoder_of_size
-from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.parts import load_part, module_tensors, part_tensors
 from edgefl.models.row_linear import (
     OuterProduct,
     RowLinear,
@@ -30,6 +30,7 @@ from edgefl.models.spec import is_encoder
 from edgefl.models.staged import build
 from edgefl.plan.job import Job
 from edgefl.pricing.round_price import price_step
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.resources.process_memory import status_bytes
 from edgefl.training.forward import Auxiliary
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Apollo, Group, Optimizer
@@ -228,6 +229,15 @@ def test_a_step_holds_a_block_of_what_lies_in_files(name, changes, tmp_path, mon
     in_all = sum(layer.weight.nbytes for layer in in_files(model))
     # A block, and the maps that the last layer of an encoder reads without calling them.
     assert max(sizes) - before <= 3 * 2**20 < in_all / 5
+
+
+def test_what_is_sent_leaves_no_pages(tmp_path):
+    layer = nn.Linear(1024, 4096, bias=False)  # 16 MiB
+    by_rows(layer, 0, tmp_path)
+    tensors = module_tensors(layer, copy=False)
+    data = encode_part(tensors)
+    assert resident(str(tmp_path)) == 0
+    assert torch.equal(torch.from_numpy(decode_part(data)["weight"]), layer.weight)
 
 
 def test_a_copy_of_a_layer_has_weights_of_its_own_in_memory(tmp_path):
