@@ -237,7 +237,7 @@ class Adafactor:
     @torch.no_grad()
     def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         """See ``Optimizer.update``."""
-        if isinstance(parameter, FileParameter):
+        if parameter.ndim == 2:
             _by_blocks(self, parameter, group)
             return
         gradient = gradient_of(parameter)
@@ -283,7 +283,7 @@ class Adafactor:
         """(rate, weight of the newest gradient) of the next update; the state is there then."""
         self.hold(parameter)
         step = self._steps[parameter] = self._steps.get(parameter, 0) + 1
-        blocks = row_blocks(parameter) if isinstance(parameter, FileParameter) else [...]
+        blocks = row_blocks(parameter) if parameter.ndim == 2 else [...]
         norms = torch.stack([torch.linalg.vector_norm(parameter[some]) for some in blocks])
         size = torch.linalg.vector_norm(norms) / math.sqrt(parameter.numel())
         return size.clamp_(min=FACTOR_SMALLEST).mul_(min(group.lr, 1 / math.sqrt(step))), step**-FACTOR_DECAY
@@ -329,11 +329,8 @@ class Apollo:
         """See ``Optimizer.update``."""
         if parameter.ndim < 2:
             self._rest.update(parameter, group)
-            return
-        gradient, values = gradient_of(parameter).flatten(1), parameter.view(len(parameter), -1)
-        change = self.begin(parameter, group, WholeGradient(gradient))
-        for rows in row_blocks(parameter):
-            change(rows, values[rows], gradient[rows])
+        else:
+            _by_blocks(self, parameter, group)
 
     @torch.no_grad()
     def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: Gradient) -> ChangeRows:
@@ -394,9 +391,9 @@ def gradient_of(parameter: torch.nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def _by_blocks(optimizer: Optimizer, parameter: FileParameter, group: Group) -> None:
-    """Update a matrix in a file by its whole gradient, with a block of its rows in memory at a time."""
-    gradient, values = gradient_of(parameter), parameter.detach()
+def _by_blocks(optimizer: Optimizer, parameter: torch.nn.Parameter, group: Group) -> None:
+    """Update a matrix by its whole gradient, a block of rows at a time; others as the matrix of their first axis."""
+    gradient, values = gradient_of(parameter).flatten(1), parameter.view(len(parameter), -1)
     change = optimizer.begin(parameter, group, WholeGradient(gradient))
     for rows in row_blocks(parameter):
         change(rows, values[rows], gradient[rows])

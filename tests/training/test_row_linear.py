@@ -8,10 +8,11 @@ import re
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_fixture import SHAPE, job, model_spec, random_batch, stages_of, with_hyper
+from training_fixture import SHAPE, dataset, job, model_spec, parts_of, random_batch, stages_of, with_hyper
 
 from edgefl.errors import StoreError
 from edgefl.models import row_linear
@@ -33,7 +34,9 @@ from edgefl.pricing.round_price import price_step
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.resources.process_memory import status_bytes
 from edgefl.training.forward import Auxiliary
+from edgefl.training.local_round import LocalState, train_round
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Apollo, Group, Optimizer
+from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.step import make_optimizer, prepare, train_step
 from edgefl.training.weights_on_disk import on_disk
 
@@ -140,6 +143,14 @@ def wide(**changes: object) -> Job:
     return job(spec, stages_of(spec)[-1], **changes)
 
 
+def deep(**changes: object) -> Job:
+    """Encoders 256 wide, whose maps have up to 1 MiB, trained with heads as in ``wide``."""
+    plain = model_spec()
+    encoder = encoder_of_size("sensor", "tiny", SHAPE, width=256, depth=3, patch=4, dropout=0.1)
+    spec = type(plain)({"a": encoder, "b": encoder}, 3, type(plain.head)(320, 16), 10, 3, plain.label_names)
+    return job(spec, stages_of(spec, "end_to_end")[-1], **changes)
+
+
 def after(made: Job, folder: Path | None = None, steps: int = 3) -> dict[str, torch.Tensor]:
     model = build(made.model, made.stage.present, seed=1)
     if folder is not None and (settle := on_disk(made, folder)) is not None:
@@ -165,6 +176,21 @@ def test_a_step_with_weights_on_disk_is_the_step_with_weights_in_memory(name, mi
             if part.endswith("qkv.bias"):  # keys' have no gradient but rounding, which these optimisers take for one
                 continue
             assert (found[part] - value).double().norm() <= 1e-3 * value.double().norm(), part
+
+
+@pytest.mark.parametrize("changes", [{"clip_norm": 1.0}, {"micro_batch": 2}])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "apollo"])
+def test_with_maps_of_one_block_a_round_on_disk_is_that_in_memory_bit_for_bit(name, changes, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_linear, "BLOCK_BYTES", 2**22)
+    made, data = deep(optimizer=name, epochs=2, **changes), dataset(12, {"a": [1], "b": [2]})
+    rounds = []
+    for weights in ("memory", "disk"):
+        local = LocalState(holdout=dataset(6, seed=3), cache=PrefixCache(tmp_path / "rows"))
+        rounds.append(train_round(with_hyper(made, weights=weights), data, parts_of(made), local))
+    assert rounds[0].metrics == rounds[1].metrics
+    for part, tensors in rounds[0].parts.items():
+        for tensor, values in tensors.items():
+            assert np.array_equal(rounds[1].parts[part][tensor], values), f"{part} {tensor}"
 
 
 def test_the_price_knows_that_no_gradient_is_whole_and_what_lies_on_disk():
@@ -210,10 +236,7 @@ def test_a_weight_in_a_file_takes_no_memory_after_its_use_and_its_file_has_no_na
 def test_a_step_holds_a_block_of_what_lies_in_files(name, changes, tmp_path, monkeypatch):
     """Of trained encoders, too, whose gradients are whole, and of gradients that wait for a limit on their norm."""
     monkeypatch.setattr(row_linear, "BLOCK_BYTES", 2**17)
-    plain = model_spec()
-    encoder = encoder_of_size("sensor", "tiny", SHAPE, width=256, depth=3, patch=4)
-    spec = type(plain)({"a": encoder, "b": encoder}, 3, type(plain.head)(320, 16), 10, 3, plain.label_names)
-    made = job(spec, stages_of(spec, "end_to_end")[-1], optimizer=name, weights="disk", **changes)
+    made = deep(optimizer=name, weights="disk", **changes)
     model = build(made.model, made.stage.present, seed=1, settle=on_disk(made, tmp_path))
     assert any(is_encoder(part) and in_files(model.part(part)) for part in made.stage.trained)
     assert resident(str(tmp_path)) == 0
