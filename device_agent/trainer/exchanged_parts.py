@@ -17,6 +17,7 @@ from edgefl.protocol.packing import add_residual, compress, decompress, pays
 from edgefl.protocol.rotated_parts import Tensors
 from edgefl.protocol.tensors import Array, decode_part, encode_part
 from edgefl.records import Manifest, Refusal
+from edgefl.storage.file_pages import let_go
 from edgefl.storage.objects import ObjectStore
 
 
@@ -102,6 +103,8 @@ def compress_update(
         base = decode_part(store.view(offered[part].id), copy=False)
         sent = compress(target, base, packing, transfer.top, reconstruct=False)
         del base  # as large as the part, and so is what comes
+        for tensor in target.values():
+            let_go(tensor)
         manifest[part] = store.put(sent.data)
         if sent.residual and part not in own:
             residuals[RESIDUAL + part] = store.put(encode_part(sent.residual))

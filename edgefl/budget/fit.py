@@ -13,7 +13,8 @@ anything larger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Literal
 
 import msgspec
@@ -191,8 +192,11 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
         short = False
-        pieces = _pieces(variant, candidate, traffic.part_bytes)
-        for micro, checkpointed, weights in pieces:
+        useless = ""  # where weights cannot lie, whatever the pieces
+        places = _places(variant, candidate, traffic.part_bytes)
+        for weights, (micro, checkpointed) in product(places, _pieces(variant)):
+            if weights == useless:
+                continue
             one = _with(variant, micro_batch=micro, checkpoint=checkpointed, weights=weights)
             if _declined(one, candidate):
                 short = True
@@ -216,16 +220,19 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                 )
             whole = refusal if variant.stage == job.stage else whole
             if refusal.reason not in _MEMORY or refusal.where == HOST:
-                break  # a smaller micro-batch costs more FLOPs and as many bytes: only a smaller stage can help
+                # A smaller micro-batch costs more FLOPs and as many bytes. With weights on disk a larger one may fit.
+                if not short:
+                    break
+                useless = weights
+                continue
             short = True
             # It spares activations alone. Where the rest is too much, a smaller stage can help; the smallest is
             # tried in all pieces, for the least that the device lacks.
             rest = priced._replace(peak=priced.peak - priced.memory.get("activations", priced.peak))
             least_step = cost_of(one, candidate, rest, traffic).step_peak_bytes
             spared = msgspec.structs.replace(cost, step_peak_bytes=least_step)
-            more = weights == "memory" and pieces[-1][2] == "disk"
-            if variant.stage in larger and not more and verdict(spared, candidate):
-                break
+            if variant.stage in larger and verdict(spared, candidate):
+                useless = weights
     if refusal is None:
         declined = candidate.declined
         refusal = declined[-1].refusal if declined else Refusal(reason="error", detail="no variant is left")
@@ -251,25 +258,23 @@ def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
                 yield _with(stored, optimizer=smaller.optimizer, lr=smaller.lr, low_memory=True)
 
 
-def _pieces(
-    job: Job, candidate: Candidate, part_bytes: Mapping[str, int]
-) -> list[tuple[int, bool, Literal["memory", "disk"]]]:
-    """(micro-batch, activation checkpointing, where weights lie) of a step, from most memory to least.
-
-    Own training code has no choice.
-    """
+def _pieces(job: Job) -> list[tuple[int, bool]]:
+    """(micro-batch, activation checkpointing) of a step, from most memory to least; own training code has no choice."""
     if job.model.declared:
-        return [(0, False, "memory")]
+        return [(0, False)]
     pieces = [(size, False) for size in micro_batches(job.hyper.batch_size)]
     if any(is_encoder(part) for part in job.stage.trained):
         pieces.append((pieces[-1][0], True))
+    return pieces
+
+
+def _places(job: Job, candidate: Candidate, part_bytes: Mapping[str, int]) -> Sequence[Literal["memory", "disk"]]:
+    """Where weights may lie, memory first."""
     large = any(part_bytes.get(part, 0) > LEAST_BYTES_ON_DISK for part in job.stage.present)
-    places: list[Literal["memory", "disk"]] = ["memory", "disk"]
-    if job.hyper.weights == "memory" or not large or candidate.capabilities.torch_device.startswith("cuda"):
-        places.remove("disk")
-    elif job.hyper.weights == "disk":
-        places.remove("memory")
-    return [(size, checkpointed, place) for place in places for size, checkpointed in pieces]
+    on_card = candidate.capabilities.torch_device.startswith("cuda")
+    if job.model.declared or job.hyper.weights == "memory" or not large or on_card:
+        return ("memory",)
+    return ("disk",) if job.hyper.weights == "disk" else ("memory", "disk")
 
 
 def trained_depth(stage: Stage) -> int:
@@ -333,8 +338,8 @@ def decline_of(placement: Placement, refusal: Refusal) -> Decline:
 def _declined(job: Job, candidate: Candidate) -> bool:
     """True if the device declined this job or a smaller one.
 
-    A disk or cache refusal rules out caching only; reasons in OF_NO_SIZE say nothing of sizes. Jobs with and without
-    a stored prefix are not compared.
+    A disk or cache refusal rules out caching only, a disk's without it weights on disk only; reasons in OF_NO_SIZE say
+    nothing of sizes. Jobs with and without a stored prefix are not compared.
     """
     hyper, depth, rank = job.hyper, trained_depth(job.stage), trained_rank(job.model, job.stage)
     for was in candidate.declined:
@@ -342,6 +347,10 @@ def _declined(job: Job, candidate: Candidate) -> bool:
             continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
             return True
+        if was.on_disk and was.refusal.reason == "disk":
+            if hyper.weights == "disk":
+                return True
+            continue
         if was.refusal.where == HOST:  # no smaller step brings less through the process
             if depth >= was.depth and rank >= was.rank:
                 return True

@@ -205,13 +205,18 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
     # what a term keeps two rounds, since one may be tried again, and the third is written before one goes.
     times = int(period_of(job.slots.repair).rounds > 1) + 3 * terms_that_keep(job)
     retained = times * bytes_of(sent(job.stage, job.slots.exchange), part_bytes)
+    in_file = _prefix_in_file(job, part_bytes)
     cost = msgspec.structs.replace(
         bytes_,
         step_peak_bytes=round((max(priced.peak, transit) + within) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
-        filling_peak_bytes=_filling(job, part_bytes, priced) + within if priced.cache_fill_peak else 0,
-        disk_bytes=whole + _packed_on_disk(job, traffic) + retained + stored_bytes(job, samples) + priced.in_files,
+        filling_peak_bytes=max(priced.cache_fill_peak, in_file) + within if priced.cache_fill_peak else 0,
+        disk_bytes=whole
+        + _packed_on_disk(job, traffic)
+        + retained
+        + stored_bytes(job, samples)
+        + max(priced.in_files, in_file),  # the frozen part's file is gone before the model's are made
         memory=memory,
         staging_bytes=_staging(job, part_bytes),
         modules_bytes=modules_bytes(job.model) + before,
@@ -276,20 +281,22 @@ def _exchanging(job: Job, part_bytes: Mapping[str, int], in_files: int) -> dict[
     """Memory while parts come and go: the model, and what is in hand of one part.
 
     What is received is copied from its file block by block; only a part whose weights go to a file is made whole first.
+    Of one that is sent the pages are there beside what is in hand.
     """
     built = built_parts(job)
     moved = {*sent(job.stage, job.slots.exchange), *kept(job)}.intersection(built)
-    made = max((part_bytes.get(part, 0) for part in built), default=0) if in_files else 0
+    made, read = (max((part_bytes.get(part, 0) for part in parts), default=0) for parts in (built, moved))
+    in_hand = _in_hand(job, part_bytes, moved)
     return {
         "weights": max(0, bytes_of(built, part_bytes) - in_files),
-        "transit": max(made, _in_hand(job, part_bytes, moved)),
+        "transit": max(made, in_hand + min(read, in_files)) if in_files else in_hand,
     }
 
 
-def _filling(job: Job, part_bytes: Mapping[str, int], priced: Priced) -> int:
-    """Memory while prefixes are stored; a part whose weights go to a file is made whole first."""
+def _prefix_in_file(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """Bytes of the largest part of a stored prefix whose weights go to a file: made whole in memory first."""
     frozen = [part for prefix in prefixes(job).values() for part in prefix.parts] if job.hyper.weights == "disk" else []
-    return max(priced.cache_fill_peak, *(part_bytes.get(part, 0) for part in frozen), 0)
+    return max((part_bytes.get(part, 0) for part in frozen), default=0)
 
 
 def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:

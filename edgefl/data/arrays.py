@@ -8,7 +8,6 @@ process's own, in the kernel's high-water mark too. Their file has no name, so t
 from __future__ import annotations
 
 import ast
-import contextlib
 import itertools
 import math
 import os
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from edgefl.data.regular_files import regular_file
 from edgefl.errors import DataError, StoreError
-from edgefl.storage.disk import store_errors, way_out, write_all
+from edgefl.storage.disk import nameless_file, store_errors, way_out, write_all
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -187,12 +186,8 @@ class RowFile:
         self.dtype = np.dtype(dtype)
         self.row_bytes = math.prod(shape[1:]) * self.dtype.itemsize
         self.nbytes = shape[0] * self.row_bytes
-        with store_errors("make a file for rows in", folder, self.nbytes):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = _nameless(folder)
-            weakref.finalize(self, os.close, self._descriptor)
-            if self.nbytes:
-                os.posix_fallocate(self._descriptor, 0, self.nbytes)
+        self._descriptor = nameless_file(folder, self.nbytes)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def write(self, rows: Indices, values: Array) -> None:
         """Put ``values`` [k, *shape] at these rows [k]. Raises StoreError."""
@@ -267,11 +262,3 @@ def _runs(rows: Indices) -> list[tuple[int, int]]:
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     edges = [0, *breaks.tolist(), len(rows)]
     return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
-
-
-def _nameless(folder: Path) -> int:
-    with contextlib.suppress(AttributeError, OSError):  # not every file system can
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    descriptor, name = tempfile.mkstemp(dir=folder)
-    Path(name).unlink()
-    return descriptor

@@ -110,6 +110,8 @@ def some_rows(layer: nn.Linear, x: Tensor, rows: slice = slice(None)) -> Tensor:
         base = type(layer).forward(layer, x)
     else:
         base = F.linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
+        if isinstance(layer, InFile) and not layer.weight.requires_grad:
+            layer.release(rows)
     return base + F.linear(F.linear(x, a) * scale, b) if slices else base
 
 

@@ -35,27 +35,100 @@ class OuterProduct(NamedTuple):
 
     def row_squares(self) -> Tensor:
         """Sum of the squares of each row [m]."""
-        return ((self.right @ self.right.T) @ self.left).mul_(self.left).sum(0).clamp_(min=0)
+        return _rounded(((self.right @ self.right.T) @ self.left).mul_(self.left).sum(0))
 
     def column_squares(self) -> Tensor:
         """Sum of the squares of each column [n]."""
-        return ((self.left @ self.left.T) @ self.right).mul_(self.right).sum(0).clamp_(min=0)
+        return _rounded(((self.left @ self.left.T) @ self.right).mul_(self.right).sum(0))
+
+    def scaled(self, by_row: Tensor, by_column: Tensor) -> OuterProduct:
+        """Each row times its number [m, 1], each column times its own [1, n]."""
+        return OuterProduct(self.left * by_row.T, self.right * by_column)
+
+    def over_rows(self, numbers: Tensor) -> Tensor:
+        """Sum of the rows [n], each times its number [m]."""
+        return (self.left @ numbers) @ self.right
+
+    def over_columns(self, numbers: Tensor) -> Tensor:
+        """Sum of the columns [m], each times its number [n]."""
+        return (self.right @ numbers) @ self.left
 
 
+class WholeGradient(NamedTuple):
+    """A weight's gradient [m, n] itself, to be asked as ``OuterProduct`` is."""
+
+    value: Tensor
+
+    def squared_norm(self) -> Tensor:
+        """Squared Frobenius norm, a scalar."""
+        return self._squares(None)
+
+    def row_squares(self) -> Tensor:
+        """Sum of the squares of each row [m]."""
+        return self._squares(1)
+
+    def column_squares(self) -> Tensor:
+        """Sum of the squares of each column [n]."""
+        return self._squares(0)
+
+    def scaled(self, by_row: Tensor, by_column: Tensor) -> WholeGradient:
+        """Each row times its number [m, 1], each column times its own [1, n]."""
+        return WholeGradient((self.value * by_row).mul_(by_column))
+
+    def over_rows(self, numbers: Tensor) -> Tensor:
+        """Sum of the rows [n], each times its number [m]."""
+        return numbers @ self.value
+
+    def over_columns(self, numbers: Tensor) -> Tensor:
+        """Sum of the columns [m], each times its number [n]."""
+        return self.value @ numbers
+
+    def _squares(self, over: int | None) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.value, dim=over)  # without an array of squares
+        return norms.square_()
+
+
+def _rounded(squares: Tensor) -> Tensor:
+    """Squares that are sums of products, none below what such a sum is rounded by."""
+    return torch.maximum(squares, squares.mean() * torch.finfo(squares.dtype).eps).clamp_(min=0)
+
+
+Gradient = OuterProduct | WholeGradient
 #: Changes the rows of a weight by their gradient: (rows, weights [k, n], gradient [k, n]).
 ChangeRows = Callable[[slice, Tensor, Tensor], None]
 #: Begins the update of a weight by a gradient in factors.
 BeginUpdate = Callable[[nn.Parameter, OuterProduct], ChangeRows]
 
 
-class InFile(nn.Module):
-    """A layer whose weights may lie in a file (``on_disk``); those of a deep copy are in memory."""
+class FileParameter(nn.Parameter):
+    """A parameter with values in a file; a deep copy's are in memory."""
 
-    on_disk: bool = False
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        copy: nn.Parameter = memo.setdefault(id(self), nn.Parameter(self.detach().clone(), self.requires_grad))
+        return copy
+
+
+def row_blocks(weight: Tensor) -> Iterator[slice]:
+    """Slices of a matrix' rows. Pages that lie in a file are given back after each."""
+    step = max(1, BLOCK_BYTES * len(weight) // max(1, weight.nbytes))
+    for first in range(0, len(weight), step):
+        rows = slice(first, min(first + step, len(weight)))
+        yield rows
+        if isinstance(weight, FileParameter):
+            let_go(weight.detach()[rows].numpy())
+
+
+class InFile(nn.Module):
+    """A layer whose weights may lie in a file."""
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether they do."""
+        return isinstance(self.weight, FileParameter)
 
     def release(self, rows: slice = slice(None)) -> None:
         """Give back the memory of rows that lie in a file."""
-        if self.on_disk and isinstance(weight := self.weight, Tensor):
+        if isinstance(weight := self.weight, FileParameter):
             let_go(weight.detach()[rows].numpy())
 
 
@@ -75,11 +148,6 @@ class RowLinear(nn.Linear, InFile):
             return F.linear(x, self.weight, self.bias)
         result: Tensor = _ByRows.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
         return result
-
-    def blocks(self) -> Iterator[slice]:
-        """Slices of rows."""
-        step = max(1, BLOCK_BYTES // (4 * self.in_features))
-        return (slice(first, min(first + step, self.out_features)) for first in range(0, self.out_features, step))
 
 
 class FileEmbedding(nn.Embedding, InFile):
@@ -104,11 +172,12 @@ class _ByRows(torch.autograd.Function):
         ctx.layer, ctx.biased = layer, bias is not None
         if not layer.on_disk:
             return F.linear(x, weight, bias)
-        result = x.new_empty(*x.shape[:-1], layer.out_features)
-        for rows in layer.blocks():
-            result[..., rows] = F.linear(x, weight[rows], None if bias is None else bias[rows])
-            layer.release(rows)
-        return result
+        flat = x.reshape(-1, layer.in_features)
+        result = x.new_empty(len(flat), layer.out_features)
+        for rows in row_blocks(layer.weight):
+            out, some = result[:, rows], weight[rows].T
+            torch.mm(flat, some, out=out) if bias is None else torch.addmm(bias[rows], flat, some, out=out)
+        return result.view(*x.shape[:-1], layer.out_features)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -118,12 +187,11 @@ class _ByRows(torch.autograd.Function):
         if ctx.needs_input_grad[1] and layer.begin is not None:
             change = layer.begin(layer.weight, factors)
         back = torch.zeros_like(factors.right) if ctx.needs_input_grad[0] else None
-        for rows in layer.blocks():
+        for rows in row_blocks(layer.weight):
             if back is not None:
                 back.addmm_(factors.left[:, rows], weight[rows])
             if change is not None:
                 change(rows, weight[rows], factors.left[:, rows].T @ factors.right)
-            layer.release(rows)
         whole = factors.left.T @ factors.right if ctx.needs_input_grad[1] and change is None else None
         of_bias = factors.left.sum(0) if ctx.biased and ctx.needs_input_grad[2] else None
         return None if back is None else back.view_as(x), whole, of_bias, None
@@ -150,8 +218,7 @@ def _to_file(layer: RowLinear | FileEmbedding, folder: Path) -> None:
         return
     values = np.frombuffer(new_file(weight.nbytes, folder), np.float32).reshape(weight.shape)
     copied(weight.numpy(), values)
-    layer.weight = nn.Parameter(torch.from_numpy(values), requires_grad=layer.weight.requires_grad)
-    layer.on_disk = True
+    layer.weight = FileParameter(torch.from_numpy(values), requires_grad=layer.weight.requires_grad)
 
 
 def in_files(module: nn.Module) -> list[RowLinear | FileEmbedding]:

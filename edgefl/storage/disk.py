@@ -216,6 +216,32 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int
         rest, offset = rest[written:], offset + written
 
 
+def nameless_file(folder: Path, size: int) -> int:
+    """Descriptor of a file of zeros in ``folder``, which goes with the process. Raises StoreError.
+
+    Its room is taken at once: a full disk is an error here, not a signal (SIGBUS) later.
+    """
+    with store_errors("make a file in", folder, size):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _nameless(folder)
+        try:
+            if size:
+                os.posix_fallocate(descriptor, 0, size)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def _nameless(folder: Path) -> int:
+    with contextlib.suppress(AttributeError, OSError):  # not every file system can
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    path = folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    path.unlink()
+    return descriptor
+
+
 def sync_files(paths: Sequence[str | Path]) -> None:
     """Make what files hold last through a power cut, together: the disk begins with all of them. Raises StoreError."""
     for first in range(0, len(paths), _OPEN):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING
-from weakref import ref
+from weakref import WeakValueDictionary
 
-from edgefl.storage.disk import store_errors
+from edgefl.storage.disk import nameless_file, store_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,33 +18,32 @@ if TYPE_CHECKING:
 #: Values copied at a time. Bytes.
 BLOCK_BYTES = 4 * 2**20
 _PAGE = mmap.PAGESIZE
-#: Mappings that ``known`` was told of.
-_MAPPINGS: list[ref[mmap.mmap]] = []
+#: Address -> mapping that ``known`` was told of.
+_MAPPINGS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
 def known(mapping: mmap.mmap) -> mmap.mmap:
     """The mapping, whose pages ``let_go`` may give back from now on."""
-    _MAPPINGS[:] = [one for one in _MAPPINGS if one() is not None]
-    _MAPPINGS.append(ref(mapping))
+    _MAPPINGS[_address(mapping)] = mapping
     return mapping
 
 
 def new_file(size: int, folder: Path) -> mmap.mmap:
     """A file of zeros without a name, shared with the process' memory. Raises StoreError when the disk is full."""
-    with store_errors("write", folder, size), tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a signal later
-        return known(mmap.mmap(file.fileno(), size))
+    descriptor = nameless_file(folder, size)
+    try:
+        with store_errors("map a file in", folder, size):
+            return known(mmap.mmap(descriptor, size))
+    finally:
+        os.close(descriptor)
 
 
 def let_go(values: np.ndarray) -> None:
     """Give back the pages of contiguous values that lie in a known mapping; others stay as they are."""
     begin = _address(values)
-    for one in _MAPPINGS:
-        mapping = one()
-        if mapping is None:
-            continue
-        start = _address(mapping)
-        if start <= begin and begin + values.nbytes <= start + len(mapping):
+    for one in _MAPPINGS.valuerefs():  # a list: other threads map files meanwhile
+        start, mapping = one.key, one()
+        if mapping is not None and start <= begin and begin + values.nbytes <= start + len(mapping):
             first = (begin - start) // _PAGE * _PAGE
             mapping.madvise(mmap.MADV_DONTNEED, first, begin - start + values.nbytes - first)
 
@@ -63,9 +61,8 @@ def copied(source: np.ndarray, target: np.ndarray) -> None:
 
     for some in blocks_of(target):
         np.copyto(target[some], source[some], casting="unsafe")
-        if target.nbytes > BLOCK_BYTES:
-            let_go(source[some])
-            let_go(target[some])
+        let_go(source[some])
+        let_go(target[some])
 
 
 def blocks_of(values: np.ndarray) -> Iterator[slice | EllipsisType]:

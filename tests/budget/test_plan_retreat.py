@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price, put
 
 from edgefl.budget.fit import decline_of, place, trained_depth, verdict
-from edgefl.budget.stage_cost import Priced
+from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of
 from edgefl.plan.job import Decline, Hyper, Job, LowMemoryOptimizer, Placement
 from edgefl.records import Budget, Capabilities, Refusal
 from edgefl.registry import method, methods
@@ -199,6 +199,46 @@ def test_what_was_declined_with_weights_in_memory_is_offered_with_weights_on_dis
     assert (placed.hyper.weights, trained_depth(placed.stage)) == ("disk", 4)
     both = Decline(4, 1, False, why, True), Decline(4, 1, False, why, True, on_disk=True)
     assert put_auto(480, declined=both).hyper.optimizer == "adafactor"
+
+
+def test_weights_go_to_disk_where_smaller_steps_cost_too_many_flops():
+    """440 is short of a whole batch in memory, and smaller ones take half as many FLOPs again."""
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
+    job = Job(MODEL, stage, Hyper(batch_size=8, weights="auto"), SUPERVISED)
+    has = candidate(Budget(step_memory_bytes=440, flops=4000))
+    with patch("edgefl.budget.fit.LEAST_BYTES_ON_DISK", 1):
+        placed = place(job, has, PART_BYTES, on_disk)
+    assert placed.refusal is None
+    assert (placed.hyper.weights, placed.hyper.micro_batch, trained_depth(placed.stage)) == ("disk", 0, 4)
+
+
+def test_a_frozen_part_lies_on_disk_while_its_outcome_is_stored():
+    third = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[-1]
+    disk, memory = (
+        Job(MODEL, third, Hyper(batch_size=8, cache="f16", weights=where), SUPERVISED) for where in ("disk", "memory")
+    )
+    parts = PART_BYTES | {"a/embed": 10_000}
+    with patch("edgefl.budget.fit.LEAST_BYTES_ON_DISK", 1):
+        far, near = (place(job, candidate(), parts, on_disk).cost for job in (disk, memory))
+    assert far.disk_bytes - near.disk_bytes == 10_000  # of the step's own weights there are 200
+
+
+def test_what_is_sent_from_files_is_in_memory_twice():
+    """Of the largest part the pages, and it encoded; the rest stays in files."""
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
+    job = Job(MODEL, stage, Hyper(batch_size=8, weights="disk"), SUPERVISED)
+    traffic = StageTraffic(stage, PART_BYTES, None, "", {}, {})
+    cost = cost_of(job, candidate(), Priced(0, 0.0, in_files=10**9), traffic)
+    largest = max(PART_BYTES.values())
+    assert cost.memory == {"weights": 0, "transit": 2 * largest}
+
+
+def test_a_full_disk_rules_out_weights_on_it_alone():
+    why = Refusal("disk", detail="No space left on device")
+    full = (Decline(4, 8, False, why, on_disk=True),)
+    assert put_auto(480, declined=full).hyper.weights == "memory"
+    assert put_auto(404, declined=full).hyper.optimizer == "adafactor"
+    assert put_auto(404, declined=full).hyper.weights == "memory"
 
 
 @given(

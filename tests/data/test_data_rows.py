@@ -54,7 +54,7 @@ def test_nothing_stays_open_after_the_last_user(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="rows in") as caught:
+    with pytest.raises(StoreError, match="make a file in") as caught:
         RowFile(tmp_path, (2**40, 2**18), np.float32)
     cause = caught.value.__cause__
     assert isinstance(cause, OSError)

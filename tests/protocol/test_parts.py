@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.tensors import ENCODINGS, MAX_HEADER_BYTES, decode_part, encode_part, object_id
+from edgefl.resources.memory_probe import MemoryProbe
 
 FLOATS = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 4, "bias": np.array([-1.5, 2], np.float32)}
 BUFFERS = {"num_batches_tracked": np.array(2**40, np.int64), "mask": np.array([True, False])}
@@ -55,6 +56,27 @@ def test_the_bytes_are_known():
     padded = header + b" " * (-len(header) % 8)
     assert data == len(padded).to_bytes(8, "little") + padded + b"\x00\x00\x80\x3f"
     assert object_id(data) == hashlib.sha256(data).hexdigest()
+
+
+ANY_TENSOR = st.sampled_from(["f4", "i8", "i4", "i2", "i1", "u1", "?"]).flatmap(
+    lambda dtype: hnp.arrays(np.dtype(dtype), hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=3))
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), ANY_TENSOR))
+def test_the_bytes_are_those_of_safetensors(tensors):
+    for encoding in ("f32", "f16"):
+        kept = {"f32": np.float32, "f16": np.float16}[encoding]
+        stored = {n: np.asarray(t.clip(-9, 9), kept) if t.dtype.kind == "f" else t for n, t in tensors.items()}
+        expected = safetensors.numpy.save(stored, metadata={"encoding": encoding})
+        assert encode_part(stored, encoding) == expected
+
+
+def test_a_part_is_in_memory_once_more_while_it_is_encoded():
+    tensors = {name: np.ones(2**23, np.float32) for name in "abc"}
+    with MemoryProbe() as probe:
+        encode_part(tensors)
+    assert probe.figures()["step_peak_bytes"].value < 1.3 * sum(tensor.nbytes for tensor in tensors.values())
 
 
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS))

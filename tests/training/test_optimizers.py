@@ -23,12 +23,14 @@ def made(name: str, groups: tuple[Group, ...], momentum: float) -> AdamW | SGD |
 
 def reference_of(name: str, groups: list[dict], momentum: float) -> torch.optim.Optimizer:
     if name == "adafactor":
-        return torch.optim.Adafactor(groups)
+        return torch.optim.Adafactor(groups, eps=(1e-30, 1e-3))
     return torch.optim.AdamW(groups) if name == "adamw" else torch.optim.SGD(groups, momentum=momentum)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e-6])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "sgd with momentum", "adafactor"])
-def test_the_same_steps_as_torch(name):
+def test_the_same_steps_as_torch(name, size):
+    """``size``: of the gradients; those of a wide map's mean loss are about 1e-5."""
     torch.manual_seed(0)
     ours, theirs = pair()
     groups = (Group(tuple(ours[:2]), 0.1, 0.01), Group(tuple(ours[2:]), 0.02, 0.0))
@@ -40,7 +42,7 @@ def test_the_same_steps_as_torch(name):
     mine, reference = made(name, groups, momentum), reference_of(name, other, momentum)
     for step in range(7):
         for a, b in zip(ours, theirs, strict=True):
-            a.grad = torch.randn_like(a)
+            a.grad = size * torch.randn_like(a)
             b.grad = a.grad.clone()
         if step == 3:  # a parameter that took no part keeps its value and its state
             ours[1].grad = theirs[1].grad = None
@@ -50,12 +52,21 @@ def test_the_same_steps_as_torch(name):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+def test_adafactor_leaves_what_has_no_gradient_yet():
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    weight.grad = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 2.0]])
+    Adafactor((Group((weight,), 0.1, 0.0),)).step()
+    assert (weight[:, 0] == 1).all()
+    assert weight[1, 1] == 1
+    assert (weight[[0, 2], 1] < 1).all()
+
+
 def test_adafactors_rate_falls_below_the_one_it_is_given_as_torchs_does():
     """At 0.8 the relative step size min(lr, 1/sqrt(step)) is the second from the second step on."""
     torch.manual_seed(0)
     ours, theirs = pair()
     mine = Adafactor((Group(tuple(ours), 0.8, 0.0),))
-    reference = torch.optim.Adafactor([{"params": theirs, "lr": 0.8, "weight_decay": 0}])
+    reference = torch.optim.Adafactor([{"params": theirs, "lr": 0.8, "weight_decay": 0}], eps=(1e-30, 1e-3))
     for _ in range(5):
         for a, b in zip(ours, theirs, strict=True):
             a.grad = torch.randn_like(a)
