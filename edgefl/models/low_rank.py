@@ -114,9 +114,9 @@ def some_rows(layer: nn.Linear, x: Tensor, rows: slice = slice(None)) -> Tensor:
 
 
 def _merges(layer: nn.Linear, x: Tensor) -> bool:
-    """Whether x [..., inputs] goes through the sum of a frozen weight and its term: in f32, and with fewer FLOPs."""
+    """Whether x [..., inputs] goes through the sum: of a frozen map, in f32, with fewer FLOPs."""
     weight, rows = layer.weight, x.numel() // max(1, layer.in_features)
-    if weight.requires_grad or weight.nbytes > _MERGED_BYTES:
+    if any(p.requires_grad for p in layer.parameters()) or weight.nbytes > _MERGED_BYTES:
         return False
     fewer = rows * (layer.in_features + layer.out_features) > weight.numel()
     # Mixed precision multiplies in bf16, in which the sum would lose the term.

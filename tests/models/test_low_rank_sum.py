@@ -63,6 +63,13 @@ def test_the_sum_takes_fewer_flops_than_a_term_of_every_row() -> None:
     assert spent[0] < spent[1] < 2 * of_the_map + 7 * term
 
 
+def test_a_bias_that_is_trained_beside_a_frozen_weight_has_its_gradient() -> None:
+    layer, _ = linear_with_terms()
+    layer.bias.requires_grad_(True)
+    layer(torch.randn(50, 12, dtype=torch.float64)).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((8,), 50.0, dtype=torch.float64))
+
+
 def test_the_sum_is_not_made_in_mixed_precision_nor_of_a_weight_that_is_trained() -> None:
     layer, _ = linear_with_terms()
     x = torch.randn(50, 12, dtype=torch.float64, requires_grad=True)
