@@ -231,23 +231,20 @@ def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:
 
 
 def _traced(job: Job, unit: Batch) -> list[tuple[int, Piece, list[Piece]]]:
-    """(Number of a piece, the piece, later ones that it stands for.)
+    """Pieces to run: their number, the piece, and later pieces it stands for.
 
-    On the meta device the second stands for those alike, but for the last: they take the same memory and FLOPs.
+    On the meta device the second stands for all up to the last: of one modality and as many rows, they take the same
+    memory and FLOPs.
     """
     found: list[tuple[int, Piece, list[Piece]]] = []
     every = list(_pieces(unit, job.hyper.micro_batch))
     repeats = _device(unit).type == "meta" and not shares_attention(job.model)
     for i, piece in enumerate(every):
-        if repeats and 1 < i < len(every) - 1 and _counts(piece) == _counts(found[-1][1]):
+        if repeats and 1 < i < len(every) - 1:
             found[-1][2].append(piece)
         else:
             found.append((i, piece, []))
     return found
-
-
-def _counts(piece: Piece) -> dict[str, int]:
-    return {m: index.stop - index.start if isinstance(index, slice) else len(index) for m, index in piece.own.items()}
 
 
 def _another(value: object) -> object:

@@ -63,6 +63,26 @@ def test_the_sum_takes_fewer_flops_than_a_term_of_every_row() -> None:
     assert spent[0] < spent[1] < 2 * of_the_map + 7 * term
 
 
+@pytest.mark.parametrize("rows", [40, 60, 70])
+def test_a_step_never_takes_more_flops_than_with_terms_of_every_row(rows: int) -> None:
+    # Forward and backward make the sum once each, 2 * 2 * 64 * 64 * 4, and save one term, 2 * rows * (64 + 64) * 4.
+    layer, terms = linear_with_terms(inputs=64, outputs=64)
+    x = torch.randn(rows, 64, dtype=torch.float64, requires_grad=True)
+    spent = []
+    for run in (lambda: layer(x), lambda: F.linear(x, layer.weight) + F.linear(F.linear(x, terms[0].A), terms[0].B)):
+        with FlopCounter() as counter:
+            run().sum().backward()
+        spent.append(counter.flops)
+    assert spent[1] - spent[0] == max(0, 2 * rows * (64 + 64) * 4 - 2 * 2 * 64 * 64 * 4)
+
+
+def test_a_bias_that_is_trained_beside_a_frozen_weight_has_its_gradient() -> None:
+    layer, _ = linear_with_terms()
+    layer.bias.requires_grad_(True)
+    layer(torch.randn(50, 12, dtype=torch.float64)).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((8,), 50.0, dtype=torch.float64))
+
+
 def test_the_sum_is_not_made_in_mixed_precision_nor_of_a_weight_that_is_trained() -> None:
     layer, _ = linear_with_terms()
     x = torch.randn(50, 12, dtype=torch.float64, requires_grad=True)
