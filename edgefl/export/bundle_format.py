@@ -12,7 +12,8 @@ serves both. A model that makes stand-ins of its own weights holds these, and ha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,8 @@ MIN_LENGTH = 3
 TOLERANCE = 1e-4
 #: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
 MAX_MANIFEST_BYTES = 64 * 2**20
+#: A server makes arrays of these sizes when it starts. 256 MiB in f32: an hour of sound, a picture of 22 megapixels.
+MAX_SAMPLE_VALUES = 2**26
 
 #: A mask: the method that fills in the modalities that a sample lacks.
 MaskName = CellName
@@ -263,7 +266,16 @@ def read_manifest(directory: Path) -> Manifest:
         raise ExportError(f"{path} names {count} labels, more than {MAX_CLASSES}", remedy=DAMAGED)
     if odd := [port.shape for port in manifest.outputs if port.name == "logits" and port.shape[-1:] != (count,)]:
         raise ExportError(f"{path} names {count} labels, and its logits are {odd[0]!r:.60}", remedy=DAMAGED)
+    if odd_inputs := [port for port in manifest.inputs if not _has_samples(port, manifest.axes)]:
+        raise ExportError(f"{path}: '{odd_inputs[0].name}' has sizes that no sample has", remedy=DAMAGED)
     return _with_tokenizers(directory, manifest) if manifest.tokenizers else manifest
+
+
+def _has_samples(port: Port, axes: Mapping[str, Axis]) -> bool:
+    """Whether an input's sizes are the batch's and a sample's, within the limit."""
+    sizes = [axes.get(size, Axis()) if isinstance(size, str) else Axis(size, size) for size in port.shape[1:]]
+    valid = all(1 <= axis.minimum <= (axis.maximum or 0) for axis in sizes)
+    return port.shape[:1] == (BATCH,) and valid and math.prod(axis.maximum or 0 for axis in sizes) <= MAX_SAMPLE_VALUES
 
 
 def _with_tokenizers(directory: Path, manifest: Manifest) -> Manifest:

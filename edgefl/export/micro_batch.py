@@ -1,8 +1,8 @@
-"""Micro-batch size of a bundle on this machine, by measurement: samples of one call of onnxruntime.
+"""Micro-batch size of a bundle on this machine, by measurement.
 
-A call's activations pass through the caches once a layer: beyond some size they do not stay there, below it calls cost
-more than what they compute. On one core of an EPYC (1 MiB of L2) 32 pictures by 4 take 0.81 of the time at once, and 32
-windows of a small sensor encoder by 4 take 1.17 (decision 0097).
+A micro-batch is what one call of onnxruntime computes. Its activations pass through the caches once a layer: beyond
+some size they do not stay there, below it calls cost more than what they compute. On one core of an EPYC (1 MiB of L2)
+32 pictures by 4 take 0.81 of the time at once, and 32 windows of a small sensor encoder by 4 take 1.17 (decision 0097).
 """
 
 from __future__ import annotations

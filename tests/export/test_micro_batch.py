@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from serve_fixture import bundles
 
+from edgefl.errors import ExportError
 from edgefl.export import micro_batch
+from edgefl.export.bundle_format import MANIFEST_FILE
 from edgefl.export.micro_batch import SIZES, fastest, tuned
 from edgefl.export.runtime import Bundle, load_bundle
 
@@ -114,6 +119,31 @@ def test_texts_are_measured_at_their_full_length(monkeypatch: pytest.MonkeyPatch
 
     tuned(replace(bundle, session=Seen(bundle)), 0.0)
     assert set(shapes) == {(1, 6)}
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape"),
+    [
+        ({"minimum": 3, "maximum": 10**15}, None),
+        ({"minimum": 0, "maximum": 6}, None),
+        ({"minimum": 7, "maximum": 6}, None),
+        ({"minimum": 3, "maximum": -6}, None),
+        ({"minimum": 3}, None),
+        (None, ["batch", -6]),
+        (None, ["batch", 10**6, 10**6]),
+        (None, ["batch", "elsewhere"]),
+        (None, []),
+    ],
+)
+def test_a_manifest_with_sizes_of_no_sample_is_damaged(tmp_path: Path, axis: object, shape: object):
+    folder = tmp_path / "text"
+    shutil.copytree(bundles() / "text", folder)
+    manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes())
+    manifest["axes"]["text.length"] = axis or manifest["axes"]["text.length"]
+    manifest["inputs"][0]["shape"] = manifest["inputs"][0]["shape"] if shape is None else shape
+    (folder / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(ExportError, match="has sizes that no sample has"):
+        tuned(load_bundle(folder, threads=1), 0.0)
 
 
 def test_a_measurement_ends():
