@@ -22,7 +22,7 @@ Pattern = tuple[str, ...]
 
 
 def is_pattern_key(key: str) -> bool:
-    """Whether a key of a device's sample counts names a pattern of modalities."""
+    """Whether a key of sample counts is a modality pattern."""
     return key.startswith(_MARK)
 
 

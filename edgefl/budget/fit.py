@@ -269,7 +269,7 @@ def _pieces(job: Job) -> list[tuple[int, bool]]:
 
 
 def _places(job: Job, candidate: Candidate, part_bytes: Mapping[str, int]) -> Sequence[Literal["memory", "disk"]]:
-    """Where weights may lie, memory first."""
+    """Storage of the weights to try, memory before disk."""
     large = any(part_bytes.get(part, 0) > LEAST_BYTES_ON_DISK for part in job.stage.present)
     on_card = candidate.capabilities.torch_device.startswith("cuda")
     if job.model.declared or job.hyper.weights == "memory" or not large or on_card:

@@ -272,7 +272,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _has_samples(port: Port, axes: Mapping[str, Axis]) -> bool:
-    """Whether an input's sizes are the batch's and a sample's, within the limit."""
+    """Whether an input has a batch axis, and axes of a sample within MAX_SAMPLE_VALUES."""
     sizes = [axes.get(size, Axis()) if isinstance(size, str) else Axis(size, size) for size in port.shape[1:]]
     valid = all(1 <= axis.minimum <= (axis.maximum or 0) for axis in sizes)
     return port.shape[:1] == (BATCH,) and valid and math.prod(axis.maximum or 0 for axis in sizes) <= MAX_SAMPLE_VALUES

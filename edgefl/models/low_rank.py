@@ -116,7 +116,7 @@ def some_rows(layer: nn.Linear, x: Tensor, rows: slice = slice(None)) -> Tensor:
 
 
 def _merges(layer: nn.Linear, x: Tensor) -> bool:
-    """Whether x [..., inputs] goes through the sum: of a frozen map, in f32, with fewer FLOPs."""
+    """Whether x [..., inputs] is multiplied by W + s B A: W frozen, in f32, with fewer FLOPs."""
     weight, rows = layer.weight, x.numel() // max(1, layer.in_features)
     if any(p.requires_grad for p in layer.parameters()) or weight.nbytes > _MERGED_BYTES:
         return False

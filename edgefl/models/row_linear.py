@@ -123,7 +123,7 @@ class InFile(nn.Module):
 
     @property
     def on_disk(self) -> bool:
-        """Whether they do."""
+        """Whether the weights lie in a file."""
         return isinstance(self.weight, FileParameter)
 
     def release(self, rows: slice = slice(None)) -> None:

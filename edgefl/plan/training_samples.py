@@ -179,9 +179,10 @@ def built_parts(job: Job) -> tuple[str, ...]:
 
 
 def is_rehearsed(job: Job, weights_bytes: int) -> bool:
-    """Whether a trainer rehearses a round of ``job`` with parts of this size.
+    """Whether a trainer runs a warm-up round of ``job`` before the measured ones.
 
-    Of larger ones it would take seconds, and what libraries take with them is little beside the step.
+    ``weights_bytes``: of the parts present. A warm-up of larger models would take seconds, and memory of libraries is
+    little beside their step.
     """
     return weights_bytes <= REHEARSED_BYTES and not job.model.declared and not is_closing(job.stage)
 

@@ -168,11 +168,12 @@ def process_pricer() -> Pricer:
 
 
 def most_rows(job: Job, patterns: Mapping[Pattern, float], samples: int, own: Sequence[str]) -> dict[str, int]:
-    """Most rows of each of the modalities ``own`` in a batch of the stage, as is to be expected.
+    """Expected largest number of rows of each modality in ``own`` over a stage's batches.
 
-    Batches are drawn without replacement from ``samples``, of which ``patterns`` are the shares: the median of the
-    largest of all batches, where their rows were independent and normal. Rounded up to a quarter of the batch, so that
-    a fleet is a few traces. Where complete samples have batches of their own, these are whole.
+    The median of the maximum over all batches, by a normal approximation of the hypergeometric distribution: batches
+    are drawn without replacement from ``samples``, and ``patterns`` are the shares of each set of modalities. Rounded
+    up to a quarter of the batch, so that a fleet needs a few traces. With a ``repair`` that observes training,
+    complete samples have batches of their own, and it is the batch size.
     """
     size = job.hyper.batch_size
     repair = chosen("repair", job.slots.repair)[0]
