@@ -131,6 +131,8 @@ class TrainerProcess:
         self.settings = settings
         self._total = memory_total_bytes
         self._facts = DataFacts()
+        self._rehearses = True
+        self._left_off = False
         self._worker = trainer_worker(Path(settings.log), module)
 
     async def warm(self, preparation: Preparation) -> DataFacts:
@@ -141,28 +143,54 @@ class TrainerProcess:
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """Train one round; a child over the memory ceiling is killed, a refusal with both numbers."""
-        if self._worker.pid is None:  # a cold one has torch to load first, which belongs to no round
-            await self._worker.start()
-            with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
-                await self._worker.call("warm", WarmRequest(self.settings))
-        with contextlib.suppress(WorkerFailedError):  # what libraries take with the first such round is none's either
-            await self._worker.call("warm", WarmRequest(self.settings, offer=work.offer))
+        self._left_off = False
+        await self._start()
+        if self._rehearses:
+            await self._rehearse(work.offer)
+        if self._left_off:
+            return Ended(Result(refusal=Refusal("abandoned", detail="left off before its first step")), alive=True)
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
-        # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
-        base = max(self._facts.base_bytes, resident_bytes(pid) or 0)
-        limit = ceiling_bytes(self.settings.budget, base, card=card)
+        limit = self._limit(pid)
         # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
-        with Ceiling(pid, self._total if limit is None else limit, refuse=not self._facts.gpu) as ceiling:
+        with self._ceiling(pid, limit) as ceiling:
             try:
                 result = await train_in(self._worker, self.settings, work, on_progress)
             except WorkerFailedError as error:
                 return failed(error, ceiling, self._total, card=card)
         return Ended(_with_limit(result, limit), alive=True)
 
+    async def _start(self) -> None:
+        """Start a child that is gone; ``train`` says what is wrong with one that does not get ready."""
+        if self._worker.pid is None:  # torch is loaded first, which belongs to no round
+            await self._worker.start()
+            with contextlib.suppress(WorkerFailedError):
+                await self._worker.call("warm", WarmRequest(self.settings))
+
+    async def _rehearse(self, offer: Offer) -> None:
+        """Rehearse an offer's round under its ceiling; one that ends the child is this trainer's last."""
+        pid = self._worker.pid
+        if pid is None:
+            return
+        with self._ceiling(pid, self._limit(pid)), contextlib.suppress(WorkerFailedError):
+            await self._worker.call("warm", WarmRequest(self.settings, offer=offer))
+        if self._worker.pid is None:
+            self._rehearses = False
+            await self._start()
+
+    def _limit(self, pid: int) -> int | None:
+        """Size in bytes that the child may have; None: no limit."""
+        # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
+        base = max(self._facts.base_bytes, resident_bytes(pid) or 0)
+        return ceiling_bytes(self.settings.budget, base, card=self._facts.gpu_memory_bytes > 0)
+
+    def _ceiling(self, pid: int, limit: int | None) -> Ceiling:
+        return Ceiling(pid, self._total if limit is None else limit, refuse=not self._facts.gpu)
+
     def interrupt(self) -> None:
         """Ask the child to end the training after its step; see ``Trainer.interrupt``."""
+        self._left_off = True
         self._worker.interrupt()
 
     async def stop(self) -> None:

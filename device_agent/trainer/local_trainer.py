@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -117,7 +116,7 @@ class LocalTrainer:
     def rehearse(self, offer: Offer) -> None:
         """Load a library's modules of the offer's model; rehearse a round of its method, once in a process.
 
-        Errors are left to the round itself.
+        Errors go to the log, and are left to the round itself.
         """
         job = offer.job
         for encoder in library_encoders(offer):
@@ -128,16 +127,24 @@ class LocalTrainer:
             return
         _REHEARSED.add(kind)
         self.warm()
-        with contextlib.suppress(EdgeFLError, MemoryError, RuntimeError):
-            data, store = self._share(job), ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
-            if isinstance(data, Split) and decompress_offer(offer, store) is None:
-                parts = rehearse(job, data, StoredParts(offer.manifest, store), self.device)
-                known = {ref.id for ref in offer.manifest.values()}
-                made = compress_update(job, parts, offer.manifest, {}, store)
-                for ref in {*made.manifest.values(), *made.residuals.values()}:
-                    if ref.id not in known:
-                        store.path(ref.id).unlink(missing_ok=True)
-        give_back(self.device)
+        try:
+            self._rehearse(offer)
+        except (EdgeFLError, MemoryError, RuntimeError) as error:
+            sys.stderr.write(f"a round was not rehearsed: {error}\n")
+        finally:
+            give_back(self.device)
+
+    def _rehearse(self, offer: Offer) -> None:
+        job, store = offer.job, ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
+        data = self._share(job)
+        if isinstance(data, Refusal) or decompress_offer(offer, store) is not None:
+            return
+        parts = rehearse(job, data, StoredParts(offer.manifest, store), self.device, self.rows)
+        known = {ref.id for ref in offer.manifest.values()}
+        made = compress_update(job, parts, offer.manifest, {}, store)
+        for ref in {*made.manifest.values(), *made.residuals.values()}:
+            if ref.id not in known:
+                store.path(ref.id).unlink(missing_ok=True)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
         """Train one round. Unfit data or short memory is a refusal, not an error."""

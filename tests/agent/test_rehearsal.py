@@ -1,0 +1,123 @@
+"""A round's rehearsal: under its ceiling, with the parts of the round alone, its faults told, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from msgspec.structs import replace
+from test_trainer_process import MODEL, SENSOR, TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
+
+from device_agent.core.state import Train
+from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
+from device_agent.trainer import local_trainer
+from device_agent.trainer.local_trainer import LocalTrainer
+from edgefl.data.sources import load
+from edgefl.plan.job import Preparation, Stage
+from edgefl.records import Budget
+from edgefl.storage.objects import ObjectStore
+from edgefl.training import local_round
+
+#: A trainer whose rehearsal takes 400 MiB.
+HUNGRY = """from pathlib import Path
+
+import numpy as np
+
+from device_agent.trainer import local_trainer, process
+
+
+def rehearse(self, offer):
+    with (Path(self.settings.store).parent / "rehearsals").open("a") as told:
+        told.write("1")
+    kept = [np.ones(2**17) for _ in range(400)]
+
+local_trainer.LocalTrainer.rehearse = rehearse
+process.main()
+"""
+
+
+def test_a_rehearsal_over_the_ceiling_costs_its_own_child_only(place):  # noqa: F811
+    """Killed in a rehearsal: a new child trains the round without one, and rounds after it, too."""
+    code = place / "hungry.py"
+    code.write_text(HUNGRY)
+
+    async def scene():
+        store = ObjectStore(place / "objects")
+        trainer = TrainerProcess(settings(place, budget=Budget(step_memory_bytes=100 * 2**20)), TOTAL, "hungry")
+        trainer._worker.env["PYTHONPATH"] = os.pathsep.join([str(place), *sys.path])
+        try:
+            await trainer.warm(Preparation())
+            first = trainer._worker.pid
+            result, alive = await trainer.train(Train(offer_of(store)), lambda _: None)
+            second = trainer._worker.pid
+            again = await trainer.train(Train(offer_of(store)), lambda _: None)
+            assert (alive, result.refusal, again.result.refusal) == (True, None, None)
+            assert first != second == trainer._worker.pid
+            assert (place / "rehearsals").read_text() == "1"
+        finally:
+            await trainer.stop()
+
+    asyncio.run(scene())
+
+
+def test_a_round_left_off_in_its_rehearsal_takes_no_step(place):  # noqa: F811
+    async def scene():
+        store, steps = ObjectStore(place / "objects"), []
+        trainer = TrainerProcess(settings(place), TOTAL)
+        try:
+            await trainer.warm(Preparation())
+            training = asyncio.create_task(trainer.train(Train(offer_of(store)), steps.append))
+            await asyncio.sleep(0)
+            trainer.interrupt()
+            result, alive = await training
+            assert (alive, result.refusal.reason, steps) == (True, "abandoned", [])
+            result, _ = await trainer.train(Train(offer_of(store)), steps.append)
+            assert result.refusal is None
+        finally:
+            await trainer.stop()
+
+    asyncio.run(scene())
+
+
+def test_a_rehearsal_holds_the_parts_of_its_round_alone_and_leaves_nothing(place, monkeypatch, capsys):  # noqa: F811
+    """Stored prefixes: the embedding goes, as in the round; no object is left; a fault is told and harms nothing."""
+    store = ObjectStore(place / "objects")
+    model = replace(MODEL, stages=2, encoders={m: replace(SENSOR, depth=2) for m in MODEL.encoders})
+    whole = offer_of(store, model=model)
+    names = whole.job.stage.present
+    stage = Stage(2, 1, 2, names, tuple(n for n in names if "gyro" not in n and "embed" not in n and "stage1" not in n))
+    offer = replace(whole, job=replace(whole.job, stage=stage, hyper=replace(whole.job.hyper, cache="f16")))
+    trainer, built, before = LocalTrainer(settings(place), load(str(place / "data.npz"))), [], objects_in(place)
+    trainer.warm()
+    build = local_round.build
+
+    def noted(model, parts, **how):
+        built.append(tuple(parts))
+        return build(model, parts, **how)
+
+    monkeypatch.setattr(local_round, "build", noted)
+    trainer.rehearse(offer)
+    rehearsed = list(built)
+    built.clear()
+    assert objects_in(place) == before
+    assert rehearsed
+    assert capsys.readouterr().err == ""
+    trainer.rehearse(offer)
+    assert built == []  # once in a process
+    result = trainer.train(TrainRequest(trainer.settings, offer), lambda _: None)
+    assert result.refusal is None
+    assert set(rehearsed) == set(built)
+    assert "acc/embed" not in built[0]
+    local_trainer._REHEARSED.clear()
+    monkeypatch.setattr(local_trainer, "rehearse", lambda *_: raised_by(MemoryError("short of memory")))
+    trainer.rehearse(offer)
+    assert "a round was not rehearsed: short of memory" in capsys.readouterr().err
+
+
+def objects_in(folder) -> set[str]:
+    return {path.name for path in (folder / "objects").rglob("*") if path.is_file() and path.name != "boot"}
+
+
+def raised_by(error):
+    raise error
