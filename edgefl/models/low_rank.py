@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from types import MethodType
 from typing import Any
 
 import msgspec
@@ -86,9 +86,28 @@ class LowRankPart(nn.Module):
         for path, term in self.named_modules():
             if isinstance(term, LowRank):
                 layer = part.get_submodule(path)
-                # Past torch's register: no tensor of the part. A deep copy has the copy's own term and method.
+                # Past torch's register: no tensor of the part. A deep copy has the copy's own term.
                 layer.__dict__["low_rank"] = (*_slices_of(layer), term)
-                layer.__dict__["forward"] = MethodType(some_rows, layer)
+                layer.__dict__["forward"] = _Forward(layer)
+
+
+class _Forward:
+    """A layer's ``forward`` with its terms.
+
+    The reference is weak: a bound method in its own object would keep a model, whoever has it, until garbage collection.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = weakref.ref(layer)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        layer = self._layer()
+        if layer is None:
+            raise AssertionError("a layer that is gone")
+        return some_rows(layer, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        return _Forward(memo[id(self._layer())])
 
 
 def _slices_of(layer: nn.Module) -> tuple[LowRank, ...]:

@@ -109,6 +109,7 @@ class PrefixCache:
             tokens, width = shapes[depth]
             wanted = (prefix.tokens if depth + 1 == len(names) else tokens), width
             encoded = self._through(model.eval(), job, shown, m, depth, wanted, torch.device(device))
+            del model  # before the next part's comes
         if encoded is None:
             raise AssertionError(f"a prefix of {m} without parts")
         self._kept.append(_Kept(dataset, m, job.hyper.cache, names, encoded))

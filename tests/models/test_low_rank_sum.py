@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -48,6 +50,21 @@ def test_many_rows_go_through_the_sum_and_few_through_the_term(slices: int, rows
     for one, other in zip(torch.autograd.grad(found, learned, after), expected, strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(some_rows(layer, x, slice(2, 5)), beside(layer, terms, x)[..., 2:5])
+
+
+def test_a_model_with_terms_goes_with_its_last_reference() -> None:
+    """Not at some later collection of garbage: the parts that a trainer loads in turn would be in memory together."""
+    layer, _ = linear_with_terms()
+    other, known = copy.deepcopy(layer), weakref.ref(layer.weight)
+    x = torch.randn(50, 12, dtype=torch.float64)
+    torch.testing.assert_close(other(x), layer(x))
+    gc.disable()
+    try:
+        del layer, _
+        assert known() is None
+        assert other(x).shape == (50, 8)
+    finally:
+        gc.enable()
 
 
 def test_the_sum_takes_fewer_flops_than_a_term_of_every_row() -> None:
