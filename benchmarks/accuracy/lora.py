@@ -18,7 +18,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,15 +39,27 @@ MIXED = "ranks 4 to 16"
 #: down in the first one.
 RANKS = (4, 4, 8, 16, 16)
 PAYLOAD = {4: 89 * 2**20, 8: 91 * 2**20}
-#: What is trained: its schedule, the rank (0: no low-rank terms), the rate of encoders, the packing both ways.
-WAYS: dict[str, tuple[str, int, float, str]] = {
-    "heads alone": ("heads", 0, 1e-3, "f32"),
-    "rank 4": ("end_to_end", 4, 1e-3, "f32"),
-    "rank 8": ("end_to_end", 8, 1e-3, "f32"),
-    "rank 16": ("end_to_end", 16, 1e-3, "f32"),
-    "rank 16, EDEN of 4 bits": ("end_to_end", 16, 1e-3, "delta+eden4"),
-    MIXED: ("end_to_end", 16, 1e-3, "f32"),
-    "all weights": ("end_to_end", 0, 1e-4, "f32"),
+
+
+class Way(NamedTuple):
+    """What is trained. ``rank``: 0: no low-rank terms; ``rate``: of encoders; ``packing``: both ways."""
+
+    rank: int
+    rate: float = 1e-3
+    packing: str = "f32"
+    schedule: str = "end_to_end"
+    weights: str = "memory"
+
+
+WAYS = {
+    "heads alone": Way(0, schedule="heads"),
+    "rank 4": Way(4),
+    "rank 8": Way(8),
+    "rank 16": Way(16),
+    "rank 16, EDEN of 4 bits": Way(16, packing="delta+eden4"),
+    "rank 16, weights on disk": Way(16, weights="disk"),
+    MIXED: Way(16),
+    "all weights": Way(0, rate=1e-4),
 }
 MIB = 2**20
 
@@ -88,12 +100,12 @@ def run(way: str, seed: int) -> Row:
         FOLDER.mkdir(parents=True, exist_ok=True)
         make(entries()[IMAGE], image)
     data = named("emoji_pairs", source)
-    schedule, rank, rate, packing = WAYS[way]
+    how = WAYS[way]
     values: dict[str, Any] = {
         "name": "lora",
         "seed": seed,
         "recipe": "end_to_end",
-        "slots": {"schedule": schedule},
+        "slots": {"schedule": how.schedule},
         "model": {
             "stages": 3,
             "encoders": {
@@ -102,14 +114,15 @@ def run(way: str, seed: int) -> Row:
             },
             "head": {"width": 64, "out": 32, "dropout": 0.0},
             "fusion_width": 32,
-            "lora": {"rank": rank, "fallback_ranks": sorted(PAYLOAD) if way == MIXED else []} if rank else None,
+            "lora": {"rank": how.rank, "fallback_ranks": sorted(PAYLOAD) if way == MIXED else []} if how.rank else None,
         },
         "training": {
             "rounds": [0, 0, ROUNDS],
             "batch_size": 32,
-            "lr": {"encoder": rate, "head": 1e-3},
+            "lr": {"encoder": how.rate, "head": 1e-3},
+            "weights": how.weights,
         },
-        "transfer": {"up": packing, "down": packing, "closing": "whole" if packing == "f32" else "packed"},
+        "transfer": {"up": how.packing, "down": how.packing, "closing": "whole" if how.packing == "f32" else "packed"},
         "evaluate": "stage",
         "round": {"devices": 5},
     }
