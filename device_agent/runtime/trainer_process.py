@@ -27,6 +27,8 @@ from edgefl.resources.process_memory import PERIOD_S, Ceiling, ceiling_bytes, re
 TRAINER_STOP_S: Final = 3.0
 #: First wait before a trainer that died while it was getting ready is started again; doubles each time.
 TRAINER_RESTART_S: Final = 1.0
+#: What libraries may take with a step's first kernels, 2 to 9 MiB as measured: part of the idle size after a rehearsal.
+REHEARSAL_BYTES: Final = 16 * 2**20
 #: After so many deaths in a row while getting ready, the agent gives up: importing torch does not heal by itself.
 TRAINER_RESTARTS: Final = 3
 OnProgress = Callable[[Progressed], None]
@@ -152,7 +154,7 @@ class TrainerProcess:
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
-        limit = self._limit(pid)
+        limit = self._limit(pid, self.settings.budget)
         # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
         with self._ceiling(pid, limit) as ceiling:
             try:
@@ -169,21 +171,22 @@ class TrainerProcess:
                 await self._worker.call("warm", WarmRequest(self.settings))
 
     async def _rehearse(self, offer: Offer) -> None:
-        """Rehearse an offer's round under its ceiling; one that ends the child is this trainer's last."""
-        pid = self._worker.pid
+        """Rehearse an offer's round under a ceiling; one that ends the child is this trainer's last."""
+        pid, step = self._worker.pid, self.settings.budget.step_memory_bytes
         if pid is None:
             return
-        with self._ceiling(pid, self._limit(pid)), contextlib.suppress(WorkerFailedError):
+        budget = replace(self.settings.budget, step_memory_bytes=None if step is None else step + REHEARSAL_BYTES)
+        with self._ceiling(pid, self._limit(pid, budget)), contextlib.suppress(WorkerFailedError):
             await self._worker.call("warm", WarmRequest(self.settings, offer=offer))
         if self._worker.pid is None:
             self._rehearses = False
             await self._start()
 
-    def _limit(self, pid: int) -> int | None:
+    def _limit(self, pid: int, budget: Budget) -> int | None:
         """Size in bytes that the child may have; None: no limit."""
         # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
         base = max(self._facts.base_bytes, resident_bytes(pid) or 0)
-        return ceiling_bytes(self.settings.budget, base, card=self._facts.gpu_memory_bytes > 0)
+        return ceiling_bytes(budget, base, card=self._facts.gpu_memory_bytes > 0)
 
     def _ceiling(self, pid: int, limit: int | None) -> Ceiling:
         return Ceiling(pid, self._total if limit is None else limit, refuse=not self._facts.gpu)
