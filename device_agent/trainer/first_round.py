@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.checkpoints import initial_parts
@@ -35,6 +36,8 @@ def first_round(device: str) -> None:
     values, present, labels = np.zeros((4, 8, 1), np.float32), np.ones(4, np.bool_), np.array([0, 1, 0, 1])
     toy = Dataset({"toy": values}, {"toy": present}, labels, ("a", "b"), ["1", "2", "3", "4"])
     train_round(job, toy, dict(initial_parts(model)), LocalState(device=device))
+    large, many = torch.ones(1024, 1024), torch.ones(64, 128, 64)
+    torch.mm(large, large), torch.mm(large.T, large), torch.bmm(many, many.mT)  # kernels keep what they pack
 
 
 def rehearse(job: Job, data: Split, parts: Mapping[str, Tensors], device: str, folder: Path) -> dict[str, Tensors]:
