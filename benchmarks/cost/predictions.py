@@ -95,7 +95,7 @@ def jobs(pair: str) -> list[tuple[str, Job]]:
 def compare(pair: str, index: int, device: str) -> Compared:
     """One job, alone in its process, set up like a trainer."""
     what, job = jobs(pair)[index]
-    give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
+    give_back_at_once()
     import torch
 
     from edgefl.models.staged import build

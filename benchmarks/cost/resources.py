@@ -138,7 +138,7 @@ def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
 
 def train(setting: Setting, batch: int, device: str) -> Row:
     """The steps themselves; alone in its process, set up like a trainer. Bytes of 90 rounds are left at 0."""
-    give_back_at_once(in_pieces=setting.micro_batch > 0)
+    give_back_at_once()
     import torch
 
     from edgefl.models.staged import build

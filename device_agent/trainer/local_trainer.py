@@ -36,7 +36,7 @@ from edgefl.records import METHOD, Manifest, Refusal
 from edgefl.registry import Recipe, chosen, not_installed
 from edgefl.resources.gpu_memory import CudaCeiling, give_back, gpu_ceiling, gpu_of, memory_refusal, out_of_memory
 from edgefl.resources.memory_probe import MemoryProbe, NotMeasured
-from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes, trim
+from edgefl.resources.process_memory import idle_rss_bytes, trim
 from edgefl.resources.sensors import EnergyProbe
 from edgefl.storage.disk import sync_files
 from edgefl.storage.objects import ObjectStore
@@ -183,8 +183,6 @@ class LocalTrainer:
             return Result(refusal=data)
         store = ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
         kept = StoredParts(request.retained, store)
-        if self.alone:
-            give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
         memory = MemoryProbe(self.device) if self.alone else NotMeasured(SHARED)
         energy = EnergyProbe(self.device)
         try:

@@ -94,7 +94,7 @@ class LowRankPart(nn.Module):
 class _Forward:
     """A layer's ``forward`` with its terms.
 
-    The reference is weak: a bound method in its own object would keep a model, whoever has it, until garbage collection.
+    By a weak reference: with its bound method in itself a layer would stay in memory until garbage collection.
     """
 
     def __init__(self, layer: nn.Module) -> None:

@@ -38,7 +38,7 @@ from edgefl.plan.training_samples import (
 from edgefl.pricing.overhead import Overhead, Share, zero_prototypes
 from edgefl.registry import chosen
 from edgefl.resources.heap import Heap, peak_of_steps
-from edgefl.resources.process_memory import MAPPED_BYTES, MAPPED_BYTES_IN_PIECES
+from edgefl.resources.process_memory import MAPPED_BYTES
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
@@ -203,10 +203,6 @@ def _kind_of_peak(job: Job) -> tuple[object, ...]:
     return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job), on_disk
 
 
-def _mapped_bytes(job: Job) -> int:
-    return MAPPED_BYTES_IN_PIECES if job.hyper.micro_batch else MAPPED_BYTES
-
-
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
     """(peak live bytes, FLOPs by row) of taking samples through a frozen part, as many at a time as ``PrefixCache``.
 
@@ -225,7 +221,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
             state = through_part(model, modality, depth, shown)
         del shown, state
-    heap = Heap(_mapped_bytes(job))
+    heap = Heap(MAPPED_BYTES)
     heap.run(live.events)
     return max(live.peak, heap.peak) - aside, counter.flops / rows
 
@@ -273,7 +269,7 @@ def price_step(job: Job, rows: Mapping[str, int], steps: int = 2) -> Priced:
         found["optimizer"] += late
     memory = {**found, "activations": peak - sum(found.values())}
     events = live.events
-    heap = peak_of_steps(events[:made], events[made:ready], events[ready:ended], _mapped_bytes(job), steps)
+    heap = peak_of_steps(events[:made], events[made:ready], events[ready:ended], MAPPED_BYTES, steps)
     holes = max(0, heap - live.peak)
     return Priced(peak, float(flops), memory=memory, operations=float(operations), holes=holes, in_files=in_files)
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 Event = tuple[int, int]
 #: malloc.c's head of a block, and torch's alignment, whose remainder is too small for any tensor.
 _HEAD, _ALIGNED = 16, 64
+_PAGE = 4096
 
 
 class Heap:
@@ -43,6 +44,7 @@ class Heap:
 
     def _take(self, number: int, size: int) -> None:
         if size >= self._mapped_bytes:
+            size = -(-(size + _HEAD) // _PAGE) * _PAGE
             self._mapped += size
             self._blocks[number] = (-1, size)
         else:

@@ -29,14 +29,12 @@ import psutil
 
 from edgefl.records import Budget, Refusal
 
-#: Larger blocks are mapped by themselves. Bytes.
-MAPPED_BYTES = 2 * 2**20
-#: The same where a batch is run in pieces: tensors of 8 rows lie between the two, and the heap kept some 200 MiB of
-#: them that were free (decision 0016).
-MAPPED_BYTES_IN_PIECES = 2**18
+#: Larger blocks are mapped by themselves: what a heap keeps of them is not to be foreseen (decision 0102). Bytes.
+MAPPED_BYTES = 2**18
 #: The end of the heap that may stay there unused. Bytes.
 TRIM_BYTES = 4 * 2**20
-#: The same, of each thread's heap, for chunks of up to 768 KiB, some of which are on their way.
+#: The same two of a supervisor, of each thread's heap, for chunks of up to 768 KiB, some of which are on their way.
+CHUNKS_MAPPED_BYTES = 2 * 2**20
 CHUNKS_KEPT_BYTES = 8 * 2**20
 #: The same for parts that are added up. The most that glibc does not map by itself.
 PARTS_KEPT_BYTES = 32 * 2**20
@@ -99,14 +97,13 @@ def _read(pid: int | str, file: str) -> bytes:
         os.close(descriptor)
 
 
-def give_back_at_once(*, in_pieces: bool = False) -> bool:
-    """Have this process give freed memory back; before torch is imported, and again before rounds of other batches.
+def give_back_at_once() -> bool:
+    """Have this process give freed memory back; before torch is imported.
 
-    ``in_pieces``: micro-batches come, whose tensors are smaller. Whether the C library can do it (glibc can, musl not).
-    Holes that a heap has by then are filled first.
+    Whether the C library can do it (glibc can, musl not).
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages of what it maps
-    return _set_allocator(MAPPED_BYTES_IN_PIECES if in_pieces else MAPPED_BYTES, TRIM_BYTES)
+    return _set_allocator(MAPPED_BYTES, TRIM_BYTES)
 
 
 def without_caches() -> dict[str, str]:
@@ -122,7 +119,7 @@ def without_caches() -> dict[str, str]:
 
 def keep_for_chunks() -> bool:
     """Keep up to CHUNKS_KEPT_BYTES of freed memory for a supervisor's next chunks. Whether the C library can do it."""
-    return _set_allocator(MAPPED_BYTES, CHUNKS_KEPT_BYTES)
+    return _set_allocator(CHUNKS_MAPPED_BYTES, CHUNKS_KEPT_BYTES)
 
 
 def keep_for_parts() -> bool:
