@@ -113,14 +113,17 @@ class LocalTrainer:
             return msgspec.structs.replace(base, prepared=preparation.id)
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
+    def load_modules(self, offer: Offer) -> None:
+        """Load a library's modules of the offer's model, once in a process."""
+        for encoder in library_encoders(offer):
+            cut_of(encoder)
+
     def rehearse(self, offer: Offer) -> None:
-        """Load a library's modules of the offer's model; rehearse a round of its method, once in a process.
+        """Rehearse a round of the offer's method, once in a process.
 
         Errors go to the log, and are left to the round itself.
         """
         job = offer.job
-        for encoder in library_encoders(offer):
-            cut_of(encoder)
         kind = msgspec.msgpack.encode((shapes_of(job.model), job.slots, job.hyper.optimizer))
         weights = [offer.manifest[part].size for part in job.stage.present if part in offer.manifest]
         if not self.alone or self.code is not None or kind in _REHEARSED or not is_rehearsed(job, sum(weights)):

@@ -36,6 +36,50 @@ local_trainer.LocalTrainer.rehearse = rehearse
 process.main()
 """
 
+#: A trainer whose encoders are of a library with 150 MiB of modules.
+LIBRARY = """import numpy as np
+
+from device_agent.trainer import local_trainer, process
+
+modules = []
+train = local_trainer.LocalTrainer.train
+
+
+def cut_of(encoder):
+    if not modules:
+        modules.append(np.ones(150 * 2**17))
+
+
+def train_with_modules(self, request, note):
+    cut_of(None)
+    return train(self, request, note)
+
+local_trainer.library_encoders = lambda offer: (None,)
+local_trainer.cut_of = cut_of
+local_trainer.LocalTrainer.train = train_with_modules
+process.main()
+"""
+
+
+def test_a_librarys_modules_are_loaded_outside_the_ceiling(place):  # noqa: F811
+    """They belong to no step: a device with room for the step alone trains, and its trainer lives."""
+    (place / "library.py").write_text(LIBRARY)
+
+    async def scene():
+        store = ObjectStore(place / "objects")
+        trainer = TrainerProcess(settings(place, budget=Budget(step_memory_bytes=100 * 2**20)), TOTAL, "library")
+        trainer._worker.env["PYTHONPATH"] = os.pathsep.join([str(place), *sys.path])
+        try:
+            await trainer.warm(Preparation())
+            first = trainer._worker.pid
+            result, alive = await trainer.train(Train(offer_of(store)), lambda _: None)
+            assert (alive, result.refusal) == (True, None)
+            assert trainer._worker.pid == first
+        finally:
+            await trainer.stop()
+
+    asyncio.run(scene())
+
 
 def test_a_rehearsal_over_the_ceiling_costs_its_own_child_only(place):  # noqa: F811
     """Killed in a rehearsal: a new child trains the round without one, and rounds after it, too."""
