@@ -14,7 +14,16 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from device_agent.core.state import DataFacts, Progressed, Result, Train, TrainerLost, TrainerReady, TrainingEnded
+from device_agent.core.state import (
+    NOTHING_TRAINED,
+    DataFacts,
+    Progressed,
+    Result,
+    Train,
+    TrainerLost,
+    TrainerReady,
+    TrainingEnded,
+)
 from device_agent.runtime.effects import Effects
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Preparation
@@ -151,7 +160,8 @@ class TrainerProcess:
         if self._rehearses:
             await self._rehearse(work.offer)
         if self._left_off:
-            return Ended(Result(refusal=Refusal("abandoned", detail="left off before its first step")), alive=True)
+            refusal = Refusal("abandoned", detail="left off before its first step")
+            return Ended(Result(refusal=refusal, figures=NOTHING_TRAINED), alive=True)
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
@@ -178,8 +188,10 @@ class TrainerProcess:
         if pid is None:
             return
         budget = replace(self.settings.budget, step_memory_bytes=None if step is None else step + REHEARSAL_BYTES)
-        with self._ceiling(pid, self._limit(pid, budget)), contextlib.suppress(WorkerFailedError):
+        with self._ceiling(pid, self._limit(pid, budget)) as ceiling, contextlib.suppress(WorkerFailedError):
             await self._worker.call("warm", WarmRequest(self.settings, offer=offer, rehearse=True))
+        if ceiling.breached:  # it may have answered first, and seem to run
+            await self._worker.stop()
         if self._worker.pid is None:
             self._rehearses = False
             await self._start(offer)

@@ -9,7 +9,8 @@ import sys
 from msgspec.structs import replace
 from test_trainer_process import MODEL, SENSOR, TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
 
-from device_agent.core.state import Train
+from device_agent.core.state import NOTHING_TRAINED, Train
+from device_agent.runtime import trainer_process
 from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
 from device_agent.trainer import local_trainer
 from device_agent.trainer.local_trainer import LocalTrainer
@@ -105,6 +106,33 @@ def test_a_rehearsal_over_the_ceiling_costs_its_own_child_only(place):  # noqa: 
     asyncio.run(scene())
 
 
+def test_a_child_killed_as_it_answers_a_rehearsal_is_no_rounds_end(place, monkeypatch):  # noqa: F811
+    killed = []
+
+    class Late(trainer_process.Ceiling):
+        def stop(self):
+            super().stop()
+            if not killed:
+                killed.append(self.pid)
+                self._kill()
+
+    monkeypatch.setattr(trainer_process, "Ceiling", Late)
+
+    async def scene():
+        store = ObjectStore(place / "objects")
+        trainer = TrainerProcess(settings(place), TOTAL)
+        try:
+            await trainer.warm(Preparation())
+            first = trainer._worker.pid
+            result, alive = await trainer.train(Train(offer_of(store)), lambda _: None)
+            assert (alive, result.refusal) == (True, None)
+            assert killed == [first] != [trainer._worker.pid]
+        finally:
+            await trainer.stop()
+
+    asyncio.run(scene())
+
+
 def test_a_round_left_off_in_its_rehearsal_takes_no_step(place):  # noqa: F811
     async def scene():
         store, steps = ObjectStore(place / "objects"), []
@@ -116,6 +144,7 @@ def test_a_round_left_off_in_its_rehearsal_takes_no_step(place):  # noqa: F811
             trainer.interrupt()
             result, alive = await training
             assert (alive, result.refusal.reason, steps) == (True, "abandoned", [])
+            assert result.figures == NOTHING_TRAINED
             result, _ = await trainer.train(Train(offer_of(store)), steps.append)
             assert result.refusal is None
         finally:
