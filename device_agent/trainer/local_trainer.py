@@ -143,11 +143,11 @@ class LocalTrainer:
         if isinstance(data, Refusal) or decompress_offer(offer, store) is not None:
             return
         parts = rehearse(job, data, StoredParts(offer.manifest, store), self.device, self.rows)
-        known = {ref.id for ref in offer.manifest.values()}
+        before = set(store.root.iterdir())
         made = compress_update(job, parts, offer.manifest, {}, store)
         for ref in {*made.manifest.values(), *made.residuals.values()}:
-            if ref.id not in known:
-                store.path(ref.id).unlink(missing_ok=True)
+            if (path := store.path(ref.id)) not in before:
+                path.unlink(missing_ok=True)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
         """Train one round. Unfit data or short memory is a refusal, not an error."""
