@@ -129,12 +129,15 @@ class LocalTrainer:
         if not self.alone or self.code is not None or kind in _REHEARSED or not is_rehearsed(job, sum(weights)):
             return
         _REHEARSED.add(kind)
-        self.warm()
+        facts = self.warm()
         try:
+            self.ceiling = gpu_ceiling(self.device, self.settings.budget, facts.base_bytes)
+            self._hold()
             self._rehearse(offer)
         except (EdgeFLError, MemoryError, RuntimeError) as error:
             sys.stderr.write(f"a round was not rehearsed: {error}\n")
         finally:
+            self.ceiling = None
             give_back(self.device)
 
     def _rehearse(self, offer: Offer) -> None:
