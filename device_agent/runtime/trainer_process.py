@@ -14,7 +14,16 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from device_agent.core.state import DataFacts, Progressed, Result, Train, TrainerLost, TrainerReady, TrainingEnded
+from device_agent.core.state import (
+    NOTHING_TRAINED,
+    DataFacts,
+    Progressed,
+    Result,
+    Train,
+    TrainerLost,
+    TrainerReady,
+    TrainingEnded,
+)
 from device_agent.runtime.effects import Effects
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Preparation
@@ -48,11 +57,12 @@ class TrainerSettings(msgspec.Struct, frozen=True):
 
 
 class WarmRequest(msgspec.Struct, frozen=True):
-    """Body of the trainer's ``warm``. ``offer``: a round to rehearse."""
+    """Body of the trainer's ``warm``. ``offer``: a round to load modules for; ``rehearse``: a warm-up of it, too."""
 
     settings: TrainerSettings
     preparation: Preparation = Preparation()
     offer: Offer | None = None
+    rehearse: bool = False
 
 
 def library_encoders(offer: Offer) -> tuple[EncoderSpec, ...]:
@@ -146,11 +156,12 @@ class TrainerProcess:
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """Train one round; a child over the memory ceiling is killed, a refusal with both numbers."""
         self._left_off = False
-        await self._start()
+        await self._start(work.offer)
         if self._rehearses:
             await self._rehearse(work.offer)
         if self._left_off:
-            return Ended(Result(refusal=Refusal("abandoned", detail="left off before its first step")), alive=True)
+            refusal = Refusal("abandoned", detail="left off before its first step")
+            return Ended(Result(refusal=refusal, figures=NOTHING_TRAINED), alive=True)
         pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
@@ -163,12 +174,13 @@ class TrainerProcess:
                 return failed(error, ceiling, self._total, card=card)
         return Ended(_with_limit(result, limit), alive=True)
 
-    async def _start(self) -> None:
-        """Start a child that is gone; ``train`` says what is wrong with one that does not get ready."""
-        if self._worker.pid is None:  # torch is loaded first, which belongs to no round
-            await self._worker.start()
-            with contextlib.suppress(WorkerFailedError):
-                await self._worker.call("warm", WarmRequest(self.settings))
+    async def _start(self, offer: Offer) -> None:
+        """Start a child that is gone, and load what belongs to no round: torch, data, a library's modules.
+
+        ``train`` says what is wrong with a child that does not get ready.
+        """
+        with contextlib.suppress(WorkerFailedError):
+            await self._worker.call("warm", WarmRequest(self.settings, offer=offer))
 
     async def _rehearse(self, offer: Offer) -> None:
         """Rehearse an offer's round under a ceiling; one that ends the child is this trainer's last."""
@@ -176,11 +188,13 @@ class TrainerProcess:
         if pid is None:
             return
         budget = replace(self.settings.budget, step_memory_bytes=None if step is None else step + REHEARSAL_BYTES)
-        with self._ceiling(pid, self._limit(pid, budget)), contextlib.suppress(WorkerFailedError):
-            await self._worker.call("warm", WarmRequest(self.settings, offer=offer))
+        with self._ceiling(pid, self._limit(pid, budget)) as ceiling, contextlib.suppress(WorkerFailedError):
+            await self._worker.call("warm", WarmRequest(self.settings, offer=offer, rehearse=True))
+        if ceiling.breached:  # it may have answered first, and seem to run
+            await self._worker.stop()
         if self._worker.pid is None:
             self._rehearses = False
-            await self._start()
+            await self._start(offer)
 
     def _limit(self, pid: int, budget: Budget) -> int | None:
         """Size in bytes that the child may have; None: no limit."""

@@ -113,25 +113,31 @@ class LocalTrainer:
             return msgspec.structs.replace(base, prepared=preparation.id)
         return described(base, preparation, lambda here: self._read(here, ()) if base.elastic else self.dataset)
 
+    def load_modules(self, offer: Offer) -> None:
+        """Load a library's modules of the offer's model, once in a process."""
+        for encoder in library_encoders(offer):
+            cut_of(encoder)
+
     def rehearse(self, offer: Offer) -> None:
-        """Load a library's modules of the offer's model; rehearse a round of its method, once in a process.
+        """Rehearse a round of the offer's method, once in a process.
 
         Errors go to the log, and are left to the round itself.
         """
         job = offer.job
-        for encoder in library_encoders(offer):
-            cut_of(encoder)
         kind = msgspec.msgpack.encode((shapes_of(job.model), job.slots, job.hyper.optimizer))
         weights = [offer.manifest[part].size for part in job.stage.present if part in offer.manifest]
         if not self.alone or self.code is not None or kind in _REHEARSED or not is_rehearsed(job, sum(weights)):
             return
         _REHEARSED.add(kind)
-        self.warm()
+        facts = self.warm()
         try:
+            self.ceiling = gpu_ceiling(self.device, self.settings.budget, facts.base_bytes)
+            self._hold()
             self._rehearse(offer)
         except (EdgeFLError, MemoryError, RuntimeError) as error:
             sys.stderr.write(f"a round was not rehearsed: {error}\n")
         finally:
+            self.ceiling = None
             give_back(self.device)
 
     def _rehearse(self, offer: Offer) -> None:
@@ -140,11 +146,11 @@ class LocalTrainer:
         if isinstance(data, Refusal) or decompress_offer(offer, store) is not None:
             return
         parts = rehearse(job, data, StoredParts(offer.manifest, store), self.device, self.rows)
-        known = {ref.id for ref in offer.manifest.values()}
+        before = set(store.root.iterdir())
         made = compress_update(job, parts, offer.manifest, {}, store)
         for ref in {*made.manifest.values(), *made.residuals.values()}:
-            if ref.id not in known:
-                store.path(ref.id).unlink(missing_ok=True)
+            if (path := store.path(ref.id)) not in before:
+                path.unlink(missing_ok=True)
 
     def train(self, request: TrainRequest, note: Note) -> Result:
         """Train one round. Unfit data or short memory is a refusal, not an error."""

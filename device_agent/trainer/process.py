@@ -53,13 +53,15 @@ class Trainers:
     def warm(self, body: object, note: Note) -> DataFacts:
         """Load torch and the requesting device's data, once; facts of the data by its preparation.
 
-        Where the request has an offer, rehearse its round.
+        Where the request has an offer, load its library's modules; rehearse its round where that is asked for.
         """
         request = msgspec.convert(body, WarmRequest)
         trainer = self._trainer(request.settings)
         facts = trainer.describe(request.preparation)
         if request.offer is not None:
-            trainer.rehearse(request.offer)
+            trainer.load_modules(request.offer)
+            if request.rehearse:
+                trainer.rehearse(request.offer)
         return facts
 
     def train(self, body: object, note: Note) -> Result:

@@ -262,6 +262,23 @@ def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatc
     assert (len(made), trainer.ceiling) == (2, None)
 
 
+def test_a_rehearsal_has_its_round_s_ceiling_and_gives_it_up(monkeypatch, tmp_path) -> None:
+    cuda, rehearsed = Cuda(), []
+    trainer = on_a_gpu(tmp_path, gpu_memory_bytes=6 * GIB)
+
+    def too_much(offer: Offer) -> None:
+        rehearsed.append(list(cuda.fractions))
+        raise RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB")
+
+    monkeypatch.setattr(trainer, "warm", DataFacts)
+    monkeypatch.setattr(trainer, "_rehearse", too_much)
+    monkeypatch.setattr(trainer_module, "_REHEARSED", set())
+    monkeypatch.setattr(trainer_module, "gpu_ceiling", lambda *of: CudaCeiling(cuda, *of))
+    monkeypatch.setattr(trainer_module, "give_back", lambda device: None)
+    trainer.rehearse(Offer())
+    assert (rehearsed, trainer.ceiling) == ([[0.25]], None)
+
+
 def test_a_ceiling_that_takes_too_much_itself_is_declined_as_the_card_s(monkeypatch, tmp_path) -> None:
     trainer = on_a_gpu(tmp_path)
     trainer.facts = DataFacts(gpu_memory_bytes=24 * GIB)
