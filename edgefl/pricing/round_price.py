@@ -58,9 +58,9 @@ from edgefl.training.weights_on_disk import bytes_on_disk
 #: Memory of a trainer's first round on a CPU beside tensors, which stays: code of libraries that is touched, Python's
 #: objects. Where the trainer rehearses the round it is there before (decision 0100, torch 2.13 on x86-64).
 LIBRARIES_BYTES = 2**22
-#: What a first round still takes after its rehearsal: buffers of kernels for the whole batch, Python's objects. Rounded
-#: from some 0.5 to 4 MiB that were seen in a few random runs (decision 0100); not fitted.
-REMAINDER_BYTES = 2**20
+#: What a first round still takes after its rehearsal, such as Python's objects: 0.1 to 0.4 MiB in the smallest random
+#: runs (decision 0102).
+REMAINDER_BYTES = 2**18
 #: More where patches are convolutions, whose kernels oneDNN makes with the first batch.
 CONVOLUTION_BYTES = 7 * 2**20
 
