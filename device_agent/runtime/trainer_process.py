@@ -172,7 +172,7 @@ class TrainerProcess:
                 result = await train_in(self._worker, self.settings, work, on_progress)
             except WorkerFailedError as error:
                 return failed(error, ceiling, self._total, card=card)
-        return Ended(_with_limit(result, limit), alive=True)
+        return Ended(_held(_with_limit(result, limit), self.settings.budget, card=card), alive=True)
 
     async def _start(self, offer: Offer) -> None:
         """Start a child that is gone, and load what belongs to no round: torch, data, a library's modules.
@@ -270,6 +270,20 @@ def _with_limit(result: Result, limit: int | None) -> Result:
         return result
     needed = refusal.needed if refusal.needed is not None and refusal.needed > limit else None  # it was never touched
     return replace(result, refusal=replace(refusal, needed=needed, allowed=float(limit)))
+
+
+def _held(result: Result, budget: Budget, *, card: bool) -> Result:
+    """The result; a refusal where the measured peak is over the budget, which the watch saw too late or not at all."""
+    allowed = {
+        "process_peak_bytes": budget.memory_bytes,
+        "step_peak_bytes": None if card else budget.step_memory_bytes,
+    }
+    for name, limit in allowed.items():
+        peak = figure.value if (figure := result.figures.get(name)) is not None else None
+        if result.refusal is None and limit is not None and peak is not None and peak > limit:
+            detail = "a short peak passed the memory budget; the round is not sent"
+            return Result(refusal=Refusal("ceiling", peak, float(limit), "B", detail), figures=result.figures)
+    return result
 
 
 class TrainerTasks:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from coordinator.core.plausibility import plausible
 from device_agent.board import Board
-from device_agent.core.state import Train
+from device_agent.core.state import Result, Train
 from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings, TrainRequest, WarmRequest
 from device_agent.trainer import local_trainer
 from device_agent.trainer.local_trainer import LocalTrainer
@@ -32,7 +32,7 @@ from edgefl.plan.job import Hyper, Job, Preparation, Slots, Stage
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
-from edgefl.records import NOT_TRAINED, Attempt, Budget
+from edgefl.records import NOT_TRAINED, Attempt, Budget, Figure
 from edgefl.resources.process_memory import ceiling_bytes, idle_rss_bytes
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.local_round import AbandonedError
@@ -251,3 +251,41 @@ def test_a_round_abandoned_while_its_prefix_is_stored_has_no_implausible_figure(
     assert figures["flops"].value == 1e6
     assert figures["compute_s"].reason == NOT_TRAINED
     assert plausible(figures, {}, partial=True) == (figures, [])
+
+
+@pytest.mark.parametrize(
+    ("budget", "peaks", "refused"),
+    [
+        (Budget(step_memory_bytes=2**30), (2**30 + 1, 2**29), (2**30 + 1, 2**30)),
+        (Budget(memory_bytes=2**33), (2**20, 2**33 + 1), (2**33 + 1, 2**33)),
+        (Budget(step_memory_bytes=2**30, memory_bytes=2**33), (2**30, 2**33), None),
+        (Budget(), (2**40, 2**40), None),
+    ],
+)
+def test_a_round_whose_peak_was_too_short_for_the_watch_is_refused_with_both_numbers(
+    place, monkeypatch, budget, peaks, refused
+):
+    figures = {
+        name: Figure(float(peak)) for name, peak in zip(("step_peak_bytes", "process_peak_bytes"), peaks, strict=True)
+    }
+
+    async def trained(*_):
+        return Result(manifest={}, samples={"task": 4}, figures=figures)
+
+    async def scene():
+        trainer = TrainerProcess(settings(place, budget=budget), TOTAL)
+        monkeypatch.setattr(trainer, "_rehearses", False)
+        try:
+            return await trainer.train(Train(offer_of(ObjectStore(place / "objects"))), lambda _: None)
+        finally:
+            await trainer.stop()
+
+    monkeypatch.setattr("device_agent.runtime.trainer_process.train_in", trained)
+    result, alive = asyncio.run(scene())
+    assert alive
+    assert result.figures == figures
+    if refused is None:
+        assert (result.refusal, result.samples) == (None, {"task": 4})
+    else:
+        assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("ceiling", *refused)
+        assert (result.manifest, result.samples) == ({}, {})
