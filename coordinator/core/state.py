@@ -305,6 +305,8 @@ def changes(before: State, after: State) -> SnapshotChanges:
         ("taken", before.buffered, after.buffered),
     ]
     for kind, old, new in pairs:
+        if old is new:
+            continue
         rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
         deleted += [(kind, name) for name in old if name not in new and kind != "device"]  # none is forgotten
     return SnapshotChanges(rows, tuple(deleted))

@@ -45,7 +45,8 @@ class Environment(NamedTuple):
 
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
-    ``watch``: link to the live page, if there is one.
+    ``watch``: link to the live page, if there is one. ``expects``: whether a device is on its way into the run:
+    the time to wait for devices begins when none is. Of simulated fleets alone: time says how busy their machine is.
     """
 
     directory: Path
@@ -58,3 +59,4 @@ class Environment(NamedTuple):
     timeouts: Timeouts = Timeouts()
     guard: Guard | None = None
     watch: Watch | None = None
+    expects: Callable[[], bool] = bool

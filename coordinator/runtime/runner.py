@@ -277,6 +277,8 @@ class Runner:
     def _move(self, state: State, event: Event | EventRow) -> Move:
         if isinstance(event, EventRow):
             return Move(state, rows=[event])
+        if state.phase is Phase.JOINING and state.until and self._environment.expects():
+            state = msgspec.structs.replace(state, until=self.clock() + state.policy.join_s)
         state, out = step(state, event)
         last = {"state": str(self._directory)}
         told, ends = [one for one in out if isinstance(one, EventRow)], {"run_finished", "run_stopped"}

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from coordinator.core.timeouts import Timeouts
 from device_agent.many_agents import HostedTrainers, check_shared, logged_agent, open_more_files
 from device_agent.runtime.connect import Options, Simulated
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 Lost = Callable[[str, Exception], None]
 OPTION = "--in-process"
 #: No device is lost for its silence, which says how busy this machine is and would change what a run gives; one that
-#: ends says so. So its heartbeats only fill a page's column of who was seen when.
-SIMULATED = Timeouts(heartbeat_s=60.0, silence_s=math.inf)
+#: ends says so. So nothing needs its heartbeats.
+SIMULATED = Timeouts(heartbeat_s=math.inf, silence_s=math.inf)
 
 
 def check_in_process(config: RunConfig, every: Sequence[Options], file: object, others: Sequence[str]) -> None:
@@ -81,12 +83,14 @@ async def run_fleet(
 ) -> RunReport:
     """Carry out ``plan`` in ``directory`` with an agent for each of ``every``, all of one fleet; its report.
 
+    Nothing is decided by the clock: rounds have no deadline, and the first waits for every agent that is joining.
     ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. Raises EdgeFLError.
     """
     from coordinator.runtime import evaluator
     from coordinator.runtime.environment import Environment
     from coordinator.runtime.runner import run as coordinate
 
+    plan = msgspec.structs.replace(plan, policy=msgspec.structs.replace(plan.policy, deadline_s=0.0))
     open_more_files()
     logs, broker, trainers = directory / "logs", MemoryBroker(), Trainers(alone=False)
     with store_errors("create", logs):
@@ -100,12 +104,24 @@ async def run_fleet(
                 one.device: stack.enter_context(
                     logged_agent(one, logs, hosted, Simulated(partial(MemoryTransport, broker, one.device), machine))
                 )
-                for one in every
+                for one in (msgspec.structs.replace(one, heartbeat_s=SIMULATED.heartbeat_s) for one in every)
             }
+            joining = set(agents.values())
             transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
             environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED)
+            environment = environment._replace(expects=partial(_expects, joining))
             run = asyncio.create_task(coordinate(plan, environment, resume=resume))
-            return await _together(run, agents, lost)
+            return await _together(run, agents, joining, lost)
+
+
+def _expects(joining: set[Agent]) -> bool:
+    """Whether an agent is on its way into the run; those that are in it, or not wanted, leave ``joining``."""
+    while joining:
+        agent = next(iter(joining))
+        if not agent.state.drained and not (agent.state.run and agent.state.prepared):
+            return True
+        joining.discard(agent)
+    return False
 
 
 @contextlib.asynccontextmanager
@@ -120,8 +136,10 @@ async def _one_thread() -> AsyncIterator[ThreadPoolExecutor]:
             thread.submit(set_threads, before)
 
 
-async def _together(run: asyncio.Task[RunReport], agents: dict[str, Agent], lost: Lost) -> RunReport:
-    """The run's report, once its agents have ended as well."""
+async def _together(
+    run: asyncio.Task[RunReport], agents: dict[str, Agent], joining: set[Agent], lost: Lost
+) -> RunReport:
+    """The run's report, once its agents have ended as well. One that ends leaves ``joining``."""
 
     async def watched(device: str, agent: Agent) -> None:
         try:
@@ -132,6 +150,8 @@ async def _together(run: asyncio.Task[RunReport], agents: dict[str, Agent], lost
             except BaseException:
                 run.cancel()
                 raise
+        finally:
+            joining.discard(agent)
 
     tasks = [asyncio.create_task(watched(device, agent)) for device, agent in agents.items()]
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from edgefl.records import FIGURES, Figure, kind_of_machine
 from edgefl.report import units
 from edgefl.report.crowds import rows_of
+from edgefl.report.decisions import absences
 from edgefl.report.folding import listed
 from edgefl.report.grid import EMPTY, Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
 from edgefl.report.resources import (
@@ -76,6 +78,8 @@ _BRIEF: tuple[_Line, ...] = (
     ("payload_down_bytes", "payload", "received"),
     ("wall_s", "time", "from offer to update"),
 )
+#: More devices than a small terminal holds rows for, of whom these many are named: the whole report ends in 40 lines.
+_MOST_ROWS, _LARGEST = 16, 8
 _STEP_NOTE = (
     "Step memory is what training adds to the idle trainer process (runtime and data loaded, no model): the peak of "
     "all rounds. Process memory is the whole trainer process, which is what the out-of-memory killer looks at."
@@ -123,7 +127,10 @@ def device_bill(report: RunReport) -> Grid:
 
 
 def brief_bill(report: RunReport) -> Grid:
-    """One row per device over the whole run, with the columns that fit a terminal."""
+    """One row per device over the whole run, with the columns that fit a terminal.
+
+    Of many devices those that spent most have a row; the others share one, those without a round one for each reason.
+    """
     columns: list[Column[_Spent]] = [
         Column("device", lambda row: row.device.device, key=True, text=True),
         _trained("run"),
@@ -131,11 +138,40 @@ def brief_bill(report: RunReport) -> Grid:
         *_comparison(_COMPARED[0])[:2],
         *map(_measurement, _BRIEF[:3]),
     ]
-    rows = [
-        _Spent(device_row(report, name), 0, assignments, len(report.rounds))
-        for name, assignments in by_device(report).items()
-    ]
-    return table("What each device spent", columns, rows, (), "No device has joined yet.")
+    rows, devices = by_device(report), {device.device: device for device in report.devices}
+    spent = [_Spent(devices.get(name, DeviceRow(name)), 0, mine, len(report.rounds)) for name, mine in rows.items()]
+    if len(spent) <= _MOST_ROWS:
+        return table("What each device spent", columns, spent, (), "No device has joined yet.")
+    asked = sorted((one for one in spent if one.assignments), key=_weight, reverse=True)
+    named = asked if len(asked) <= _MOST_ROWS else asked[:_LARGEST]
+    grid = table("What each device spent", columns, named)
+    shared = {"": asked[len(named) :], **_unasked(report, spent)}
+    return replace(grid, rows=(*grid.rows, *(_crowd(why, of, len(columns)) for why, of in shared.items() if of)))
+
+
+def _weight(row: _Spent) -> tuple[float, float]:
+    """What rows are ordered by: step memory, then FLOPs."""
+    memory, flops = (measured(name, row.assignments).value or 0.0 for name in ("step_peak_bytes", "flops"))
+    return memory, flops
+
+
+def _unasked(report: RunReport, spent: Sequence[_Spent]) -> dict[str, list[_Spent]]:
+    """Reason -> devices that were offered nothing, in the order of the report."""
+    whys = absences(report)
+    found: dict[str, list[_Spent]] = {}
+    for row in spent:
+        if not row.assignments:
+            found.setdefault(listed(list(whys.get(row.device.device, ()))), []).append(row)
+    return found
+
+
+def _crowd(why: str, rows: Sequence[_Spent], width: int) -> tuple[Cell, ...]:
+    """Cells in place of these devices' rows: how many, why, and how many rounds they finished."""
+    many = "1 device" if len(rows) == 1 else f"{len(rows):,} devices"
+    counts = sorted({_finished(row) for row in rows})
+    done = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    cells = Cell(f"{many}: {why}" if why else f"{many} more"), Cell(f"{done} / {rows[0].held}")
+    return *cells, *(Cell() for _ in range(width - len(cells)))
 
 
 def _budget_note(report: RunReport) -> list[str]:
@@ -235,7 +271,7 @@ def bills(report: RunReport) -> Iterator[DeviceBill]:
 def _facts(device: DeviceRow, spent: Sequence[_Spent]) -> str:
     """ "single-stage · trained 12 of 12 rounds · step memory 13.4 of 24.0 MiB · bytes of a round 5.33 of 8.00 MiB"."""
     whole = spent[-1] if spent else _Spent(device, 0, (), 0)
-    done = len({(one.stage, one.round) for one in whole.assignments if one.status == "done"})
+    done = _finished(whole)
     largest = measured("step_peak_bytes", whole.assignments).value
     limit = step_limit(device) if process_limit(device) is None else None  # else it is among what follows
     told = [device.profile, f"trained {done} of {whole.held} rounds"]
@@ -328,10 +364,15 @@ def _lines(report: RunReport) -> tuple[Sequence[_Line], Sequence[_Line]]:
     return [*_COMPARED, *estimated], [line for line in there if line not in estimated]
 
 
+def _finished(row: _Spent) -> int:
+    """Rounds that the device finished."""
+    return len({(one.stage, one.round) for one in row.assignments if one.status == "done"})
+
+
 def _trained(of: str) -> Column[_Spent]:
     def cell(row: _Spent) -> Cell:
-        done = {(one.stage, one.round) for one in row.assignments if one.status == "done"}
-        return Cell(f"{len(done)} / {row.held}", tone="warn" if len(done) < row.held else "")
+        done = _finished(row)
+        return Cell(f"{done} / {row.held}", tone="warn" if done < row.held else "")
 
     return Column("trained", cell, "of all", "rounds", tip=f"Rounds this device finished, of all rounds of the {of}.")
 

@@ -10,7 +10,7 @@ from edgefl.report.refusals import refusal_text
 from edgefl.run_records import EventRow
 
 #: Devices with a line of their own as they join; the others are counted.
-MOST_JOINED = 16
+MOST_JOINED = 8
 #: Kinds without a line: a round's own has what matters of them.
 _SILENT = frozenset({"update", "standardized", "k_chosen"})
 Line = tuple[EventRow, str]

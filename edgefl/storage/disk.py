@@ -161,6 +161,7 @@ class NewFile:
         os.close(self.descriptor)
 
 
+@cache
 def boot_id() -> str:
     """Changes when the machine is started; "" where it is unknown."""
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +16,7 @@ from transport_fixtures import broker_kinds
 
 import edgefl
 from coordinator.ledger.ledger import Ledger
+from device_agent.trainer.process import Trainers
 from edgefl.api.local_run import LocalOptions, LocalRun
 from edgefl.errors import ConfigError
 from edgefl.records import Manifest
@@ -148,6 +152,52 @@ def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended)
     went_on = ended(edgefl.run(given, directory=place, in_process=True, resume=begun.name, export=False, page=False))
     assert went_on.states == one.states
     assert went_on.report.status == "done"
+
+
+@pytest.mark.timeout(120)
+def test_a_busy_machine_changes_nothing(
+    source: Path, one: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device takes longer to join, and to train, than the run file waits for all of them."""
+    warm, train = Trainers.warm, Trainers.train
+    calls: list[str] = []
+
+    def slow(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def late(*given: object) -> object:
+            calls.append(name)
+            time.sleep(0.6)
+            return work(*given)
+
+        return late
+
+    monkeypatch.setattr(Trainers, "warm", slow("warm", warm))
+    monkeypatch.setattr(Trainers, "train", slow("train", train))
+    hurried = {"devices": 3, "join_s": 0.5, "deadline_s": 0.5, "quorum": 0.5}
+    given = fields(source, recipe="lw-fedmml", round=hurried)
+    run = ended(edgefl.run(given, directory=tmp_path, in_process=True, export=False, page=False))
+    assert {"warm", "train"} <= set(calls)
+    assert run.states == one.states
+    assert not [event for event in run.report.events if event.kind in {"device_left", "warning"}]
+    assert [row.status for row in run.report.assignments] == ["done"] * 6
+
+
+@pytest.mark.timeout(60)
+def test_the_first_round_does_not_wait_for_an_agent_that_has_ended(source: Path, tmp_path: Path) -> None:
+    given = fields(source, recipe="lw-fedmml", round={"devices": 3, "join_s": 1.0, "quorum": 0.5})
+    local = LocalRun(LocalOptions(given, runs=tmp_path, in_process=True), lambda _: None)
+    prepare = local._prepare
+
+    def prepared() -> Path:
+        file = prepare()
+        (local.directory / "shares" / "only-a.npz").write_bytes(b"no archive")
+        return file
+
+    local._prepare = prepared  # type: ignore[method-assign]
+    asyncio.run(local.train())
+    with Ledger(local.directory / LEDGER, create=False) as ledger:
+        report = ledger.report(local.run)
+    assert report.status == "done"
+    assert {row.device for row in report.assignments} == {"whole", "patchy"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -10,10 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 from report_fixture import MIB, SIZES, START, run_report
+from rich.console import Console
 
 from edgefl.report import crowds
-from edgefl.report.writers import to_html
+from edgefl.report.writers import print_report, to_html, to_json
 from edgefl.run_records import AssignmentRow, EndToEnd, EventRow, RunReport
+
+#: Lines that `edgefl run` prints below: the heading, and two for the page, the report, the export or its uses.
+NEXT = range(8)
 
 
 def crowd(count: int) -> RunReport:
@@ -100,3 +105,34 @@ def test_charts_name_all_of_few_and_the_worst_of_many(page: tuple[int, str]) -> 
     )
     others = re.findall(r"<figcaption>[^<]*and (\d+) others", text)
     assert others == ([] if count == shown else [str(count - shown)] * 3)
+
+
+def test_a_thousand_devices_of_whom_few_were_asked_end_with_forty_lines() -> None:
+    """50 took part, one of them in two rounds, 950 in none: 8 rows, and one for each of the other kinds."""
+    report = run_report()
+    (closed, *_), (row, *_) = report.rounds, [one for one in report.assignments if one.status == "done"]
+    names = [f"d-{n:03d}" for n in range(1000)]
+    rounds = [msgspec.structs.replace(closed, round=n, participants=()) for n in (1, 2)]
+    asked = [(name, 1) for name in names[:50]] + [(names[7], 2)]
+    report = msgspec.structs.replace(
+        report,
+        devices=tuple(msgspec.structs.replace(report.devices[0], device=name) for name in names),
+        assignments=tuple(msgspec.structs.replace(row, device=name, stage=1, round=n) for name, n in asked),
+        rounds=tuple(rounds),
+        events=(
+            *(EventRow(START, "device_joined", device=name) for name in names[:990]),
+            *(EventRow(START + n, "round_started", 1, n) for n in (1, 2)),
+        ),
+        end_to_end={},
+    )
+    console = Console(file=io.StringIO(), width=80)
+    print_report(report, console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # the file is the StringIO above
+    assert len(lines) <= 40 - len(NEXT)
+    text = re.sub(r" +", " ", "\n".join(lines))
+    assert len(re.findall(r"^d-\d+ ", text, re.MULTILINE)) == 8
+    assert "d-007 2 / 2" in text
+    assert "42 devices more 1 / 2" in text
+    assert "940 devices: not 0 / 2 \nchosen" in text
+    assert "10 devices: not 0 / 2 \nconnected yet" in text
+    assert all(name in to_json(report) for name in names)

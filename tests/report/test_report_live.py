@@ -146,7 +146,7 @@ def test_by_default_a_round_is_one_line_and_what_went_wrong_has_its_own() -> Non
     ]
 
 
-def test_brief_lines_count_devices_beyond_the_first_sixteen_and_print_an_unevaluated_round() -> None:
+def test_brief_lines_count_devices_beyond_the_first_eight_and_print_an_unevaluated_round() -> None:
     console = Console(file=io.StringIO(), width=80)
     joined = [EventRow(1.0, "device_joined", device=f"d{n}", data={"samples": {"": 5, "acc": 5}}) for n in range(20)]
     closed = EventRow(3.0, "round_closed", 1, 1, data={"participants": 7, "loss": 0.5, "payload_bytes": 2**20})
@@ -155,9 +155,9 @@ def test_brief_lines_count_devices_beyond_the_first_sixteen_and_print_an_unevalu
         for event in (*joined, EventRow(2.0, "stage_planned", 1), closed, EventRow(3.1, "heard"), later):
             view.feed(event)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # the file is the StringIO above
-    assert lines[15].split()[-1] == "samples"
-    assert [line[11:] for line in lines[16:]] == [
-        "and 4 more devices joined",
+    assert lines[7].split()[-1] == "samples"
+    assert [line[11:] for line in lines[8:]] == [
+        "and 12 more devices joined",
         "stage 1 round 1: 7 devices · loss 0.500 · 1.00 MiB",
         "stage 1 round 2: R² 0.500",
     ]

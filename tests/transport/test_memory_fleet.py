@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
 from coordinator.runtime.inbound import Inbound
-from device_agent.core.state import DataFacts, Saved
+from device_agent.core.machine import step
+from device_agent.core.state import DataFacts, Received, Saved, Send, State, Tick
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.api.in_process import SIMULATED
 from edgefl.protocol import messages as m
@@ -86,3 +87,10 @@ def test_a_simulated_device_is_not_lost_however_long_it_is_silent() -> None:
     beat = m.encode(m.Heartbeat("d", "s", 1))
     inbound.read(topics.parse(topics.build("up", "fleet", "d")), beat, 0.0)
     assert inbound.silent(1e9) == []
+
+
+def test_a_simulated_device_sends_no_heartbeat() -> None:
+    """Its welcome's interval passes the wire, and no time is beyond it."""
+    welcome = m.decode_down(m.encode(m.Welcome("c", run="r", heartbeat_s=SIMULATED.heartbeat_s)))
+    state, _ = step(State(device="d", connected=True, heartbeat_s=1.0), Received(welcome), 0.0)
+    assert not [one for one in step(state, Tick(), 1e9)[1] if isinstance(one, Send)]
