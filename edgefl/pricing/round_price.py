@@ -58,9 +58,9 @@ from edgefl.training.weights_on_disk import bytes_on_disk
 #: Memory of a trainer's first round on a CPU beside tensors, which stays: code of libraries that is touched, Python's
 #: objects. Where the trainer rehearses the round it is there before (decision 0100, torch 2.13 on x86-64).
 LIBRARIES_BYTES = 2**22
-#: What a first round still takes after its rehearsal, such as Python's objects: 0.1 to 0.4 MiB in the smallest random
-#: runs (decision 0102).
-REMAINDER_BYTES = 2**18
+#: What a first round still takes after its rehearsal, such as code and buffers of kernels for larger shapes: these
+#: bytes and a share of the peak, at most so many. Fitted to 57 devices of random runs, held against 71 (decision 0102).
+REMAINDER_BYTES, REMAINDER_SHARE, REMAINDER_MOST = 2**17, 1 / 16, 2**20
 #: More where patches are convolutions, whose kernels oneDNN makes with the first batch.
 CONVOLUTION_BYTES = 7 * 2**20
 
@@ -121,7 +121,7 @@ class Pricer:
             self.libraries(job, own),
             self._overhead.personal(job, given),
             largest.in_files,
-            largest.holes + REMAINDER_BYTES,
+            largest.holes + min(REMAINDER_MOST, REMAINDER_BYTES + int(REMAINDER_SHARE * largest.peak)),
         )
 
     def libraries(self, job: Job, own: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from benchmarks.accuracy.claims.outcome import Outcome
 from benchmarks.accuracy.claims.study import Study
 from benchmarks.cost.frontier.figures import MARGINS, REFERENCE, Row, rows_of, within
 from benchmarks.cost.frontier.plots import frontier
-from edgefl.pricing.round_price import REMAINDER_BYTES
+from edgefl.pricing.round_price import REMAINDER_MOST
 
 COMMAND = "python -m benchmarks.cost.frontier"
 
@@ -52,7 +52,7 @@ both out.
 kind of schedule is tuned by the same {settings} rates on training samples that are held out, each for a third of its
 rounds, the best {finals} for all; one with other rounds has its kind's rate. Bytes are tensors down and up, FLOPs as
 counted; all devices, whole runs, filling of stored prefixes included. Step memory is predicted, of a run's dearest
-stage, {libraries:.1f} MiB of it what libraries take for any step.
+stage, up to {libraries:.1f} MiB of it what libraries take for any step.
 {measured}
 No packing: it divides the bytes of all alike ([savings.md](savings.md)). Encoders are small (three blocks, 32 or 64
 wide).
@@ -93,7 +93,7 @@ def write(study: Study, shown: Shown, path: Path) -> None:
             settings=study.values["tuning"]["settings"],
             finals=study.values["tuning"]["finals"],
             measured=shown.measured,
-            libraries=REMAINDER_BYTES / 2**20,
+            libraries=REMAINDER_MOST / 2**20,
             methods=max((len(rows) - 1 for rows in tables.values()), default=0),
             runs=len(outcomes),
             tried=shown.tried,
