@@ -15,7 +15,7 @@ from edgefl.errors import ConfigError
 from edgefl.pricing.round_price import price_step, process_pricer
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_tables import price_grids
-from edgefl.report.units import MIB
+from edgefl.report.units import mib
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
 
@@ -80,7 +80,7 @@ def test_a_device_s_step_memory_is_a_stage_s_tensors_and_the_libraries(tmp_path:
         assert device.placement.cost.step_peak_bytes == stage.step_peak_bytes + stage.libraries_bytes
     note = price_grids(price)[1].notes[0]
     most = max(one.libraries_bytes for one in price.schedules)
-    assert f"and, on a CPU, {most / MIB:.2f} MiB of libraries besides." in note
+    assert f"and, on a CPU, {mib(most)} of libraries besides." in note
 
 
 @pytest.mark.slow

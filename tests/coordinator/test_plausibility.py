@@ -220,6 +220,8 @@ def test_a_figure_is_implausible_beyond_its_bound(name: str, value: float, predi
         ({"step_peak_bytes": 2.0**20 / 900}, 2.0**20, None, {"step_peak_bytes": "1.00 MiB predicted"}),
         ({"process_peak_bytes": 2.0**50}, 1.0, None, {}),
         ({"wall_s": 12.0}, None, 10.0, {}),  # 1.1 x 10 + 1
+        ({"step_peak_bytes": 2.0**24 + 10 * 2.0**18}, 2.0**18, None, {}),  # a small model beside its libraries
+        ({"step_peak_bytes": 2.0**24 + 10 * 2.0**18 + 1}, 2.0**18, None, {"step_peak_bytes": "0.250 MiB predicted"}),
         ({"wall_s": 12.1}, None, 10.0, {"wall_s": "10.0 s from offer to update by the coordinator's clock"}),
         ({"wall_s": 1e6}, None, None, {}),
         ({"compute_s": 13.0}, None, 10.0, {"compute_s": "10.0 s from offer to update by the coordinator's clock"}),
