@@ -34,8 +34,8 @@ PREDICTED = ("step_peak_bytes", "flops")
 FACTOR = 1000.0
 #: Beyond this many times the prediction, and within FACTOR, a figure is doubtful: it stays, marked.
 DOUBTFUL = 10.0
-#: So much more is allowed for code and buffers of libraries, beside which a small model is nothing.
-NEAR = {"step_peak_bytes": 16 * 2.0**20}
+#: Figure -> what it may be above that: bytes of libraries' code and buffers, more than a small model's.
+ALLOWANCE = {"step_peak_bytes": 16 * 2.0**20}
 #: A device's seconds from offer to update are no more than the coordinator's own; clocks run apart, and are read late.
 LONGER, LATER_S = 1.1, 1.0
 #: No device here takes more, servers with several cards among them.
@@ -163,7 +163,7 @@ def _doubtful(name: str, figures: Figures, predicted: Figures, elapsed_s: float 
     if value is None:
         return ""
     plan = predicted.get(name, Figure()).value if name in PREDICTED else None
-    if plan and not (0 if partial else plan / DOUBTFUL) <= value <= plan * DOUBTFUL + NEAR.get(name, 0.0):
+    if plan and not (0 if partial else plan / DOUBTFUL) <= value <= plan * DOUBTFUL + ALLOWANCE.get(name, 0.0):
         return f"{quantity(plan, unit)} predicted"
     if name == "temperature_c" and not COLDEST_C <= value <= HOTTEST_C:
         return f"no processor computes outside {COLDEST_C:g} to {HOTTEST_C:g} °C"

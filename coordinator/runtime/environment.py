@@ -45,8 +45,8 @@ class Environment(NamedTuple):
 
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
-    ``watch``: link to the live page, if there is one. ``expects``: whether a device is on its way into the run:
-    the time to wait for devices begins when none is. Of simulated fleets alone: time says how busy their machine is.
+    ``watch``: link to the live page, if there is one. ``expects``: whether a device has yet to join; until none
+    has, the time to join does not begin. Of simulated fleets alone, where time says how busy their machine is.
     """
 
     directory: Path

@@ -172,7 +172,7 @@ class TrainerProcess:
                 result = await train_in(self._worker, self.settings, work, on_progress)
             except WorkerFailedError as error:
                 return failed(error, ceiling, self._total, card=card)
-        return Ended(_held(_with_limit(result, limit), self.settings.budget, card=card), alive=True)
+        return Ended(_within_budget(_with_limit(result, limit), self.settings.budget, card=card), alive=True)
 
     async def _start(self, offer: Offer) -> None:
         """Start a child that is gone, and load what belongs to no round: torch, data, a library's modules.
@@ -272,8 +272,8 @@ def _with_limit(result: Result, limit: int | None) -> Result:
     return replace(result, refusal=replace(refusal, needed=needed, allowed=float(limit)))
 
 
-def _held(result: Result, budget: Budget, *, card: bool) -> Result:
-    """The result; a refusal where the measured peak is over the budget, which the watch saw too late or not at all."""
+def _within_budget(result: Result, budget: Budget, *, card: bool) -> Result:
+    """The result, or a refusal for a measured peak over the memory budget, too short for the ceiling's samples."""
     allowed = {
         "process_peak_bytes": budget.memory_bytes,
         "step_peak_bytes": None if card else budget.step_memory_bytes,

@@ -115,7 +115,7 @@ async def run_fleet(
 
 
 def _expects(joining: set[Agent]) -> bool:
-    """Whether an agent is on its way into the run; those that are in it, or not wanted, leave ``joining``."""
+    """Whether an agent has yet to join the run; members, and agents it does not want, leave ``joining``."""
     while joining:
         agent = next(iter(joining))
         if not agent.state.drained and not (agent.state.run and agent.state.prepared):

@@ -150,7 +150,7 @@ def brief_bill(report: RunReport) -> Grid:
 
 
 def _weight(row: _Spent) -> tuple[float, float]:
-    """What rows are ordered by: step memory, then FLOPs."""
+    """Sort key of a device: step memory, then FLOPs."""
     memory, flops = (measured(name, row.assignments).value or 0.0 for name in ("step_peak_bytes", "flops"))
     return memory, flops
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 Event = tuple[int, int]
 #: malloc.c's head of a block, and torch's alignment, whose remainder is too small for any tensor.
 _HEAD, _ALIGNED = 16, 64
+#: Of the kernel, which a mapping is rounded up to.
 _PAGE = 4096
 
 

@@ -33,7 +33,7 @@ from edgefl.records import Budget, Refusal
 MAPPED_BYTES = 2**18
 #: The end of the heap that may stay there unused. Bytes.
 TRIM_BYTES = 4 * 2**20
-#: The same two of a supervisor, of each thread's heap, for chunks of up to 768 KiB, some of which are on their way.
+#: Both for an agent without torch, in each thread's heap: messages of up to 768 KiB, several in transit at once.
 CHUNKS_MAPPED_BYTES = 2 * 2**20
 CHUNKS_KEPT_BYTES = 8 * 2**20
 #: The same for parts that are added up. The most that glibc does not map by itself.
