@@ -173,6 +173,8 @@ def page(every: Sequence[Outcome]) -> str:
             f" The whole trainer's memory is within 10 % on {whole_trainer:.0%}, what a step adds to the idle one "
             f"within 10 % on {step:.0%}, within 10 % or 4 MiB on {near:.0%}."
         )
+    if "seconds of steps" in share:
+        first += f" Seconds of steps are within 25 % on {share['seconds of steps']:.0%}."
     about = (prediction_fuzz.__doc__ or "").split("\n\n")[1]
     lines = ["# Predictions of random runs", "", first, "", *_table(every), "", "## Budgets", "", _budgets(every), ""]
     if not compared(every, BOUNDS[-1]):
