@@ -6,23 +6,24 @@ Failed measurements are left out, with the reason in ``notes``: never zero, neve
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
 
+from edgefl.budget.stage_cost import Priced
 from edgefl.errors import BrokerError
-from edgefl.models.check import encoder_of_size
-from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.pricing.round_price import price_step
@@ -32,8 +33,8 @@ from edgefl.records import kind_of_machine
 from edgefl.registry import choose
 from edgefl.resources.gpu_memory import gpu_of
 from edgefl.resources.hardware import capabilities
+from edgefl.resources.process_memory import give_back_at_once
 from edgefl.resources.sensors import EnergyProbe, temperature
-from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -48,10 +49,34 @@ LINK_BYTES = 4 * 2**20
 LINK_S = 30.0
 #: Side of the matrices that are multiplied: 2 GFLOP a product.
 SIDE = 1024
-#: Seconds that each speed is measured for.
-WORK_S = 2.0
-#: A step of a small transformer: samples, tokens, width, blocks.
-STEP = (16, 64, 256, 2)
+#: Seconds that each product is measured for, and all training steps together.
+WORK_S, STEPS_S = 1.0, 8.0
+
+
+class StepSize(NamedTuple):
+    """Size of a measured training step."""
+
+    modalities: int
+    rows: int
+    tokens: int
+    width: int
+    depth: int
+
+
+#: Steps whose time is mostly that of calls, of bytes written, and of FLOPs.
+STEPS = (
+    *(StepSize(2, 8, 16, 16, 1), StepSize(2, 8, 16, 32, 3)),
+    *(StepSize(2, 64, 16, 32, 3), StepSize(1, 128, 32, 32, 2), StepSize(2, 64, 16, 64, 2), StepSize(2, 64, 16, 128, 2)),
+    StepSize(1, 16, 64, 256, 2),
+)
+
+
+class Rates(NamedTuple):
+    """What training steps are measured at: FLOPs and bytes a second, seconds an operation."""
+
+    flops: float
+    operation_s: float
+    written_bytes: float
 
 
 class Link(NamedTuple):
@@ -69,10 +94,13 @@ def measured_profile(name: str, torch_device: str, directory: Path, link: Link |
     directory.mkdir(parents=True, exist_ok=True)
     machine = capabilities(directory)
     device = _device(torch_device)
-    training, power, source = _training(device)
+    if device == "cpu":
+        give_back_at_once()  # as a trainer's process does, whose large tensors are mapped each time
+    rates, power, source = _training(device)
     speed: dict[str, object] = {
-        "flops": _rounded(training),
-        "operation_s": _rounded(operation_seconds(device, training)),
+        "flops": _rounded(rates.flops),
+        "operation_s": _rounded(rates.operation_s),
+        "written_bytes": _rounded(rates.written_bytes),
         "machine": kind_of_machine(machine),
         "matmul": _matmul(device, notes),
     }
@@ -120,54 +148,70 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def _training(device: str) -> tuple[float, float | None, str]:
-    """(FLOPs a second of training steps, watts meanwhile or None, the sensor or why there is none)."""
-    batch, tokens, width, depth = STEP
-    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
-    model = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).to(device)
-    x = torch.randn(batch, tokens, width, device=device)
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        model(x).square().mean().backward()
-        _wait(device)
-
-    with FlopCounter() as counter:
+def _training(device: str) -> tuple[Rates, float | None, str]:
+    """(Rates of training steps, watts of the largest or None, the sensor or why there is none)."""
+    made = [_trainer_step(device, size) for size in STEPS]
+    spent: list[list[float]] = [[] for _ in made]
+    for step, _ in made:
         step()
-    flops = counter.flops
+    until = time.perf_counter() + STEPS_S
+    while not spent[0] or time.perf_counter() < until:
+        for (step, _), times in zip(made, spent, strict=True):  # in turn, so that other load disturbs all alike
+            times.append(_timed(step))
+    seconds = [float(np.quantile(times, 0.25)) for times in spent]
+    largest, _ = made[-1]
     with EnergyProbe(device) as energy:
-        started = time.perf_counter()
-        seconds = _seconds(step)
-        spent = time.perf_counter() - started
+        began = time.perf_counter()
+        _seconds(largest)
+        whole = time.perf_counter() - began
     figure = energy.figure()
     told = figure.source if figure.value is not None else figure.reason
-    return flops / seconds, None if figure.value is None else figure.value / spent, told
+    rates = rates_of([price for _, price in made], seconds)
+    return rates, None if figure.value is None else figure.value / whole, told
 
 
-def operation_seconds(device: str, flops_rate: float) -> float:
-    """Overhead in seconds of an operation in a training step besides its FLOPs; median of many small steps.
-
-    A step of two encoders of size tiny is nearly all such time. The step is the trainer's own, its operations are
-    counted as the planner counts them; what the optimiser does comes on top of them, here as there.
-    """
-    rows, names = 16, ("acc", "gyro")
-    encoders = {m: encoder_of_size("sensor", "tiny", (64, 3)) for m in names}
-    model = ModelSpec(encoders, 6, HeadSpec(width=64, out=32, dropout=0.0), 32, 4, tuple("abcd"))
+def _trainer_step(device: str, size: StepSize) -> tuple[Callable[[], None], Priced]:
+    """A step as the trainer takes it, and its price as the planner counts it."""
+    names, tokens = ("acc", "gyro")[: size.modalities], size.tokens
+    encoder = EncoderSpec(input_shape=(4 * tokens, 3), width=size.width, depth=size.depth, heads=4, patch=4)
+    head = HeadSpec(width=size.width, out=32, dropout=0.0)
+    model = ModelSpec(dict.fromkeys(names, encoder), size.depth, head, 32, 4, tuple("abcd"))
     schedule = choose("schedule", {})
-    stage = schedule.bind(schedule.method.stages)(model, [1] * 6)[-1]
-    job = Job(model, stage, Hyper(batch_size=rows, lr={"encoder": 1e-3, "head": 1e-3}), Slots())
-    price = price_step(job, dict.fromkeys(names, rows))
+    stage = schedule.bind(schedule.method.stages)(model, [1] * size.depth)[-1]
+    job = Job(model, stage, Hyper(batch_size=size.rows, lr={"encoder": 1e-3, "head": 1e-3}), Slots())
     built = build(model, stage.present, device=device)
     prepare(built, stage.trained)
     optimizer = make_optimizer(built, stage.trained, job.hyper)
-    inputs = {m: torch.randn(rows, 64, 3, device=device) for m in names}
-    batch = Batch(rows, inputs, dict.fromkeys(names), torch.arange(rows, device=device) % 4, complete=rows)
+    inputs = {m: torch.randn(size.rows, 4 * tokens, 3, device=device) for m in names}
+    labels = torch.arange(size.rows, device=device) % 4
+    batch = Batch(size.rows, inputs, dict.fromkeys(names), labels, complete=size.rows)
 
     def step() -> None:
         train_step(built, job, batch, optimizer, Auxiliary())
         _wait(device)
 
-    return max(0.0, _seconds(step, quartile=True) - price.flops / flops_rate) / price.operations
+    return step, price_step(job, dict.fromkeys(names, size.rows))
+
+
+def rates_of(prices: Sequence[Priced], seconds: Sequence[float]) -> Rates:
+    """Rates that explain the seconds of steps with these prices best, by relative error; none is negative.
+
+    A step's seconds are the sum of its FLOPs, its operations and the bytes that it writes, each by its rate. Of three
+    costs only those are taken that together come nearest; one that is not needed has the rate 0.
+    """
+    counts = np.array([(price.flops, price.operations, price.written) for price in prices])
+    shares = counts / np.array(seconds)[:, None]
+    best, found = math.inf, np.zeros(3)
+    for chosen in ([0, 1, 2], [0, 1], [0, 2], [0]):
+        costs = np.zeros(3)
+        costs[chosen] = np.linalg.lstsq(shares[:, chosen], np.ones(len(prices)), rcond=None)[0]
+        error = float(np.square(shares @ costs - 1).sum())
+        if (costs >= 0).all() and costs[0] > 0 and error < best:
+            best, found = error, costs
+    flop_s, operation_s, written_s = map(float, found)
+    if not flop_s:  # the seconds tell nothing of the FLOPs: all of the largest step are theirs
+        return Rates(prices[-1].flops / seconds[-1], operation_s, 0.0)
+    return Rates(1 / flop_s, operation_s, 1 / written_s if written_s else 0.0)
 
 
 def _matmul(device: str, notes: list[str]) -> dict[str, float]:
@@ -192,16 +236,20 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _seconds(work: Callable[[], None], *, quartile: bool = False) -> float:
-    """Median seconds of ``work`` after a warm-up; ``quartile``: the lower one, for work disturbed by other load."""
+def _seconds(work: Callable[[], None]) -> float:
+    """Median seconds of ``work`` after a warm-up."""
     work()
     spent: list[float] = []
     until = time.perf_counter() + WORK_S
     while not spent or time.perf_counter() < until:
-        started = time.perf_counter()
-        work()
-        spent.append(time.perf_counter() - started)
-    return statistics.quantiles(spent)[0] if quartile and len(spent) > 1 else statistics.median(spent)
+        spent.append(_timed(work))
+    return statistics.median(spent)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def _disk(directory: Path) -> dict[str, int]:

@@ -119,12 +119,13 @@ class Budget(msgspec.Struct, frozen=True):
 class Speed(msgspec.Struct, frozen=True):
     """Throughput and power of a device, from its profile; 0: not known."""
 
-    flops: float = 0.0  # while training, 2 per multiply-accumulate
+    flops: float = 0.0  # while training, 2 per multiply-accumulate, apart from calls and bytes written
     down_bytes: float = 0.0
     up_bytes: float = 0.0
     power_w: float = 0.0  # of the whole device, while training
     operation_s: float = 0.0  # seconds that an operation of a training step takes besides its FLOPs
     machine: str = ""  # the kind of machine these were measured on, as ``kind_of_machine`` says it; "": not known
+    written_bytes: float = 0.0  # of tensors that a training step makes or changes, a second
 
 
 #: Columns that a table's encoder takes, each a token, and values of a category.
@@ -232,7 +233,8 @@ class Cost(msgspec.Struct, frozen=True):
     layer_bytes: int = 0  # down in a round between two whole exchanges, at most: one layer; 0: there are none
     layers_up_bytes: int = 0  # up in such a round, at most
     step_flops: float = 0.0  # of the round's training steps alone; 0: all of them
-    operations: float = 0.0  # of the round's training steps, forward and backward
+    operations: float = 0.0  # of the round's training steps
+    written_bytes: float = 0.0  # of tensors that these make or change
     personal_flops: float = 0.0  # of the round, from the device's second one on: its personal model is judged
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
     memory: dict[str, int] = {}  # components of the step's peak, before factors learned of the device

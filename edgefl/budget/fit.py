@@ -212,7 +212,7 @@ def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic
                     cost=cost,
                     factors=candidate.factors,
                     predicted=figures_of(cost, declared=bool(one.model.declared)),
-                    predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
+                    predicted_first=first_figures(one, traffic.before, cost, priced, candidate),
                     shortened=(whole or candidate.declined[-1].refusal) if less else None,
                     layer=largest_layer(one, traffic.layers),
                     rank=trained_rank(one.model, one.stage),

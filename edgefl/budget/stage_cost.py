@@ -29,7 +29,7 @@ from edgefl.plan.training_samples import (
     stored_bytes,
     together_in,
 )
-from edgefl.records import Cost, Figure, Figures, has_card
+from edgefl.records import Cost, Figure, Figures, Speed, has_card
 from edgefl.registry import chosen, signature
 
 
@@ -152,8 +152,9 @@ class Priced(NamedTuple):
 
     ``cache_fill_flops``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
-    ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
-    them): of all training steps of the round.
+    ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (views among them), ``written`` (bytes of what
+    they make or change): of all training steps of the round. ``counted``: operations whose FLOPs are counted as they
+    run, in a stage's first round.
     ``libraries``: memory on a CPU that a first round leaves in use; ``personal_flops``: FLOPs of judging the personal
     model, which a device has from its second round on; ``in_files``: bytes of weights that lie on disk; ``holes``: in a
     CPU's heap, between the tensors of a step, with what libraries take in every round.
@@ -167,6 +168,8 @@ class Priced(NamedTuple):
     sample_flops: float = 0.0
     step_flops: float = 0.0
     operations: float = 0.0
+    written: float = 0.0
+    counted: float = 0.0
     libraries: int = 0
     personal_flops: float = 0.0
     in_files: int = 0
@@ -184,6 +187,9 @@ _MODULES_BYTES, _FAMILY_BYTES = 155 * 2**20, 10 * 2**20
 #: What a step of its modules takes beside tensors, more than of our own: with RoBERTa and DINOv2 10 MiB in a trainer's
 #: first round, 2 to 5 in the next.
 _MODULES_STEP_BYTES = 8 * 2**20
+
+#: How many times an operation's own time it takes to count its FLOPs as it runs: 4 to 7 on an x86-64 processor.
+_COUNTING = 5
 
 #: price(job, samples)
 Price = Callable[[Job, Mapping[str, int]], Priced]
@@ -223,6 +229,7 @@ def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffi
         step_flops=priced.step_flops,
         personal_flops=priced.personal_flops,
         operations=priced.operations,
+        written_bytes=priced.written,
     )
     return cost if job.model.declared else timed(cost, candidate)
 
@@ -348,13 +355,21 @@ def timed(cost: Cost, candidate: Candidate) -> Cost:
     speed, factor = candidate.capabilities.speed, candidate.factors
     if not speed.flops:
         return cost
-    plain = cost.flops / factor.get("flops", 1.0) / speed.flops + cost.operations * speed.operation_s
-    steps = cost.step_flops / speed.flops + cost.operations * speed.operation_s if cost.step_flops else plain
+    flop_s, calls_s, flops = _flop_seconds(cost, speed), cost.operations * speed.operation_s, cost.flops
+    plain = flops / factor.get("flops", 1.0) * flop_s + calls_s
+    steps = cost.step_flops * flop_s + calls_s if cost.step_flops else plain
     links = ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes))
     transfer = sum(payload / rate for payload, rate in links if rate)
     compute = steps * factor.get("compute_s", 1.0)
     energy = (plain + transfer) * speed.power_w * factor.get("energy_j", 1.0)
     return msgspec.structs.replace(cost, compute_s=compute, wall_s=max(compute, plain) + transfer, energy_j=energy)
+
+
+def _flop_seconds(cost: Cost, speed: Speed) -> float:
+    """Seconds that a FLOP takes with the bytes written beside it, as in the round's steps."""
+    flops = cost.step_flops or cost.flops
+    written_s = cost.written_bytes / speed.written_bytes if speed.written_bytes else 0.0
+    return 1 / speed.flops + (written_s / flops if flops else 0.0)
 
 
 def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
@@ -370,7 +385,7 @@ def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
     if not speed.flops or not cost.flops:
         return both
     # Steps take what they took: filling is before them, and only in the wall time and the joules.
-    seconds = more / speed.flops
+    seconds = more * _flop_seconds(cost, speed)
     rate = cost.energy_j / cost.wall_s if cost.wall_s else 0.0
     return msgspec.structs.replace(both, wall_s=cost.wall_s + seconds, energy_j=cost.energy_j + seconds * rate)
 
@@ -386,16 +401,20 @@ def _packed_on_disk(job: Job, traffic: StageTraffic) -> int:
     return bytes_of(based, part_bytes) + sum(traffic.packed(based, transfer.down, transfer).values()) + residuals
 
 
-def first_figures(
-    job: Job, before: Stage | None, cost: Cost, cache_fill_flops: Mapping[str, float], candidate: Candidate
-) -> Figures:
-    """Predicted figures of a stage's first round, filling the prefix cache beyond ``before``; {} without a cache."""
-    if not cache_fill_flops:
+def first_figures(job: Job, before: Stage | None, cost: Cost, priced: Priced, candidate: Candidate) -> Figures:
+    """Predicted figures of a stage's first round; {} where it is like any other.
+
+    Its prefix cache is filled beyond ``before``, and the FLOPs of its shapes of batches are counted as they run.
+    """
+    counting = priced.counted * _COUNTING * candidate.capabilities.speed.operation_s if cost.compute_s else 0.0
+    if not priced.cache_fill_flops and not counting:
         return {}
     known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
     there = {part for prefix in known.values() for part in prefix.parts}
-    more = sum(flops for part, flops in cache_fill_flops.items() if part not in there)
-    return figures_of(filled(cost, more, candidate))
+    more = sum(flops for part, flops in priced.cache_fill_flops.items() if part not in there)
+    first = filled(cost, more, candidate)
+    seconds = {"compute_s": first.compute_s + counting, "wall_s": first.wall_s + counting}
+    return figures_of(msgspec.structs.replace(first, **seconds) if counting else first)
 
 
 #: Reason of what is not known of a round in which the device runs a function of its owner's.

@@ -52,13 +52,18 @@ class BudgetConfig(Values):
 class SpeedConfig(Values):
     """Speed of the device. Left out: not known, and then no seconds or joules are predicted."""
 
-    flops: Annotated[float, Field(ge=0)] = Field(0.0, description="FLOPs a second while training")
+    flops: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="FLOPs a second while training, apart from calls and writes"
+    )
     down_bytes: Bytes = Field(0, description="bytes a second from the broker")
     up_bytes: Bytes = Field(0, description="bytes a second to the broker")
     power_w: Annotated[float, Field(ge=0)] = Field(0.0, description="watts of the whole device while training")
     operation_s: Annotated[float, Field(ge=0)] = Field(
         0.0,
         description="seconds that an operation of a training step takes besides its FLOPs",
+    )
+    written_bytes: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="bytes a second of tensors that a training step makes or changes"
     )
     machine: str = Field("", description="kind of machine the figures are of; ratios are reported for it alone")
     matmul: dict[str, float] = Field({}, description="FLOPs a second of a matrix product, by type; for the record")
@@ -67,7 +72,10 @@ class SpeedConfig(Values):
 
     def record(self) -> Speed:
         """The part of it that travels in messages."""
-        return Speed(self.flops, self.down_bytes, self.up_bytes, self.power_w, self.operation_s, self.machine)
+        return Speed(
+            *(self.flops, self.down_bytes, self.up_bytes, self.power_w),
+            *(self.operation_s, self.machine, self.written_bytes),
+        )
 
 
 class DeviceProfile(Values):

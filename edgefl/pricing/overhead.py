@@ -26,7 +26,7 @@ from edgefl.plan.stages import is_closing
 from edgefl.plan.training_samples import LEAST, MOST, built_parts, needs_labels, prefixes
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import chosen
-from edgefl.resources.tensor_counters import FlopCounter
+from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.embeddings import projections_of, take_local_statistics
 from edgefl.training.flop_cache import kind_of_step, metered
 from edgefl.training.forward import Auxiliary, local_tables, pseudo_labels_of
@@ -75,7 +75,7 @@ class Overhead:
         """
         flops = self._statistics(job, share)
         if is_closing(job.stage):
-            return flops + share.own * self._mean(job, share.patterns, projections_of) + _matchers(job, share)
+            return flops + share.own * self._mean(job, share.patterns, projections_of) + matchers(job, share)
         if share.holdout:
             evaluations = 2 + _personal(job)  # as received, as trained, the personal model
             each = self._mean(job, share.tried, _evaluate)
@@ -188,37 +188,40 @@ def _samples(job: Job, pattern: Pattern) -> Dataset:
     )
 
 
-def _matchers(job: Job, share: Share) -> float:
-    """FLOPs of training the matcher networks."""
-    flops = 0.0
+def matchers(job: Job, share: Share, counter: type[FlopCounter | LiveBytes] = FlopCounter) -> float:
+    """FLOPs of training the matcher networks, or its operations, by ``counter``."""
+    found = 0.0
     own = [m for m in job.model.encoders if share.having(m) and f"match/{m}" in job.stage.present]
     for m in own:
         small = build(job.model, [f"match/{m}"], device="meta").part(f"match/{m}")
         if job.model.matching == "classifier":
-            flops += _training(job, small, round(share.own * share.having(m)), [partial(classifier_loss, small)])
+            rows = round(share.own * share.having(m))
+            found += _training(job, small, rows, [partial(classifier_loss, small)], counter)
             continue
         for other in own:
             if other != m:
                 prior = small.get_submodule(f"to/{other}")
                 losses = prior_losses(prior, MatcherSettings().temperature)
-                flops += _training(job, prior, round(share.own * share.having(m, other)), losses)
-    return flops
+                found += _training(job, prior, round(share.own * share.having(m, other)), losses, counter)
+    return found
 
 
-def _training(job: Job, module: nn.Module, rows: int, losses: Sequence[Loss]) -> float:
-    """FLOPs of training a matcher network on ``rows`` samples by each loss, with its final evaluation."""
+def _training(
+    job: Job, module: nn.Module, rows: int, losses: Sequence[Loss], counter: type[FlopCounter | LiveBytes]
+) -> float:
+    """What ``counter`` counts of training a matcher network on ``rows`` samples by each loss, and its evaluation."""
     settings, width = MatcherSettings(), job.model.head.out
     if rows < _ROWS:
         return 0.0
-    flops = 0.0
+    found = 0.0
     sizes = Counter(len(x) for x in np.array_split(np.empty(rows), max(1, rows // settings.batch_size)))
     for size, count in sizes.items():
         x = torch.empty((size, width), device="meta")
         target = torch.empty(size, dtype=torch.int64, device="meta") if job.model.matching == "classifier" else x
-        with FlopCounter() as counter:
+        with counter() as step:
             for loss in losses:
                 loss(x, target).backward()  # type: ignore[no-untyped-call]
-        flops += settings.epochs * count * counter.flops
-    with FlopCounter() as counter, torch.no_grad():
+        found += settings.epochs * count * step.counted()[0]
+    with counter() as whole, torch.no_grad():
         module(torch.empty((rows, width), device="meta"))
-    return flops + float(counter.flops)
+    return found + whole.counted()[0]

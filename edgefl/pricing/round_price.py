@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from statistics import NormalDist
 
 import msgspec
@@ -35,7 +35,7 @@ from edgefl.plan.training_samples import (
     usable_samples,
     with_cache,
 )
-from edgefl.pricing.overhead import Overhead, Share, zero_prototypes
+from edgefl.pricing.overhead import Overhead, Share, matchers, zero_prototypes
 from edgefl.registry import chosen
 from edgefl.resources.heap import Heap, peak_of_steps
 from edgefl.resources.process_memory import MAPPED_BYTES
@@ -102,7 +102,8 @@ class Pricer:
         overhead = self._overhead(job, given)
         if is_closing(job.stage):
             held = price_closing(job, {m: round(samples.get("", 0) * share[m]) for m in own})
-            return held._replace(flops=overhead, sample_flops=overhead / max(1, samples.get("", 0)))
+            calls = matchers(job, given, LiveBytes)
+            return held._replace(flops=overhead, operations=calls, sample_flops=overhead / max(1, samples.get("", 0)))
         stores = {
             part: (peak, samples.get(m, 0) * by_row)
             for m, prefix in prefixes(job).items()
@@ -118,6 +119,8 @@ class Pricer:
             step / size,
             steps * step,
             steps * largest.operations,
+            steps * largest.written * (step / largest.flops if largest.flops else 1.0),
+            largest.operations * min(steps, shapes_counted(job, patterns)),
             self.libraries(job, own),
             self._overhead.personal(job, given),
             largest.in_files,
@@ -165,6 +168,14 @@ class Pricer:
 def process_pricer() -> Pricer:
     """The pricer shared in this process: runs of one model, such as a study's, are traced once."""
     return Pricer()
+
+
+def shapes_counted(job: Job, patterns: Mapping[Pattern, float]) -> float:
+    """Number of shapes of batches whose FLOPs a device counts before it knows those of the others."""
+    if len(patterns) < 2:
+        return 1
+    each = {"rows": 1 + len(job.model.encoders), "patterns": len(patterns), "nothing": inf}
+    return each[linear_in(job)]
 
 
 def most_rows(job: Job, patterns: Mapping[Pattern, float], samples: int, own: Sequence[str]) -> dict[str, int]:
@@ -249,18 +260,23 @@ def price_step(job: Job, rows: Mapping[str, int], steps: int = 2) -> Priced:
         if repair.method.observe is not None:
             state = [torch.empty_like(p) for p in repair.bind(repair.method.observe)(job, model).copied]
         kept = live.live - before
-        begun, ready = live.operations, len(live.events)
+        begun, ready = live.counted(), len(live.events)
         with FlopCounter() as counter:
             in_backward = optimizer_in_backward(job, optimizer, model)
             done = run_forward(model, job, batch, auxiliary)
             live.note = lambda: sum(p.grad.nbytes for p in trained if p.grad is not None)
             run_backward(model, job, batch, done, in_backward)
-            flops, operations = counter.flops, live.operations - begun
+            flops = counter.flops
         del done
         passed, before = live.peak, live.live
+        trained_until = live.counted()
         _hold(optimizer)
-        late = live.live - before  # state that comes with the only update
+        late, held = live.live - before, live.counted()  # state that comes with the only update
         optimizer.step()
+        operations, written = (
+            float(end - at_hold + trained - start)
+            for start, trained, at_hold, end in zip(begun, trained_until, held, live.counted(), strict=True)
+        )
         ended = len(live.events)
         del state
     peak = live.peak - in_files
@@ -271,7 +287,9 @@ def price_step(job: Job, rows: Mapping[str, int], steps: int = 2) -> Priced:
     events = live.events
     heap = peak_of_steps(events[:made], events[made:ready], events[ready:ended], MAPPED_BYTES, steps)
     holes = max(0, heap - live.peak)
-    return Priced(peak, float(flops), memory=memory, operations=float(operations), holes=holes, in_files=in_files)
+    return Priced(
+        peak, float(flops), memory=memory, operations=operations, written=written, holes=holes, in_files=in_files
+    )
 
 
 def _hold(optimizer: Optimizer) -> None:

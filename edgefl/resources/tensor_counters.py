@@ -61,9 +61,13 @@ class FlopCounter:
         """Operations counted since entering."""
         return int(self._mode.get_total_flops()) + self._repeated
 
-    def repeat(self, times: int, since: int) -> None:
-        """Count what was done since ``flops`` was ``since`` so many times more."""
-        self._repeated += times * (self.flops - since)
+    def counted(self) -> tuple[int, ...]:
+        """What ``repeat`` begins from."""
+        return (self.flops,)
+
+    def repeat(self, times: int, since: tuple[int, ...]) -> None:
+        """Count what was done since ``since`` so many times more."""
+        self._repeated += times * (self.flops - since[0])
 
 
 #: The counters that are open in this context.
@@ -73,12 +77,10 @@ _OPEN: ContextVar[tuple[FlopCounter | LiveBytes, ...]] = ContextVar("_OPEN", def
 @contextmanager
 def standing_for(times: int) -> Iterator[None]:
     """Count FLOPs and operations inside as if they ran ``times`` times."""
-    before = [
-        (counter, counter.operations if isinstance(counter, LiveBytes) else counter.flops) for counter in _OPEN.get()
-    ]
+    before = [(counter, counter.counted()) for counter in _OPEN.get()]
     yield
-    for counter, count in before:
-        counter.repeat(times - 1, count)
+    for counter, counts in before:
+        counter.repeat(times - 1, counts)
 
 
 class _NoModules:
@@ -96,7 +98,8 @@ class _NoModules:
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its base unannotated
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted.
 
-    ``operations``: how many ran inside. ``noted``: what ``note``, as it was set then, said at that moment.
+    ``operations``: how many ran inside; ``written``: bytes of tensors that they made or changed. ``noted``: what
+    ``note``, as it was set then, said at that moment.
     ``events``: storages as they came and went, numbered from 1.
     """
 
@@ -107,7 +110,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.peak = 0
         self.note: Callable[[], int] = lambda: 0
         self.noted = 0
-        self.operations = 0
+        self.operations = self.written = 0
         self.events: list[Event] = []
         self._made = 0
         self._seen: dict[int, int] = {}
@@ -123,15 +126,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # the same
         _OPEN.reset(self._open)
 
-    def repeat(self, times: int, since: int) -> None:
-        """Count what was done since ``operations`` was ``since`` so many times more."""
-        self.operations += times * (self.operations - since)
+    def counted(self) -> tuple[int, ...]:
+        """What ``repeat`` begins from."""
+        return self.operations, self.written
+
+    def repeat(self, times: int, since: tuple[int, ...]) -> None:
+        """Count what was done since ``since`` so many times more."""
+        self.operations += times * (self.operations - since[0])
+        self.written += times * (self.written - since[1])
 
     def __torch_dispatch__(
         self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Any = None
     ) -> object:
         given = {_identity(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         self.operations += 1
+        self.written += sum(one.nbytes for one in _changed(func, args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and _identity(leaf) not in given:
@@ -147,6 +156,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._seen[key] = self._made
         self.events.append((self._made, size))
         self.live += size
+        self.written += size
         if self.live > self.peak:
             self.peak, self.noted = self.live, self.note()
         weakref.finalize(storage, self._free, key, size)
@@ -154,6 +164,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     def _free(self, key: int, size: int) -> None:
         self.events.append((-self._seen.pop(key), size))
         self.live -= size
+
+
+def _changed(func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> list[torch.Tensor]:
+    """Tensors that an operation changes in place."""
+    if not func._schema.is_mutable:  # noqa: SLF001 - torch's own counters read it as well
+        return []
+    given = zip(func._schema.arguments, args, strict=False)  # noqa: SLF001 - the same
+    written = [value for one, value in given if one.is_write]
+    written += [value for name, value in kwargs.items() if name == "out"]
+    return [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
 
 
 def _identity(tensor: torch.Tensor) -> int:

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from device_agent import measured_profile as measure
 from device_agent.cli import app
 from edgefl.budget.fit import verdict
-from edgefl.budget.stage_cost import filled, timed
+from edgefl.budget.stage_cost import Priced, filled, first_figures, timed
 from edgefl.config.profiles import load_device
-from edgefl.plan.job import Candidate
+from edgefl.plan.job import Candidate, Job
 from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed, kind_of_machine
 from edgefl.resources.hardware import capabilities
 from edgefl.transport.broker import start_broker
@@ -28,7 +28,9 @@ from edgefl.transport.link import TlsFiles
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "WORK_S", 0.05)
     monkeypatch.setattr(measure, "SIDE", 128)
-    monkeypatch.setattr(measure, "STEP", (2, 8, 16, 1))
+    monkeypatch.setattr(measure, "STEPS_S", 0.05)
+    monkeypatch.setattr(measure, "STEPS", measure.STEPS[:2])
+    monkeypatch.setattr(measure, "give_back_at_once", lambda: None)  # it is for a process of its own
     monkeypatch.setattr(measure, "DISK_BYTES", 2**20)
     monkeypatch.setattr(measure, "LINK_BYTES", 2**20)
 
@@ -96,5 +98,39 @@ def test_seconds_and_joules_by_hand() -> None:
     busy = msgspec.structs.replace(device.capabilities, speed=Speed(1e10, operation_s=1e-5))
     small = msgspec.structs.replace(cost, step_flops=8e10, operations=4e5)
     assert timed(small, Candidate(capabilities=busy)).compute_s == pytest.approx(8 + 4)  # of the steps alone
+    writes = Speed(1e10, operation_s=1e-5, written_bytes=1e9)
+    slow = Candidate(capabilities=msgspec.structs.replace(device.capabilities, speed=writes))
+    more = timed(msgspec.structs.replace(small, written_bytes=16e9), slow)
+    assert more.compute_s == pytest.approx(8 + 4 + 16)
+    assert filled(more, 1e10, slow).wall_s == pytest.approx(more.wall_s + 1 + 2)  # what FLOPs write comes with them
     stored = filled(found, 1e11, device)
     assert (stored.flops, stored.compute_s, stored.wall_s, stored.energy_j) == (2e11, 10.0, 35.0, 140.0)
+
+
+def test_rates_are_those_that_the_seconds_of_steps_were_made_of() -> None:
+    def step(flops: float, operations: float, written: float) -> tuple[Priced, float]:
+        seconds = flops / 1e10 + operations * 1e-5 + written / 1e9
+        return Priced(0, flops, operations=operations, written=written), seconds
+
+    made = [step(1e6, 500, 1e6), step(4e8, 900, 3e7), step(6e9, 500, 1e8)]
+    prices = [price for price, _ in made]
+    assert measure.rates_of(prices, [spent for _, spent in made]) == pytest.approx(measure.Rates(1e10, 1e-5, 1e9))
+    nothing = [price._replace(written=0.0, operations=0.0) for price in prices]
+    assert measure.rates_of(nothing, [price.flops / 1e10 for price in prices]) == pytest.approx((1e10, 0.0, 0.0))
+
+
+def test_no_rate_is_negative_whatever_was_measured() -> None:
+    prices = [measure._trainer_step("cpu", size)[1] for size in measure.STEPS]
+    for seconds in ([1.0, 1e-6], [1e-6, 1.0], [1.0, 1.0]):
+        assert min(measure.rates_of(prices, seconds)) >= 0
+        assert measure.rates_of(prices, seconds).flops > 0
+
+
+def test_a_stages_first_round_counts_the_flops_of_each_shape_of_batches() -> None:
+    speed = Speed(1e10, operation_s=1e-5, written_bytes=1e9)
+    device = Candidate(capabilities=Capabilities(speed=speed))
+    cost = timed(Cost(flops=1e10, operations=1e5), device)
+    assert first_figures(Job(), None, cost, Priced(0, 1e10), device) == {}
+    first = first_figures(Job(), None, cost, Priced(0, 1e10, counted=2000), device)
+    assert first["compute_s"].value == pytest.approx(cost.compute_s + 2000 * 5e-5)
+    assert first_figures(Job(), None, cost, Priced(0, 1e10, counted=2000), Candidate()) == {}

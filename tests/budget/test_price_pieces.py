@@ -56,6 +56,7 @@ def test_the_price_of_three_pieces_is_that_of_all(name: str, monkeypatch: pytest
     whole = price_step(made, rows)
     assert (found.peak, found.flops, found.memory) == (whole.peak, whole.flops, whole.memory)
     assert found.operations == pytest.approx(whole.operations, rel=0.03)
+    assert found.written == pytest.approx(whole.written, rel=0.03)
 
 
 def test_rows_that_lack_a_modality_and_the_step_itself() -> None:

@@ -287,3 +287,19 @@ def test_the_largest_batch_to_expect_lacks_what_most_samples_lack():
     assert rows["a"] == 64
     assert rows["b"] == 48  # 32, and 2.5 of 4 for the largest of 100 batches, up to a quarter of the batch
     assert most_rows(made, {whole: 0.5, half: 0.5}, 64, ["a", "b"])["b"] == 32  # the one batch there is
+
+
+def test_what_operations_make_and_change_is_written() -> None:
+    with LiveBytes() as live:
+        a = torch.empty(10, device="meta")  # 40 bytes
+        b = a + 1  # 40
+        b.mul_(2)  # 40 once more
+        a.view(2, 5)  # nothing
+        torch._foreach_add_([a, b], 1.0)  # 80
+    assert (live.written, live.operations) == (200, 5)
+
+
+def test_operations_of_a_step_are_with_its_update() -> None:
+    rows = dict.fromkeys(job().model.encoders, 8)
+    adamw, adafactor = (price_step(job(optimizer=name), rows) for name in ("adamw", "adafactor"))
+    assert adafactor.operations > 1.5 * adamw.operations  # parameter by parameter
