@@ -26,6 +26,7 @@ from edgefl.data.sources import has_manifest, load
 from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError, TrainingCodeError
 from edgefl.models.adapter import cut_of
+from edgefl.models.reuse import Models
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
 from edgefl.plan.training_samples import is_rehearsed
@@ -61,7 +62,7 @@ class LocalTrainer:
 
     ``dataset``: as read from ``settings.data``; None: the owner's own code reads it, and trains. ``counts``: of steps,
     shared with other trainers in this process. ``alone``: the process serves this trainer only, so that its memory is
-    measured and given back.
+    measured and given back; else ``models`` are those that all its trainers use in turn.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class LocalTrainer:
         counts: FlopCounts | None = None,
         *,
         alone: bool = True,
+        models: Models | None = None,
     ) -> None:
         self.settings = settings
         self.alone = alone
+        self.models = models
         self.counts = counts or FlopCounts()
         self.device = settings.torch_device
         if self.device == "auto":
@@ -237,7 +240,8 @@ class LocalTrainer:
             here = round_of(job, offer.attempt, parts, salt)
             here.device, here.data, here.on_step = self.device, self.settings.data, on_progress
             return data.round(job, here, kept)
-        local = LocalState(data.holdout, kept, self.device, self.counts, self._prefixes(data, offer.manifest, store))
+        cache = self._prefixes(data, offer.manifest, store)
+        local = LocalState(data.holdout, kept, self.device, self.counts, cache, self.models)
         return train_round(job, data.train, parts, local, salt=salt, on_progress=on_progress)
 
     def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:

@@ -26,6 +26,7 @@ from edgefl.resources.process_memory import give_back_at_once
 
 if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to be good
     from device_agent.trainer.local_trainer import LocalTrainer
+    from edgefl.models.reuse import Models
     from edgefl.training.flop_cache import FlopCounts
 
 
@@ -40,6 +41,7 @@ class Trainers:
         self._trainers: dict[TrainerSettings, LocalTrainer] = {}
         self._active: LocalTrainer | None = None
         self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
+        self._models: Models | None = None  # of all devices in turn, where the process is not one's alone
 
     def handlers(self) -> dict[str, Handler]:
         """Request name -> handler of a trainer's process."""
@@ -91,8 +93,12 @@ class Trainers:
                 _check_cuda()
             from device_agent.trainer.local_trainer import LocalTrainer
 
-            self._trainers[settings] = LocalTrainer(settings, dataset, self._counts, alone=self._alone)
-            self._counts = self._trainers[settings].counts
+            if not self._alone and self._models is None:
+                from edgefl.models.reuse import Models
+
+                self._models = Models()
+            made = LocalTrainer(settings, dataset, self._counts, alone=self._alone, models=self._models)
+            self._trainers[settings], self._counts = made, made.counts
         return self._trainers[settings]
 
 

@@ -21,6 +21,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, DivergedError, EdgeFLError
 from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.reuse import Models
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of, space_of_part, task_parts
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.choice_of_k import candidates
@@ -60,7 +61,8 @@ class LocalState:
     """State of a device besides its training samples, kept between rounds.
 
     ``holdout``: samples to test on before and after training; ``kept``: parts the last round left here; ``device``: of
-    torch; ``counts``: FLOPs by shape, so that none is counted twice; ``cache``: the frozen prefix's outcome.
+    torch; ``counts``: FLOPs by shape, so that none is counted twice; ``cache``: the frozen prefix's outcome;
+    ``models``: those of earlier rounds in this process, None where each round builds its own.
     """
 
     holdout: Dataset | None = None
@@ -68,6 +70,7 @@ class LocalState:
     device: str = "cpu"
     counts: FlopCounts = field(default_factory=FlopCounts)
     cache: PrefixCache = field(default_factory=lambda: PrefixCache(Path(tempfile.gettempdir())))
+    models: Models | None = None
 
 
 class AbandonedError(EdgeFLError):
@@ -197,7 +200,10 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
     """
     wanted = built_parts(job)
     settle = on_disk(job, local.cache.folder) if local.device == "cpu" else None
-    model = build(job.model, wanted, device=local.device, seed=job.hyper.seed, settle=settle)
+    if local.models is not None and settle is None:
+        model = local.models.take(job.model, wanted, local.device, job.hyper.seed)
+    else:
+        model = build(job.model, wanted, device=local.device, seed=job.hyper.seed, settle=settle)
     resumes = (job.period or WHOLE_ROUND).resumes
     own = set(job.stage.trained if resumes else kept_parts(job))
     lent = by_part(parts[LAYERS]) if resumes and LAYERS in parts else {}
