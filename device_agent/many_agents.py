@@ -112,8 +112,9 @@ class HostedTrainer:
 
         async with self._worker.turn:
             try:
-                # Only a warm process may be interrupted: the signal would kill a cold one.
-                await self._worker.process.call("warm", WarmRequest(self._settings, offer=work.offer))
+                # Only a warm process may be interrupted: the signal would kill a cold one. This one gets no signal.
+                if self._worker.process.pid != os.getpid():
+                    await self._worker.process.call("warm", WarmRequest(self._settings, offer=work.offer))
                 if self._interrupted:
                     refusal = Refusal("abandoned", detail="left off before its turn")
                     return Ended(Result(refusal=refusal, figures=NOTHING_TRAINED), alive=True)

@@ -73,6 +73,8 @@ class Trainers:
         """Train one round of the requesting device."""
         request = msgspec.convert(body, TrainRequest)
         self._active = self._trainer(request.settings)
+        if not self._alone:  # else they were loaded before, and are no part of the round
+            self._active.load_modules(request.offer)
         try:
             return self._active.train(request, note)
         finally:

@@ -29,6 +29,7 @@ class _Built(NamedTuple):
     key: tuple[object, ...]
     model: StagedModel
     modules: list[nn.Module]
+    kinds: list[type[nn.Module]]
     attributes: list[dict[str, Any]]  # of each module
     parameters: list[tuple[nn.Parameter, bool]]  # and whether it takes a gradient
     buffers: list[tuple[Tensor, Tensor]]  # that do not travel, and their values
@@ -67,6 +68,7 @@ def _noted(key: tuple[object, ...], model: StagedModel) -> _Built:
         key,
         model,
         modules,
+        list(map(type, modules)),
         [_plain(module) for module in modules],
         [(parameter, parameter.requires_grad) for parameter in model.parameters()],
         [(buffer, buffer.clone()) for buffer in model.buffers() if id(buffer) not in travelling],
@@ -81,7 +83,7 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 def _restored(built: _Built) -> bool:
     """Put a model back to how it was built; False where that cannot be done."""
     modules, parameters = list(built.model.modules()), list(built.model.parameters())
-    if list(map(id, modules)) != list(map(id, built.modules)):
+    if list(map(id, modules)) != list(map(id, built.modules)) or list(map(type, modules)) != built.kinds:
         return False
     if list(map(id, parameters)) != [id(parameter) for parameter, _ in built.parameters]:
         return False

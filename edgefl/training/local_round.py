@@ -48,7 +48,7 @@ from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.sending import Seen, uploaded
-from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.step import Updates, make_optimizer, prepare, train_step, updates_of
 from edgefl.training.weights_on_disk import on_disk
 
 Tensors = dict[str, np.ndarray]
@@ -238,6 +238,7 @@ class _Training:
         hyper = job.hyper
         pseudo_labels = pseudo_labels_of(job, model, self.auxiliary, dataset, self.rng)
         optimizer = make_optimizer(model, job.stage.trained, hyper, self.auxiliary.extra)
+        updates = updates_of(model, job, optimizer)
         modalities = own_modalities(job, dataset)
         planned = len(self.usable) // hyper.batch_size * hyper.epochs
         for epoch in range(1, hyper.epochs + 1):
@@ -245,7 +246,7 @@ class _Training:
             if observer is not None:
                 rows = unmixed_rows(dataset, self.usable, modalities, hyper.batch_size, self.rng)
             for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
-                self._step(optimizer, batch)
+                self._step(optimizer, batch, updates)
                 on_progress(epoch, len(self.loss), planned, self.loss[-1])
             if observer is not None:
                 observer.epoch()
@@ -256,14 +257,14 @@ class _Training:
             )
         model.zero_grad(set_to_none=True)
 
-    def _step(self, optimizer: Optimizer, batch: Batch) -> None:
+    def _step(self, optimizer: Optimizer, batch: Batch, updates: Updates) -> None:
         """One optimisation step. Raises DivergedError for a loss that is not finite."""
         started = time.perf_counter()
         job = self.job
         kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
         complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
         with self.observer.step(optimizer, complete) if self.observer is not None else nullcontext():
-            work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary)
+            work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary, updates)
             loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
             if not np.isfinite(loss):
                 raise DivergedError(
