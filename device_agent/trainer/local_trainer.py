@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -51,8 +50,6 @@ from edgefl.training.prefix_cache import PrefixCache
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
-#: Least time between notes of progress, but for the last step's: the agent passes one on a second (``PROGRESS_S``).
-NOTE_S = 0.2
 #: What EdgeFL knows of the data that the owner's own code reads.
 NO_DATA = Dataset({}, {}, None, (), [])
 #: Models, methods and optimisers that this process has rehearsed, in one of their stages.
@@ -322,16 +319,9 @@ class LocalTrainer:
             self.ceiling.hold()
 
     def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
-        noted_at = 0.0
-
         def report(epoch: int, step: int, steps: int, loss: float) -> None:
-            nonlocal noted_at
             self._check()
             self._hold()
-            now = time.monotonic()
-            if step < steps and now - noted_at < NOTE_S:
-                return
-            noted_at = now
             note({"epoch": epoch, "step": step, "steps": steps, "loss": loss})
 
         return report
