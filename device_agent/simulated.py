@@ -36,7 +36,7 @@ from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 #: The device, and what ended it.
 Lost = Callable[[str, Exception], None]
 #: Devices whose data are read in one call to the thread that does it: between calls messages are taken.
-READ_AT_ONCE = 50
+READ_AT_ONCE = 10
 
 
 class Surroundings(NamedTuple):
@@ -103,6 +103,7 @@ class Devices:
 
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""
+        self._unread.clear()
         for agent in self.agents.values():
             agent.stop()
         await self._tasks.wait()
@@ -162,7 +163,7 @@ class Devices:
                 requests += [("warm", WarmRequest(settings, preparation)), ("leave", settings)]
             answers = await self._around.worker.calls(requests)
             for (device, _), found in zip(due, answers[::2], strict=True):
-                del self._unread[device.options.device]
+                self._unread.pop(device.options.device, None)
                 if isinstance(found, WorkerFailedError):
                     self._lose(device.options.device, found)
                     continue

@@ -116,8 +116,8 @@ class MemoryObjects:
         self._sizes: dict[str, int] = {}  # of every object that the device has
         self._held: dict[str, Bytes] = {}  # those that it needs now
         self._open: dict[str, ArrivingObject] = {}
-        if directory.is_dir():
-            self._sizes = {file.name: file.stat().st_size for file in directory.iterdir()}
+        for file in retained_files(directory):
+            self._sizes[file.name] = file.stat().st_size
 
     def has(self, name: str) -> bool:
         """See ``ObjectStore.has``."""
@@ -199,7 +199,7 @@ class MemoryObjects:
             return
         make_private(self.directory)
         with store_errors("write", self.directory):
-            here = {file.name for file in self.directory.iterdir()}
+            here = {file.name for file in retained_files(self.directory)}
             for name in (names & self._sizes.keys()) - here:
                 write_new(self.directory / name, self.read(name), durable=False)
             for name in here - names:
@@ -233,6 +233,7 @@ class MemoryStore:
         if saved.retained or self._lasts:
             self._lasts = True
             self.objects.retain({ref.id for one in saved.retained for ref in one.manifest.values()})
+            make_private(self.directory)
             data = msgspec.msgpack.encode(msgspec.structs.replace(saved, offer=None, update=None))
             with store_errors("write", self._work, len(data)):
                 write_new(self._work, data, durable=False)
@@ -262,15 +263,20 @@ def packs(offer: Offer) -> bool:
 
 
 def saved_in(directory: Path) -> Saved:
-    """The work that a simulated device has left in its directory, whose objects are there."""
+    """What a device has retained in its directory, whose objects are there; its update is trained again."""
     file = directory / "work.msgpack"
     if not file.is_file():
         return Saved()
     with store_errors("read", file):
         saved = msgspec.msgpack.decode(file.read_bytes(), type=Saved)
-    here = {one.name for one in (directory / "objects").iterdir()}
+    here = {one.name for one in retained_files(directory / "objects")}
     kept = tuple(
         msgspec.structs.replace(one, manifest={part: ref for part, ref in one.manifest.items() if ref.id in here})
         for one in saved.retained
     )
-    return msgspec.structs.replace(saved, retained=kept)
+    return msgspec.structs.replace(saved, retained=kept, offer=None, update=None)
+
+
+def retained_files(directory: Path) -> list[Path]:
+    """The objects that lie in a device's directory."""
+    return [file for file in directory.glob("?" * 64) if file.is_file()]

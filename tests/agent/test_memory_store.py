@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from device_agent.core.state import RetainedParts, Saved
 from device_agent.runtime.memory_store import MemoryObjects, MemoryStore, Objects, Pool, saved_in
+from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.plan.job import Job, Transfer
 from edgefl.protocol.messages import Offer, Update
@@ -124,3 +126,23 @@ def test_retained_parts_outlast_the_process_without_a_sync(tmp_path: Path, monke
     assert saved_in(tmp_path / "a").retained == (RetainedParts(WORK.attempt, {}),), "lost ones count as never retained"
     store.save(Saved())
     assert saved_in(tmp_path / "a") == Saved(), "what is retained no more is not taken up again"
+
+
+def test_what_an_agent_with_a_store_on_disk_has_left_is_taken_up(tmp_path: Path) -> None:
+    """Of a run that was begun with processes; the update is trained again."""
+    with contextlib.closing(AgentStore(tmp_path / "a", Owner("a", "f"))) as before:
+        kept, sent = before.objects.put(b"kept"), before.objects.put(b"sent")
+        saved = Saved(retained=(RetainedParts(WORK.attempt, {"head/a": kept}),), closed=WORK.attempt)
+        before.save(msgspec.structs.replace(saved, offer=WORK, update=Update("a", WORK.attempt, {"task": sent})))
+    assert saved_in(tmp_path / "a") == saved
+    store = MemoryStore(tmp_path / "a", "a", None, Pool(tmp_path / "objects"))
+    assert (store.objects.read(kept.id), store.objects.used_bytes()) == (b"kept", 8)
+    store.save(saved)
+    assert not (tmp_path / "a" / "objects" / sent.id).exists()
+
+
+def test_a_round_that_retained_nothing_is_remembered(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path / "a", "a", None, Pool(tmp_path / "objects"))
+    saved = Saved(retained=(RetainedParts(WORK.attempt, {}),))
+    store.save(saved)
+    assert saved_in(tmp_path / "a") == saved

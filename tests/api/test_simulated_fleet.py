@@ -15,6 +15,7 @@ from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import DataFacts
 from device_agent.runtime.connect import Options
 from device_agent.runtime.memory_store import Pool
+from device_agent.runtime.trainer_process import WarmRequest
 from device_agent.simulated import Devices, Surroundings
 from edgefl.plan.job import Preparation
 from edgefl.process.inline_worker import InlineWorker
@@ -119,7 +120,7 @@ def test_only_devices_that_were_asked_have_an_agent_and_nothing_else_differs(
 
 
 class Facts(InlineWorker):
-    """Answers with the facts of no data."""
+    """Answers with the facts of some data, as read by the preparation that is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -127,7 +128,8 @@ class Facts(InlineWorker):
     async def calls(self, requests: Any) -> list[object]:
         self.asked += [method for method, _ in requests]
         facts = {"modalities": {"a": (8, 2)}, "samples": {"": 4, "a": 4}, "class_counts": (2, 1, 1)}
-        return [DataFacts(**facts, label_names=("x", "y", "z"), prepared="p") for _ in requests]
+        asked = [body.preparation.id if isinstance(body, WarmRequest) else "" for _, body in requests]
+        return [DataFacts(**facts, label_names=("x", "y", "z"), prepared=prepared) for prepared in asked]
 
 
 def surroundings(place: Path, broker: MemoryBroker, worker: InlineWorker) -> Surroundings:

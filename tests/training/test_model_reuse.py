@@ -87,6 +87,15 @@ def test_a_model_with_modules_of_others_is_built_for_each_round(monkeypatch: pyt
     assert models.take(spec, ["a/embed"], "cpu", 0) is not models.take(spec, ["a/embed"], "cpu", 0)
 
 
+def test_other_parts_or_another_seed_are_another_model() -> None:
+    spec, models = model_spec(), Models()
+    first = models.take(spec, ["head/a"], "cpu", 0)
+    assert models.take(spec, ["head/a", "head/b"], "cpu", 0).parts_present == ("head/a", "head/b")
+    assert models.take(spec, ["head/a"], "cpu", 1) is not first
+    assert models.take(model_spec(dropout=0.5), ["head/a"], "cpu", 0) is not first
+    assert models.take(spec, ["head/a"], "cpu", 0) is first
+
+
 def test_a_few_models_are_kept() -> None:
     spec, models = model_spec(), Models()
     first = models.take(spec, ["head/a"], "cpu", 0)
