@@ -239,6 +239,7 @@ class _Training:
         pseudo_labels = pseudo_labels_of(job, model, self.auxiliary, dataset, self.rng)
         optimizer = make_optimizer(model, job.stage.trained, hyper, self.auxiliary.extra)
         updates = updates_of(model, job, optimizer)
+        kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
         modalities = own_modalities(job, dataset)
         planned = len(self.usable) // hyper.batch_size * hyper.epochs
         for epoch in range(1, hyper.epochs + 1):
@@ -246,7 +247,7 @@ class _Training:
             if observer is not None:
                 rows = unmixed_rows(dataset, self.usable, modalities, hyper.batch_size, self.rng)
             for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
-                self._step(optimizer, batch, updates)
+                self._step(optimizer, batch, updates, kind)
                 on_progress(epoch, len(self.loss), planned, self.loss[-1])
             if observer is not None:
                 observer.epoch()
@@ -257,11 +258,10 @@ class _Training:
             )
         model.zero_grad(set_to_none=True)
 
-    def _step(self, optimizer: Optimizer, batch: Batch, updates: Updates) -> None:
-        """One optimisation step. Raises DivergedError for a loss that is not finite."""
+    def _step(self, optimizer: Optimizer, batch: Batch, updates: Updates, kind: bytes) -> None:
+        """One optimisation step, whose FLOPs are of this kind. Raises DivergedError for a loss that is not finite."""
         started = time.perf_counter()
         job = self.job
-        kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
         complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
         with self.observer.step(optimizer, complete) if self.observer is not None else nullcontext():
             work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary, updates)
