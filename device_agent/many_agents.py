@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from device_agent.core.state import NOTHING_TRAINED, DataFacts, Progressed, Result, Train
 from device_agent.runtime.agent import Agent
-from device_agent.runtime.connect import Options, Simulated, make_agent
+from device_agent.runtime.connect import Options, Simulated, make_agent, simulated_agent
 from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.trainer_process import (
     TRAINER_STOP_S,
@@ -112,8 +112,9 @@ class HostedTrainer:
 
         async with self._worker.turn:
             try:
-                # Only a warm process may be interrupted: the signal would kill a cold one.
-                await self._worker.process.call("warm", WarmRequest(self._settings, offer=work.offer))
+                # Only a warm process may be interrupted: the signal would kill a cold one. This one gets no signal.
+                if self._worker.process.pid != os.getpid():
+                    await self._worker.process.call("warm", WarmRequest(self._settings, offer=work.offer))
                 if self._interrupted:
                     refusal = Refusal("abandoned", detail="left off before its turn")
                     return Ended(Result(refusal=refusal, figures=NOTHING_TRAINED), alive=True)
@@ -153,10 +154,14 @@ def open_more_files() -> None:
 def logged_agent(
     options: Options, logs: Path, trainers: HostedTrainers, simulated: Simulated | None = None
 ) -> Iterator[Agent]:
-    """An agent, not yet running, logging to ``logs``/<device>.log. ``simulated``: its surroundings, if any."""
+    """An agent, not yet running, logging to ``logs``/<device>.log. ``simulated``: what it goes on from, if it is."""
     with (logs / f"{options.device}.log").open("a", encoding="utf-8") as stream:
         recent = RecentLines(stream, shared=not options.no_logs)
-        yield make_agent(options, line_writer("text", recent), trainers.trainer, recent, simulated)
+        emit = line_writer("text", recent)
+        if simulated is None:
+            yield make_agent(options, emit, trainers.trainer, recent)
+        else:
+            yield simulated_agent(options, emit, trainers.trainer, recent, simulated)
 
 
 async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:

@@ -32,7 +32,7 @@ from coordinator.runtime import evaluator
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.runner import run as coordinate
 from device_agent.many_agents import HostedTrainers
-from device_agent.runtime.connect import Options, Simulated, make_agent
+from device_agent.runtime.connect import Options, make_agent
 from device_agent.runtime.trainer_process import TrainerProcess
 from device_agent.trainer.process import Trainers
 from edgefl.api.in_process import SIMULATED
@@ -40,7 +40,6 @@ from edgefl.errors import EdgeFLError
 from edgefl.log_lines import line_writer
 from edgefl.process.inline_worker import InlineWorker
 from edgefl.records import Budget, Refusal, Speed
-from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import AssignmentRow
 from edgefl.storage.disk import LEDGER
@@ -111,7 +110,6 @@ async def _fleet(one: RandomRun, folder: Path, speed: Speed, alone: bool) -> Non
     directory, broker = folder / "run", MemoryBroker()
     logs = directory / "logs"
     logs.mkdir(parents=True)
-    machine = capabilities(logs)
     with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
         before = thread.submit(set_threads, 1).result()
         stack.callback(lambda: thread.submit(set_threads, before))
@@ -130,8 +128,8 @@ async def _fleet(one: RandomRun, folder: Path, speed: Speed, alone: bool) -> Non
                 torch_device="cpu",
             )
             log = stack.enter_context((logs / f"{device}.log").open("a"))
-            link = Simulated(partial(MemoryTransport, broker, device), machine)
-            agents.append(make_agent(options, line_writer("text", log), trainer, None, link))
+            link = partial(MemoryTransport, broker, device)
+            agents.append(make_agent(options, line_writer("text", log), trainer, link=link))
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         environment = Environment(
             directory,

@@ -21,6 +21,7 @@ from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Need, Update
 from edgefl.records import Attempt, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
+from edgefl.storage.partials import PartialObject
 from edgefl.transfer.disk_driver import DiskReceiver, End, Superseded
 from edgefl.transfer.receiver import Failed
 
@@ -39,7 +40,7 @@ _Verdict = Refusal | tuple[Manifest, Changes] | Exception
 @dataclass
 class _Upload:
     update: Update
-    receiver: DiskReceiver  # not running: waits for admission
+    receiver: DiskReceiver[PartialObject]  # not running: waits for admission
     previous: Manifest  # the parts as the device was offered them
     own: Own | None = None  # what bounds its prototypes
     asked: Layout | None = None  # of the layers that it may hold alone

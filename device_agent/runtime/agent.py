@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from device_agent.core import state as v
 from device_agent.core.machine import initial, step
 from device_agent.runtime.effects import Effects, Emit
+from device_agent.runtime.memory_store import MemoryStore
 from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.renewal import Renewal
 from device_agent.runtime.store import AgentStore
@@ -71,7 +71,8 @@ class Agent:
     """One agent: ``run`` until ``stop`` or an error that a person must mend. Create it inside an event loop.
 
     ``state``: without any work; what an earlier process left is in the store. ``dial`` makes a transport that is not
-    connected yet; a transport connects once, so each attempt takes a new one.
+    connected yet; a transport connects once, so each attempt takes a new one. A simulated one, whose store is in
+    memory, goes on from ``state``, over a transport that is connected with all subscriptions.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Agent:
         state: v.State,
         dial: Callable[[], Transport],
         trainer: Trainer,
-        store: AgentStore,
+        store: AgentStore | MemoryStore,
         emit: Emit,
         credentials: Credentials | None = None,
     ) -> None:
@@ -88,12 +89,14 @@ class Agent:
         self.trainer = trainer
         self.store = store
         self.emit = emit
-        self.state = initial(state, store.load_complete(), store.load_facts())
+        self._listening = isinstance(store, MemoryStore)
+        if isinstance(store, AgentStore):
+            state = initial(state, store.load_complete(), store.load_facts())
+        self.state = state
         self._events: asyncio.Queue[v.Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[UpMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._listening = False
         self.heard_at = 0.0  # when a message came last, seconds since the epoch
         self._flushing = False  # the disk is taking what was saved
         self._unacknowledged: list[UpMessage] = []  # by the broker
@@ -105,6 +108,9 @@ class Agent:
         self.recent = RecentLines(shared=False)  # replaced where lines are kept
         self.tick_s = TICK_S
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
+        if self._listening:
+            self.transport.on_message = self.on_message
+            self.transport.on_connection = self._on_connection
 
     async def run(self) -> None:
         """Run until ``stop``. Raises the EdgeFLError that ended it."""
@@ -137,6 +143,10 @@ class Agent:
         return task
 
     async def _connect(self) -> None:
+        if self._listening:
+            self._spawn(self._publish())
+            self._spawn(self._tick())
+            return
         self._events.put_nowait(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
         wait_s = DIAL_FIRST_S
         while pause_s := await self._dial(random.uniform(wait_s / 2, wait_s)):
@@ -154,7 +164,7 @@ class Agent:
 
     async def _dial(self, wait_s: float) -> float:
         """Try to connect: seconds until the next try, ``wait_s`` or more; 0 once connected."""
-        self.transport.on_message = self._on_message
+        self.transport.on_message = self.on_message
         self.transport.on_connection = self._on_connection
         try:
             await self.transport.connect()
@@ -211,7 +221,8 @@ class Agent:
         self.emit("connected" if connected else "disconnected", device=self.state.device)
         self._events.put_nowait(v.Connected() if connected else v.Disconnected())
 
-    def _on_message(self, topic: str, payload: bytes) -> None:
+    def on_message(self, topic: str, payload: bytes) -> None:
+        """A message of the transport."""
         self.heard_at = time.time()
         try:
             where = topics.parse(topic)
@@ -268,7 +279,7 @@ class Agent:
         if damaged:
             self.emit("warning", text=f"damaged objects are fetched again: {len(damaged)}, such as {min(damaged)}")
         missing = sum(size for name, size in sizes.items() if name not in held - damaged)
-        return v.Received(message, v.Disk(missing, shutil.disk_usage(self.store.directory).free))
+        return v.Received(message, v.Disk(missing, self.store.free_bytes))
 
     def _performers(self) -> dict[type, Callable[[Any], None]]:
         return {

@@ -23,7 +23,8 @@ import msgspec
 
 import edgefl
 from device_agent.core.state import HEARTBEAT_S, State
-from device_agent.runtime.agent import TICK_S, Agent, last_will
+from device_agent.runtime.agent import Agent, last_will
+from device_agent.runtime.memory_store import MemoryStore, Pool
 from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.service_status import reporting
 from device_agent.runtime.store import AgentStore, Owner, fingerprint
@@ -50,13 +51,14 @@ MakeLink = Callable[[Will], Transport]
 
 
 class Simulated(NamedTuple):
-    """Surroundings of a simulated agent, in one process with its whole fleet.
+    """What an agent goes on from that is simulated in one process with its whole fleet.
 
-    ``link`` makes its transport, in place of MQTT; ``machine``: capabilities, probed once for all devices.
+    ``transport``: connected, with all subscriptions; ``state``: after it has met the coordinator.
     """
 
-    link: MakeLink
-    machine: Capabilities
+    transport: Transport
+    state: State
+    pool: Pool
 
 
 #: Timers of an agent whose messages do not get lost: they only repeat what was lost. A thousand agents that look twice
@@ -135,55 +137,75 @@ def make_agent(
     emit: Emit,
     trainer: MakeTrainer = TrainerProcess,
     recent: RecentLines | None = None,
-    simulated: Simulated | None = None,
+    link: MakeLink | None = None,
 ) -> Agent:
     """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError.
 
     ``trainer``: makes its trainer of the settings and the machine's memory in bytes. ``recent``: what ``emit`` keeps.
-    ``simulated``: in one process with its fleet.
+    ``link``: makes its transport, in place of MQTT.
     """
-    state, link = Path(options.state), simulated and simulated.link
+    settings, place = settings_of(options), Path(options.state)
     if link is None:
         check_protected(options.broker, insecure=options.insecure)
-    credentials = _credentials(state, options)
+    credentials = _credentials(place, options)
     data = fingerprint(options.data, options.bad_samples, options.torch_device, options.trainer)
-    owner, limit, durable = Owner(options.device, options.fleet), options.budget.disk_bytes, simulated is None
-    store = AgentStore(state, owner, limit, fingerprint=data, durable=durable)
+    store = AgentStore(place, Owner(options.device, options.fleet), options.budget.disk_bytes, fingerprint=data)
     try:
-        here = simulated.machine if simulated is not None else capabilities(state)
-        machine = msgspec.structs.replace(here, speed=options.speed)
-        blank = State(
-            fleet=options.fleet,
-            device=options.device,
-            session=secrets.token_hex(8),
-            agent_version=edgefl.__version__,
-            profile=options.profile,
-            budget=options.budget,
-            capabilities=machine,
-            heartbeat_s=options.heartbeat_s,
-            strict=credentials is not None,
-            no_moments=options.no_moments,
-        )
-        settings = TrainerSettings(
-            device=options.device,
-            data=options.data,
-            store=str(store.objects.root),
-            log=str(state / "trainer.log"),
-            budget=options.budget,
-            bad_samples=options.bad_samples,
-            torch_device=options.torch_device,
-            code=options.trainer,
-        )
+        blank = blank_state(options, capabilities(place), strict=credentials is not None)
         dial = partial(link or _mqtt(options, credentials), last_will(blank))
         broker = str(parse_url(options.broker)) if link is None else "in this process"
         emit("starting", device=options.device, profile=options.profile, broker=broker)
-        agent = Agent(blank, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
-        agent.tick_s = TICK_S if simulated is None else SIMULATED_TICK_S
+        own = trainer(settings, blank.capabilities.memory_total_bytes)
+        agent = Agent(blank, dial, own, store, emit, credentials)
         agent.recent = recent or agent.recent
         return agent
     except BaseException:
         store.close()
         raise
+
+
+def simulated_agent(
+    options: Options, emit: Emit, trainer: MakeTrainer, recent: RecentLines, simulated: Simulated
+) -> Agent:
+    """The agent of a simulated device, not yet running. Raises EdgeFLError."""
+    emit("starting", device=options.device, profile=options.profile, broker="in this process")
+    transport, state, pool = simulated
+    store = MemoryStore(Path(options.state), options.device, options.budget.disk_bytes, pool)
+    own = trainer(settings_of(options), state.capabilities.memory_total_bytes)
+    agent = Agent(state, lambda: transport, own, store, emit)
+    agent.tick_s, agent.recent = SIMULATED_TICK_S, recent
+    return agent
+
+
+def blank_state(options: Options, machine: Capabilities, *, strict: bool = False) -> State:
+    """An agent's state at its start, on this machine; ``strict``: it has an identity."""
+    return State(
+        fleet=options.fleet,
+        device=options.device,
+        session=secrets.token_hex(8),
+        agent_version=edgefl.__version__,
+        profile=options.profile,
+        budget=options.budget,
+        capabilities=msgspec.structs.replace(machine, speed=options.speed),
+        heartbeat_s=options.heartbeat_s,
+        strict=strict,
+        no_moments=options.no_moments,
+    )
+
+
+def settings_of(options: Options) -> TrainerSettings:
+    """Settings of an agent's trainer."""
+    place = Path(options.state)
+    return TrainerSettings(
+        device=options.device,
+        data=options.data,
+        store=str(place / "objects"),
+        log=str(place / "trainer.log"),
+        budget=options.budget,
+        bad_samples=options.bad_samples,
+        torch_device=options.torch_device,
+        code=options.trainer,
+    )
 
 
 def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import TypeVar
@@ -48,22 +49,10 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 class AgentStore:
-    """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used.
+    """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used."""
 
-    ``durable``: what is saved outlasts a loss of power, once flushed. A simulated device's goes with its machine.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        owner: Owner,
-        limit_bytes: int | None = None,
-        *,
-        fingerprint: str = "",
-        durable: bool = True,
-    ) -> None:
+    def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None, *, fingerprint: str = "") -> None:
         self.directory = directory
-        self._durable = durable
         self.fingerprint = fingerprint  # of the local data
         self.set_aside: list[Path] = []  # files that could not be understood, under their new names
         self._work = directory / "work.msgpack"
@@ -138,9 +127,14 @@ class AgentStore:
         self._newest = (self._newest[0] + 1, data)
 
     @property
+    def free_bytes(self) -> int:
+        """Free space of the disk."""
+        return shutil.disk_usage(self.directory).free
+
+    @property
     def flushed(self) -> bool:
         """True if the last save is on disk."""
-        return not self._durable or self._newest[0] == self._lasting
+        return self._newest[0] == self._lasting
 
     def flush(self) -> None:
         """Flush the last save to disk. Callable from any thread. Raises StoreError."""
@@ -163,7 +157,7 @@ class AgentStore:
 
     def _write(self, file: Path, data: bytes) -> None:
         with store_errors("write", file, len(data)):
-            write_new(file, data, durable=self._durable)
+            write_new(file, data)
 
     def _read(self, file: Path, kind: type[T]) -> T | None:
         decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode

@@ -6,18 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import xxhash
 
 from device_agent.core import state as v
 from device_agent.runtime.effects import Effects
+from device_agent.runtime.memory_store import MemoryObjects, Objects
 from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, bundled_bytes, decode_chunks
 from edgefl.protocol.messages import Grant, Need, Offer, Update, UpMessage
 from edgefl.records import Attempt, Figure, Figures, ObjectRef, Refusal
-from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
 from edgefl.transfer.receiver import Failed
 from edgefl.transport.interface import Transport
@@ -45,7 +46,7 @@ class _Cost:
 
 class _Fetch(NamedTuple):
     offer: Offer
-    receiver: DiskReceiver
+    receiver: DiskReceiver[Any]
     cost: _Cost
     began: float
 
@@ -60,7 +61,7 @@ class Transfers:
     def __init__(
         self,
         state: v.State,
-        objects: ObjectStore,
+        objects: Objects,
         effects: Effects,
         transport: Callable[[], Transport],
         unacknowledged: Collection[UpMessage],
@@ -212,7 +213,11 @@ class Transfers:
 
     async def _store(self, fetch: _Fetch) -> None:
         try:
-            await asyncio.to_thread(self._objects.publish, fetch.receiver.partials.values())
+            publish = partial(self._objects.publish, fetch.receiver.partials.values())
+            if isinstance(self._objects, MemoryObjects):
+                publish()
+            else:
+                await asyncio.to_thread(publish)
         except StoreError as error:
             self._failed(fetch, "disk", error.message)
             return
@@ -247,7 +252,7 @@ class Transfers:
         return spawn
 
 
-def wanted(offer: Offer, store: ObjectStore) -> list[ObjectRef]:
+def wanted(offer: Offer, store: Objects) -> list[ObjectRef]:
     """Objects to fetch for an offer: each part's, or the packed one if its base is here."""
     refs = []
     for part, ref in offer.manifest.items():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from device_agent.runtime.memory_store import Objects
 from edgefl.errors import DivergedError, ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
 from edgefl.plan.job import Job, Stage
@@ -18,13 +19,12 @@ from edgefl.protocol.rotated_parts import Tensors
 from edgefl.protocol.tensors import Array, decode_part, encode_part
 from edgefl.records import Manifest, Refusal
 from edgefl.storage.file_pages import let_go
-from edgefl.storage.objects import ObjectStore
 
 
 class StoredParts(Mapping[str, dict[str, Array]]):
     """Parts decoded on access, so that memory never holds two copies of a whole model."""
 
-    def __init__(self, manifest: Manifest, store: ObjectStore) -> None:
+    def __init__(self, manifest: Manifest, store: Objects) -> None:
         self._manifest = manifest
         self._store = store
 
@@ -50,7 +50,7 @@ class Sending(NamedTuple):
     residuals: Manifest
 
 
-def decompress_offer(offer: Offer, store: ObjectStore) -> Refusal | None:
+def decompress_offer(offer: Offer, store: Objects) -> Refusal | None:
     """Decompress an offer's packed parts, one at a time; refusal at the first fault, else None.
 
     After a fault the base and the packed object are deleted, so that the next offer brings the part whole.
@@ -67,7 +67,7 @@ def decompress_offer(offer: Offer, store: ObjectStore) -> Refusal | None:
             trouble = error.message
         if trouble:
             for name in filter(None, (packed.base, packed.ref.id)):
-                store.path(name).unlink(missing_ok=True)
+                store.remove(name)
             return Refusal("packed", detail=f"part '{part}': {trouble}"[:500])
     return None
 
@@ -77,7 +77,7 @@ def compress_update(
     parts: dict[str, dict[str, Array]],
     offered: Manifest,
     retained: Mapping[str, Tensors],
-    store: ObjectStore,
+    store: Objects,
 ) -> Sending:
     """Store trained ``parts`` for upload, compressed against those ``offered`` if the rules ask for it and it pays.
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from device_agent.core.state import DataFacts, Result
+from device_agent.runtime.memory_store import Objects
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, library_encoders
 from device_agent.trainer.data_facts import data_facts, described
 from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer, waiting_residuals
@@ -26,6 +27,7 @@ from edgefl.data.sources import has_manifest, load
 from edgefl.encoder_kinds import kinds_not_installed
 from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError, TrainingCodeError
 from edgefl.models.adapter import cut_of
+from edgefl.models.reuse import Models
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job, Preparation
 from edgefl.plan.training_samples import is_rehearsed
@@ -55,13 +57,21 @@ _REHEARSED: set[bytes] = set()
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
 
+#: Opens a device's objects.
+MakeStore = Callable[[TrainerSettings], Objects]
+
+
+def stored(settings: TrainerSettings) -> ObjectStore:
+    """A device's objects on disk."""
+    return ObjectStore(Path(settings.store), settings.budget.disk_bytes, durable=False)
+
 
 class LocalTrainer:
     """One device's trainer with its warm data and prefix cache.
 
     ``dataset``: as read from ``settings.data``; None: the owner's own code reads it, and trains. ``counts``: of steps,
     shared with other trainers in this process. ``alone``: the process serves this trainer only, so that its memory is
-    measured and given back.
+    measured and given back; else ``models`` are those that all its trainers use in turn. ``store``: opens the objects.
     """
 
     def __init__(
@@ -71,9 +81,13 @@ class LocalTrainer:
         counts: FlopCounts | None = None,
         *,
         alone: bool = True,
+        models: Models | None = None,
+        store: MakeStore = stored,
     ) -> None:
         self.settings = settings
         self.alone = alone
+        self.models = models
+        self.store = store
         self.counts = counts or FlopCounts()
         self.device = settings.torch_device
         if self.device == "auto":
@@ -141,7 +155,7 @@ class LocalTrainer:
             give_back(self.device)
 
     def _rehearse(self, offer: Offer) -> None:
-        job, store = offer.job, ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
+        job, store = offer.job, stored(self.settings)
         data = self._share(job)
         if isinstance(data, Refusal) or decompress_offer(offer, store) is not None:
             return
@@ -187,7 +201,7 @@ class LocalTrainer:
         data = self._share(job) if self.code is None else self.code
         if isinstance(data, Refusal):
             return Result(refusal=data)
-        store = ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
+        store = self.store(self.settings)
         kept = StoredParts(request.retained, store)
         memory = MemoryProbe(self.device) if self.alone else NotMeasured(SHARED)
         energy = EnergyProbe(self.device)
@@ -200,7 +214,9 @@ class LocalTrainer:
                 self._hold()  # the model is gone, and what is sent comes into the process
                 staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
                 outcome.kept.clear()
-                if self.alone and between(job):  # the next round goes on from these, and from nothing that others have
+                if isinstance(store, ObjectStore) and between(
+                    job
+                ):  # the next goes on from these, which nobody else has
                     sync_files([store.path(ref.id) for ref in staying.values()])
                 trim()
                 sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
@@ -227,7 +243,7 @@ class LocalTrainer:
         return no_label(job, data.train) or few
 
     def _round(
-        self, offer: Offer, data: Split | OwnCode, store: ObjectStore, kept: StoredParts, on_progress: OnProgress
+        self, offer: Offer, data: Split | OwnCode, store: Objects, kept: StoredParts, on_progress: OnProgress
     ) -> RoundResult:
         """Train the parts received, by EdgeFL on ``data`` or by the owner's code."""
         job, parts = offer.job, StoredParts(offer.manifest, store)
@@ -237,10 +253,11 @@ class LocalTrainer:
             here = round_of(job, offer.attempt, parts, salt)
             here.device, here.data, here.on_step = self.device, self.settings.data, on_progress
             return data.round(job, here, kept)
-        local = LocalState(data.holdout, kept, self.device, self.counts, self._prefixes(data, offer.manifest, store))
+        cache = self._prefixes(data, offer.manifest, store)
+        local = LocalState(data.holdout, kept, self.device, self.counts, cache, self.models)
         return train_round(job, data.train, parts, local, salt=salt, on_progress=on_progress)
 
-    def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:
+    def _prefixes(self, data: Split, manifest: Manifest, store: Objects) -> PrefixCache:
         """The prefix cache of this share, within the disk budget left by objects."""
         self.cache.keep_only(list(data))
         self.cache.identify = lambda part: manifest[part].id

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from device_agent.core.state import DataFacts, Result
+from device_agent.runtime.memory_store import Objects
 from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, WarmRequest
 from edgefl.errors import ConfigError, Problem, WorkerError
 from edgefl.process.parent_death import die_with_parent
@@ -26,20 +28,23 @@ from edgefl.resources.process_memory import give_back_at_once
 
 if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to be good
     from device_agent.trainer.local_trainer import LocalTrainer
+    from edgefl.models.reuse import Models
     from edgefl.training.flop_cache import FlopCounts
 
 
 class Trainers:
     """The trainers of this process by device, and the active one.
 
-    ``alone``: the process serves one device's trainer only.
+    ``alone``: the process serves one device's trainer only. ``store``: opens its objects, None: on disk.
     """
 
-    def __init__(self, *, alone: bool = True) -> None:
+    def __init__(self, *, alone: bool = True, store: Callable[[TrainerSettings], Objects] | None = None) -> None:
         self._alone = alone
+        self._store = store
         self._trainers: dict[TrainerSettings, LocalTrainer] = {}
         self._active: LocalTrainer | None = None
         self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
+        self._models: Models | None = None  # of all devices in turn, where the process is not one's alone
 
     def handlers(self) -> dict[str, Handler]:
         """Request name -> handler of a trainer's process."""
@@ -68,6 +73,8 @@ class Trainers:
         """Train one round of the requesting device."""
         request = msgspec.convert(body, TrainRequest)
         self._active = self._trainer(request.settings)
+        if not self._alone:  # else they were loaded before, and are no part of the round
+            self._active.load_modules(request.offer)
         try:
             return self._active.train(request, note)
         finally:
@@ -89,10 +96,15 @@ class Trainers:
                 dataset = load(settings.data, bad_samples=settings.bad_samples)
             if settings.torch_device == "cuda":
                 _check_cuda()
-            from device_agent.trainer.local_trainer import LocalTrainer
+            from device_agent.trainer.local_trainer import LocalTrainer, stored
 
-            self._trainers[settings] = LocalTrainer(settings, dataset, self._counts, alone=self._alone)
-            self._counts = self._trainers[settings].counts
+            if not self._alone and self._models is None:
+                from edgefl.models.reuse import Models
+
+                self._models = Models()
+            store, counts = self._store or stored, self._counts
+            made = LocalTrainer(settings, dataset, counts, alone=self._alone, models=self._models, store=store)
+            self._trainers[settings], self._counts = made, made.counts
         return self._trainers[settings]
 
 

@@ -12,19 +12,21 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from coordinator.core.timeouts import Timeouts
-from device_agent.many_agents import HostedTrainers, check_shared, logged_agent, open_more_files
-from device_agent.runtime.connect import Options, Simulated
+from device_agent.many_agents import check_shared, open_more_files
+from device_agent.runtime.connect import Options
+from device_agent.runtime.memory_store import Pool
+from device_agent.simulated import Devices, Lost, Surroundings
 from device_agent.trainer.process import Trainers
 from edgefl.config.settings import RunConfig
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.job import RunPlan
+from edgefl.plan.preparation import preparation_of
 from edgefl.process.inline_worker import InlineWorker
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
@@ -34,10 +36,7 @@ from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 if TYPE_CHECKING:
     from coordinator.runtime.start import RunOptions
-    from device_agent.runtime.agent import Agent
 
-#: The agent's device, and what ended it.
-Lost = Callable[[str, Exception], None]
 OPTION = "--in-process"
 #: No device is lost for its silence, which says how busy this machine is and would change what a run gives; one that
 #: ends says so. So nothing needs its heartbeats.
@@ -92,36 +91,20 @@ async def run_fleet(
 
     plan = msgspec.structs.replace(plan, policy=msgspec.structs.replace(plan.policy, deadline_s=0.0))
     open_more_files()
-    logs, broker, trainers = directory / "logs", MemoryBroker(), Trainers(alone=False)
+    logs, broker, pool = directory / "logs", MemoryBroker(), Pool(directory / "objects")
+    trainers = Trainers(alone=False, store=lambda settings: pool.stores[settings.device])
     with store_errors("create", logs):
         logs.mkdir(parents=True, exist_ok=True)
-    machine = capabilities(logs)
     async with _one_thread() as thread:
         worker = InlineWorker(evaluator.handlers, thread, logs / "evaluator.log")
-        hosted = HostedTrainers([InlineWorker(trainers.handlers, thread, logs / "trainers.log", trainers.leave_off)])
-        with contextlib.ExitStack() as stack:
-            agents = {
-                one.device: stack.enter_context(
-                    logged_agent(one, logs, hosted, Simulated(partial(MemoryTransport, broker, one.device), machine))
-                )
-                for one in (msgspec.structs.replace(one, heartbeat_s=SIMULATED.heartbeat_s) for one in every)
-            }
-            joining = set(agents.values())
-            transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
-            environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED)
-            environment = environment._replace(expects=partial(_expects, joining))
-            run = asyncio.create_task(coordinate(plan, environment, resume=resume))
-            return await _together(run, agents, joining, lost)
-
-
-def _expects(joining: set[Agent]) -> bool:
-    """Whether an agent has yet to join the run; members, and agents it does not want, leave ``joining``."""
-    while joining:
-        agent = next(iter(joining))
-        if not agent.state.drained and not (agent.state.run and agent.state.prepared):
-            return True
-        joining.discard(agent)
-    return False
+        training = InlineWorker(trainers.handlers, thread, logs / "trainers.log", trainers.leave_off)
+        around = Surroundings(broker, training, pool, capabilities(logs), preparation_of(plan), logs, lost)
+        devices = Devices([msgspec.structs.replace(one, heartbeat_s=SIMULATED.heartbeat_s) for one in every], around)
+        transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
+        environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED)
+        environment = environment._replace(expects=devices.expects)
+        run = asyncio.create_task(coordinate(plan, environment, resume=resume))
+        return await _together(run, devices)
 
 
 @contextlib.asynccontextmanager
@@ -136,29 +119,15 @@ async def _one_thread() -> AsyncIterator[ThreadPoolExecutor]:
             thread.submit(set_threads, before)
 
 
-async def _together(
-    run: asyncio.Task[RunReport], agents: dict[str, Agent], joining: set[Agent], lost: Lost
-) -> RunReport:
-    """The run's report, once its agents have ended as well. One that ends leaves ``joining``."""
-
-    async def watched(device: str, agent: Agent) -> None:
-        try:
-            await agent.run()
-        except Exception as error:  # as of a process that has ended: the run decides what that means
-            try:
-                lost(device, error)
-            except BaseException:
-                run.cancel()
-                raise
-        finally:
-            joining.discard(agent)
-
-    tasks = [asyncio.create_task(watched(device, agent)) for device, agent in agents.items()]
+async def _together(run: asyncio.Task[RunReport], devices: Devices) -> RunReport:
+    """The run's report, once its agents have ended as well."""
+    beside = asyncio.create_task(devices.run())
+    beside.add_done_callback(lambda _: run.cancel())
     try:
         return await run
     finally:
-        for agent in agents.values():
-            agent.stop()
-        for one in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(one, Exception):
-                raise one
+        beside.cancel()
+        (why,) = await asyncio.gather(beside, return_exceptions=True)
+        await devices.stop()
+        if isinstance(why, Exception):
+            raise why

@@ -233,6 +233,9 @@ def row_maps(module: nn.Module) -> list[RowLinear]:
 
 def read_once(loss: Tensor, layers: Iterable[RowLinear]) -> list[RowLinear]:
     """Those of the layers with a weight that one operation of the loss' graph reads: its gradient is one product."""
+    layers = list(layers)
+    if not layers:  # most models have none, and their graphs are long
+        return []
     edges: Counter[Tensor] = Counter()
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
     while waiting:

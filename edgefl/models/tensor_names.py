@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 #: Names inside ViT's and AST's blocks before `transformers` 5 -> those since. Order matters: the first match counts.
@@ -15,6 +16,7 @@ _RENAMED = (
 )
 
 
+@functools.lru_cache(4096)  # a model has a few hundred, asked for in every round
 def stable_name(name: str) -> str:
     """A tensor's name, the same for every version of the library."""
     for pattern, replacement in _RENAMED:

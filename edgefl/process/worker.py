@@ -178,10 +178,16 @@ def serve(handlers: dict[str, Handler]) -> None:
             send(Answer("error", error=type(error).__name__, message=error.message, remedy=error.remedy))
 
 
-def answered(handlers: Mapping[str, Handler], request: Request, note: Note, log: TextIO) -> Answer:
-    """The reply of a request's handler, or the error it raised; ``log`` takes the traceback of an unexpected one."""
+def answered(
+    handlers: Mapping[str, Handler], request: Request, note: Note, log: TextIO, *, as_it_is: bool = False
+) -> Answer:
+    """The reply of a request's handler, or the error it raised; ``log`` takes the traceback of an unexpected one.
+
+    ``as_it_is``: the reply crosses no pipe, and need not be made of plain values.
+    """
     try:
-        return Answer("reply", msgspec.to_builtins(handlers[request.method](request.body, note)))
+        reply = handlers[request.method](request.body, note)
+        return Answer("reply", reply if as_it_is else msgspec.to_builtins(reply))
     except (EdgeFLError, ModuleNotFoundError) as error:
         named = error if isinstance(error, EdgeFLError) else missing_dependency(error)
         named = named or WorkerError(f"ModuleNotFoundError: {error}")

@@ -40,6 +40,8 @@ def new_file(size: int, folder: Path) -> mmap.mmap:
 
 def let_go(values: np.ndarray) -> None:
     """Give back the pages of contiguous values that lie in a known mapping; others stay as they are."""
+    if not _MAPPINGS:
+        return
     begin = _address(values)
     for one in _MAPPINGS.valuerefs():  # a list: other threads map files meanwhile
         start, mapping = one.key, one()

@@ -112,12 +112,12 @@ class ObjectStore:
             mark = (found.st_mtime_ns, found.st_size)
             if self._sound.get(name) != mark:
                 if _sha256(path) != name:
-                    self._remove(name)
+                    self.remove(name)
                     return False
                 self._sound[name] = mark
         return True
 
-    def _remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Delete a damaged object."""
         self._proved.discard(name)
         self._sound.pop(name, None)
@@ -147,7 +147,7 @@ class ObjectStore:
             if object_id(data) != name:
                 remedy = "In a run's directory, put back a copy of it if there is one."
                 if not self.durable:  # the next offer brings it again
-                    self._remove(name)
+                    self.remove(name)
                     remedy = "It is deleted, and fetched again with the next offer."
                 raise DamagedObjectError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
             self._proved.add(name)

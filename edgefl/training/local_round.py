@@ -21,6 +21,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, DivergedError, EdgeFLError
 from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.reuse import Models
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE, modality_of, space_of_part, task_parts
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.choice_of_k import candidates
@@ -47,7 +48,7 @@ from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.sending import Seen, uploaded
-from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.step import Updates, make_optimizer, prepare, train_step, updates_of
 from edgefl.training.weights_on_disk import on_disk
 
 Tensors = dict[str, np.ndarray]
@@ -60,7 +61,8 @@ class LocalState:
     """State of a device besides its training samples, kept between rounds.
 
     ``holdout``: samples to test on before and after training; ``kept``: parts the last round left here; ``device``: of
-    torch; ``counts``: FLOPs by shape, so that none is counted twice; ``cache``: the frozen prefix's outcome.
+    torch; ``counts``: FLOPs by shape, so that none is counted twice; ``cache``: the frozen prefix's outcome;
+    ``models``: those of earlier rounds in this process, None where each round builds its own.
     """
 
     holdout: Dataset | None = None
@@ -68,6 +70,7 @@ class LocalState:
     device: str = "cpu"
     counts: FlopCounts = field(default_factory=FlopCounts)
     cache: PrefixCache = field(default_factory=lambda: PrefixCache(Path(tempfile.gettempdir())))
+    models: Models | None = None
 
 
 class AbandonedError(EdgeFLError):
@@ -197,7 +200,10 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
     """
     wanted = built_parts(job)
     settle = on_disk(job, local.cache.folder) if local.device == "cpu" else None
-    model = build(job.model, wanted, device=local.device, seed=job.hyper.seed, settle=settle)
+    if local.models is not None and settle is None:
+        model = local.models.take(job.model, wanted, local.device, job.hyper.seed)
+    else:
+        model = build(job.model, wanted, device=local.device, seed=job.hyper.seed, settle=settle)
     resumes = (job.period or WHOLE_ROUND).resumes
     own = set(job.stage.trained if resumes else kept_parts(job))
     lent = by_part(parts[LAYERS]) if resumes and LAYERS in parts else {}
@@ -232,6 +238,8 @@ class _Training:
         hyper = job.hyper
         pseudo_labels = pseudo_labels_of(job, model, self.auxiliary, dataset, self.rng)
         optimizer = make_optimizer(model, job.stage.trained, hyper, self.auxiliary.extra)
+        updates = updates_of(model, job, optimizer)
+        kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
         modalities = own_modalities(job, dataset)
         planned = len(self.usable) // hyper.batch_size * hyper.epochs
         for epoch in range(1, hyper.epochs + 1):
@@ -239,7 +247,7 @@ class _Training:
             if observer is not None:
                 rows = unmixed_rows(dataset, self.usable, modalities, hyper.batch_size, self.rng)
             for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
-                self._step(optimizer, batch)
+                self._step(optimizer, batch, updates, kind)
                 on_progress(epoch, len(self.loss), planned, self.loss[-1])
             if observer is not None:
                 observer.epoch()
@@ -250,14 +258,13 @@ class _Training:
             )
         model.zero_grad(set_to_none=True)
 
-    def _step(self, optimizer: Optimizer, batch: Batch) -> None:
-        """One optimisation step. Raises DivergedError for a loss that is not finite."""
+    def _step(self, optimizer: Optimizer, batch: Batch, updates: Updates, kind: bytes) -> None:
+        """One optimisation step, whose FLOPs are of this kind. Raises DivergedError for a loss that is not finite."""
         started = time.perf_counter()
         job = self.job
-        kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
         complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
         with self.observer.step(optimizer, complete) if self.observer is not None else nullcontext():
-            work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary)
+            work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary, updates)
             loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
             if not np.isfinite(loss):
                 raise DivergedError(

@@ -183,6 +183,7 @@ class AdamW:
     def _together(self, group: Group) -> Iterator[tuple[int, list[torch.nn.Parameter]]]:
         """(number of this update, parameters that are at it), few enough of them; their states are there then."""
         waiting: dict[int, list[torch.nn.Parameter]] = {}
+        sizes: dict[int, int] = {}
         for parameter in group.parameters:
             if parameter.grad is None:
                 continue
@@ -190,11 +191,12 @@ class AdamW:
                 self.update(parameter, group)
                 continue
             step = self._next(parameter)
-            some = waiting.setdefault(step, [])
-            if some and sum(p.nbytes for p in some) + parameter.nbytes > TOGETHER_BYTES:
+            size = sizes.get(step, 0) + parameter.nbytes
+            if step in waiting and size > TOGETHER_BYTES:
                 yield step, waiting.pop(step)
-                some = waiting.setdefault(step, [])
-            some.append(parameter)
+                size = parameter.nbytes
+            waiting.setdefault(step, []).append(parameter)
+            sizes[step] = size
         yield from waiting.items()
 
     @staticmethod

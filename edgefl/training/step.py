@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_map  # torch's own; no public alias
 
 from edgefl.models.encoder import Stage, TokenState, device_of_input, inject_gradients, rows_in, rows_of
 from edgefl.models.multiway import MultiwayStage, Piece, merged_states, pieces
-from edgefl.models.row_linear import in_files
+from edgefl.models.row_linear import InFile, in_files
 from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention, with_lora
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job, Precision
@@ -90,24 +91,40 @@ class Pass:
     seed: int | None
 
 
+class Updates(NamedTuple):
+    """How a model's parameters are updated, the same in every step of a round."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    in_backward: OptimizerInBackward | None
+    in_files: Sequence[InFile]
+
+
+def updates_of(model: StagedModel, job: Job, optimizer: Optimizer) -> Updates:
+    """Updates of the trained parameters by this optimiser."""
+    return Updates(parameters_of(optimizer), optimizer_in_backward(job, optimizer, model), in_files(model))
+
+
 def train_step(
     model: StagedModel,
     job: Job,
     batch: Batch,
     optimizer: Optimizer,
     auxiliary: Auxiliary,
+    updates: Updates | None = None,
 ) -> tuple[float, Forward]:
-    """One step; returns the loss and the forward pass. Raises nothing of its own."""
-    parameters = parameters_of(optimizer)
+    """One step; returns the loss and the forward pass. Raises nothing of its own.
+
+    ``updates``: of an earlier step of the round.
+    """
+    parameters, in_backward, files = updates or updates_of(model, job, optimizer)
     for parameter in parameters:
         parameter.grad = None
-    in_backward = optimizer_in_backward(job, optimizer, model)
     done = run_forward(model, job, batch, auxiliary)
     run_backward(model, job, batch, done, in_backward)
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
     optimizer.step()
-    for layer in in_files(model):
+    for layer in files:
         layer.release()
     return float(done.loss.detach()), done.forward
 

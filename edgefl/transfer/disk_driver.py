@@ -8,12 +8,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from edgefl.protocol.chunks import Chunk, bundled
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
-from edgefl.storage.objects import ObjectStore
-from edgefl.storage.partials import PartialObject, chunk_count
+from edgefl.storage.partials import chunk_count
 from edgefl.transfer.receiver import (
     Completed,
     Failed,
@@ -34,7 +34,45 @@ class Superseded:
 End = Completed | Failed | Superseded
 
 
-class DiskReceiver:
+class Arriving(Protocol):
+    """An object that arrives in chunks: ``edgefl.storage.partials.PartialObject``, or one in memory."""
+
+    ref: ObjectRef
+    abandoned: bool
+
+    def missing(self, chunk_bytes: int = 0) -> bytes:
+        """Bitmap of the chunks that are missing."""
+        ...
+
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        """Store one chunk."""
+        ...
+
+    def verify(self) -> bool:
+        """Whether it is whole, and its sha256 is right."""
+        ...
+
+
+A_co = TypeVar("A_co", bound=Arriving, covariant=True)
+
+
+class Objects(Protocol[A_co]):
+    """The part of ``edgefl.storage.objects.ObjectStore`` that transfers use."""
+
+    def has(self, name: str) -> bool:
+        """Whether the object is finished."""
+        ...
+
+    def partial(self, ref: ObjectRef, chunk_bytes: int) -> A_co:
+        """The object as far as it has arrived."""
+        ...
+
+    def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes | memoryview:
+        """The bytes of one chunk of a finished object."""
+        ...
+
+
+class DiskReceiver(Generic[A_co]):
     """Receives the objects ``refs`` into ``store``, as partial objects that are verified but not published.
 
     ``send`` publishes what it needs. Every event returns how the transfer ended, None while it goes on; after Completed
@@ -43,10 +81,10 @@ class DiskReceiver:
     """
 
     def __init__(
-        self, transfer: str, device: str, refs: Iterable[ObjectRef], store: ObjectStore, send: Callable[[Need], None]
+        self, transfer: str, device: str, refs: Iterable[ObjectRef], store: Objects[A_co], send: Callable[[Need], None]
     ) -> None:
         self.transfer = transfer
-        self.partials: dict[str, PartialObject] = {}  # object id -> what was not in the store when it started
+        self.partials: dict[str, A_co] = {}  # object id -> what was not in the store when it started
         self.received_bytes = 0
         self._device = device
         self._refs = list({ref.id: ref for ref in refs}.values())
@@ -142,7 +180,7 @@ class DiskSender:
         self,
         transfer: str,
         sizes: Mapping[str, int],
-        store: ObjectStore,
+        store: Objects[Arriving],
         publish: Callable[[str | None, bytes], None],
         expected: Collection[str] = (),
         on_sent: Callable[[str, Sent], None] = lambda device, sent: None,

@@ -121,7 +121,7 @@ def test_an_offer_that_arrives_on_another_devices_topic_is_not_read(
             await coordinator.expect(m.Hello)
             offer = m.Offer(Attempt("r1", 1, 1, 1), 60.0, agent.job())
             other = topics.build("down", agent.FLEET, "d2")
-            running.agent._on_message(other, fleet.signer.seal(other, m.encode(offer)))
+            running.agent.on_message(other, fleet.signer.seal(other, m.encode(offer)))
             true = coordinator.offer(number=2)
             assert (await coordinator.expect(m.Accept)).attempt == true.attempt
             assert m.Decline not in coordinator.heard

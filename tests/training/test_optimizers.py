@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from edgefl.training import optimizers
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, parameters_of
 
 
@@ -122,3 +123,13 @@ assert counter.flops == 3 * 2 * 27, counter.flops
 sys.exit(int("torch._dynamo" in sys.modules or "sympy" in sys.modules))
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_parameters_are_updated_together_up_to_a_size(monkeypatch):
+    """Of parameters of 8 bytes three fit into 24; one that is larger alone goes alone."""
+    monkeypatch.setattr(optimizers, "TOGETHER_BYTES", 24)
+    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (2, 2, 2, 2, 2, 2, 2, 9, 2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    together = AdamW((Group(tuple(parameters), 0.1),))._together(Group(tuple(parameters), 0.1))
+    assert [[len(p) for p in some] for _, some in together] == [[2, 2, 2], [2, 2, 2], [2], [9], [2]]

@@ -1,10 +1,8 @@
-"""What the in-memory broker and a simulated device's store do not do, so that a fleet may have thousands of devices."""
+"""What the in-memory broker and a simulated device do not do, so that a fleet may have thousands of devices."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 from faulty_broker import FaultyBroker
@@ -14,8 +12,7 @@ from paho.mqtt.client import topic_matches_sub
 
 from coordinator.runtime.inbound import Inbound
 from device_agent.core.machine import step
-from device_agent.core.state import DataFacts, Received, Saved, Send, State, Tick
-from device_agent.runtime.store import AgentStore, Owner
+from device_agent.core.state import Received, Send, State, Tick
 from edgefl.api.in_process import SIMULATED
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
@@ -62,24 +59,6 @@ def test_a_publish_looks_at_no_pattern_of_the_devices_that_it_is_not_for(monkeyp
     asyncio.run(scene())
     assert got == {f"device-{n}": [f"device-{n}".encode()] for n in range(1000)}
     assert looked == []
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_simulated_devices_store_waits_for_no_disk(
-    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    store = AgentStore(tmp_path / "state", Owner("d", "f"), durable=durable)
-    store.objects.put(b"part")
-    store.save_facts(DataFacts())
-    store.save(Saved())
-    assert store.flushed is not durable
-    store.close()
-    assert bool(synced) is durable
-    again = AgentStore(tmp_path / "state", Owner("d", "f"), durable=durable)
-    assert again.load() == Saved()
-    again.close()
 
 
 def test_a_simulated_device_is_not_lost_however_long_it_is_silent() -> None:

@@ -1,0 +1,102 @@
+"""Models kept from one device's round for the next one's, whose weights are copied into the same modules.
+
+Building a small model takes a quarter of the time of its round: modules are made, and first weights drawn that the
+received ones replace. What else a round leaves behind (gradients, modes, flags, buffers that do not travel) is put
+back as it was built; a model that was changed otherwise, such as by hooks, is not used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.spec import ModelSpec
+from edgefl.models.staged import StagedModel, build
+
+#: Models kept at a time: devices of a few kinds (modalities, ranks) take turns.
+MOST_MODELS = 4
+#: Whose modules are known to hold no state but weights, buffers and plain attributes.
+_KNOWN = ("torch.", "edgefl.")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+
+
+class _Built(NamedTuple):
+    """A model and its state when it was built, apart from the weights."""
+
+    key: tuple[object, ...]
+    model: StagedModel
+    modules: list[nn.Module]
+    kinds: list[type[nn.Module]]
+    attributes: list[dict[str, Any]]  # of each module
+    parameters: list[tuple[nn.Parameter, bool]]  # and whether it takes a gradient
+    buffers: list[tuple[Tensor, Tensor]]  # that do not travel, and their values
+
+
+class Models:
+    """Models of rounds, one round at a time."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Built] = []
+
+    def take(self, spec: ModelSpec, parts: Sequence[str], device: str, seed: int) -> StagedModel:
+        """The model as ``build`` makes it, but for its weights, every one of which the caller sets.
+
+        Ends the use of what it gave for the same arguments before.
+        """
+        key = (spec, tuple(parts), device, seed)
+        found = next((one for one in self._kept if one.key == key), None)
+        if found is not None:
+            self._kept.remove(found)
+            if not _restored(found):
+                found = None
+        if found is None:
+            model = build(spec, parts, device, seed)
+            if not all(type(module).__module__.startswith(_KNOWN) for module in model.modules()):
+                return model
+            found = _noted(key, model)
+        self._kept = [found, *self._kept[: MOST_MODELS - 1]]
+        return found.model
+
+
+def _noted(key: tuple[object, ...], model: StagedModel) -> _Built:
+    modules = list(model.modules())
+    travelling = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    return _Built(
+        key,
+        model,
+        modules,
+        list(map(type, modules)),
+        [_plain(module) for module in modules],
+        [(parameter, parameter.requires_grad) for parameter in model.parameters()],
+        [(buffer, buffer.clone()) for buffer in model.buffers() if id(buffer) not in travelling],
+    )
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """A module's own attributes, such as ``training``."""
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+
+
+def _restored(built: _Built) -> bool:
+    """Put a model back to how it was built; False where that cannot be done."""
+    modules, parameters = list(built.model.modules()), list(built.model.parameters())
+    if list(map(id, modules)) != list(map(id, built.modules)) or list(map(type, modules)) != built.kinds:
+        return False
+    if list(map(id, parameters)) != [id(parameter) for parameter, _ in built.parameters]:
+        return False
+    if any(vars(module).get(name) for module in modules for name in _HOOKS):
+        return False
+    for module, attributes in zip(modules, built.attributes, strict=True):
+        if _plain(module).keys() != attributes.keys():
+            return False
+        vars(module).update(attributes)
+    for parameter, takes_gradient in built.parameters:
+        parameter.grad = None
+        parameter.requires_grad_(takes_gradient)
+    with torch.no_grad():
+        for buffer, value in built.buffers:
+            buffer.copy_(value)
+    return True

@@ -1,0 +1,77 @@
+"""The worker without a process: answers by value, errors as from a process, notes that do not flood the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from edgefl.errors import DataError
+from edgefl.process.inline_worker import NOTE_S, InlineWorker
+from edgefl.process.worker import Note, WorkerFailedError
+
+T = TypeVar("T")
+GIVEN = {"a": [1]}
+
+
+def count(body: object, note: Note) -> int:
+    assert isinstance(body, int)
+    for number in range(1, body + 1):
+        note({"step": number})
+    return body
+
+
+def slow(body: object, note: Note) -> None:
+    note({"step": 1})
+    time.sleep(1.5 * NOTE_S)
+    note({"step": 2})
+    note({"step": 3})
+
+
+def refuse(body: object, note: Note) -> None:
+    raise DataError("no data")
+
+
+def same(body: object, note: Note) -> object:
+    return body, threading.current_thread().name
+
+
+def answer_of(tmp_path: Path, work: Callable[[InlineWorker], T]) -> T:
+    handlers = {"count": count, "slow": slow, "refuse": refuse, "same": same}
+
+    async def scene() -> T:
+        with ThreadPoolExecutor(1, "torch") as thread:
+            worker = InlineWorker(lambda: handlers, thread, tmp_path / "log")
+            return await work(worker)  # type: ignore[misc]
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "steps"), [("count", 100, [1, 100]), ("count", 1, [1]), ("slow", 0, [1, 2, 3])]
+)
+def test_of_many_notes_the_first_the_last_and_a_few_a_second_are_passed_on(
+    tmp_path: Path, method: str, body: int, steps: list[int]
+) -> None:
+    notes: list[object] = []
+    answer_of(tmp_path, lambda worker: worker.call(method, body, notes.append))
+    assert notes == [{"step": step} for step in steps]
+
+
+def test_many_requests_are_one_visit_to_the_thread_and_errors_are_among_the_answers(tmp_path: Path) -> None:
+    async def ask(worker: InlineWorker) -> list[object]:
+        return await worker.calls([("same", GIVEN), ("refuse", None), ("count", 2)])
+
+    first, error, last = answer_of(tmp_path, ask)
+    assert isinstance(first, tuple)
+    assert first[0] is GIVEN, "handed over, not copied"
+    assert first[1].startswith("torch")
+    assert isinstance(error, WorkerFailedError)
+    assert (error.message, error.kind, error.on_purpose) == ("no data", "DataError", True)
+    assert last == 2
