@@ -108,7 +108,8 @@ class Uploads:
         self.cancel(device)
 
         def send(need: Need) -> None:
-            self._grant(device, Grant(**asdict(need)))
+            if not need.done or upload.whole:  # the first time the acknowledgement says so
+                self._grant(device, Grant(**asdict(need)))
 
         self._traffic.name_upload(device, update.attempt, transfer)
         receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, send)
@@ -235,16 +236,20 @@ class Uploads:
             self._checking = None
 
     def _verdicts(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
+        """Check updates, whose objects last through a power cut afterwards."""
         verdicts: list[tuple[_Upload, _Verdict]] = []
+        arrived = [arrival for one in group for arrival in one.receiver.partials.values()]
+        if large := [arrival for arrival in arrived if arrival.in_file]:
+            self._store.publish(large)
         for one in group:
             verdict: _Verdict
             try:
-                self._store.publish(one.receiver.partials.values())
                 whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own, one.asked)
                 verdict = whole if isinstance(whole, Refusal) else (whole, changes_of(self._store, whole, one.previous))
             except Exception as error:  # its own matter: the others' contents may be right
                 verdict = error
             verdicts.append((one, verdict))
+        self._store.publish(arrived)  # and what was packed by its device, unpacked
         return verdicts
 
     def _judged(self, upload: _Upload, found: _Verdict) -> None:

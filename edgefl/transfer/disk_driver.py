@@ -13,7 +13,7 @@ from edgefl.protocol.chunks import Chunk, bundled
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.partials import PartialObject, chunk_count
+from edgefl.storage.partials import Arrival, chunk_count
 from edgefl.transfer.receiver import (
     Completed,
     Failed,
@@ -46,7 +46,7 @@ class DiskReceiver:
         self, transfer: str, device: str, refs: Iterable[ObjectRef], store: ObjectStore, send: Callable[[Need], None]
     ) -> None:
         self.transfer = transfer
-        self.partials: dict[str, PartialObject] = {}  # object id -> what was not in the store when it started
+        self.partials: dict[str, Arrival] = {}  # object id -> what was not in the store when it started
         self.received_bytes = 0
         self._device = device
         self._refs = list({ref.id: ref for ref in refs}.values())
@@ -78,8 +78,8 @@ class DiskReceiver:
         self.pause()
         incarnation = secrets.randbelow(2**31)
         self._receiver = Receiver(self.transfer, self._device, self._refs, chunk_bytes, credit, incarnation=incarnation)
-        lacking = (ref for ref in self._refs if not self._store.has(ref.id))
-        self.partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in lacking}
+        partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in self._refs}
+        self.partials = {name: partial for name, partial in partials.items() if not partial.finished}
         missing = {name: partial.missing(chunk_bytes) for name, partial in self.partials.items()}
         return self._perform(self._receiver.start(missing, now), now)
 
