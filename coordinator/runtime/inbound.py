@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar, get_origin
 
 import msgspec
 
@@ -205,8 +205,16 @@ def cleaned(message: S) -> S:
 
     A refusal's and a figure's sentences may be longer than names.
     """
+    names, texts = _with_text(type(message))
+    if (
+        texts is not None
+        and (known := texts(message))
+        and sum(map(len, known)) <= SENTENCE
+        and _are_plain(names, known)
+    ):
+        return message
     changed: dict[str, object] = {}
-    for name in _with_text(type(message)):
+    for name in names:
         value = getattr(message, name)
         if value and (plain := _plain(value, name)) is not value:
             changed[name] = plain
@@ -214,10 +222,17 @@ def cleaned(message: S) -> S:
 
 
 @cache
-def _with_text(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a record that may hold text."""
-    fields = msgspec.structs.fields(kind)
-    return tuple(field.name for field in fields if field.type not in _WITHOUT_TEXT)
+def _with_text(kind: type[msgspec.Struct]) -> tuple[tuple[str, ...], Callable[[object], tuple[str, ...]] | None]:
+    """The fields of a record that may hold text; what reads them together, where there are several of plain text."""
+    fields = [field for field in msgspec.structs.fields(kind) if field.type not in _WITHOUT_TEXT]
+    names = tuple(field.name for field in fields)
+    plain = all(field.type is str or get_origin(field.type) is Literal for field in fields)
+    return names, operator.attrgetter(*names) if plain and len(names) > 1 else None
+
+
+@lru_cache(maxsize=4096)  # devices name the same figures and sources in every round
+def _are_plain(names: tuple[str, ...], texts: tuple[str, ...]) -> bool:
+    return all(_plain(text, name) is text for text, name in zip(texts, names, strict=True))
 
 
 def _plain(value: object, name: str) -> object:
@@ -237,6 +252,6 @@ def _plain(value: object, name: str) -> object:
     return value
 
 
-@lru_cache(maxsize=4096)  # devices name the same parts, figures and sources in every round
+@lru_cache(maxsize=4096)  # and the same parts
 def _known_text(text: str, limit: int) -> str:
     return safe_text(text[:limit])

@@ -159,7 +159,7 @@ def check_update(
     for part, ref in sorted(manifest.items()):
         try:
             data, limit = store.view(ref.id), size_limit(part, previous, asked)
-            if part not in _UNLIKE and part in previous and _is_plain(data, store.view(previous[part].id)):
+            if part not in _UNLIKE and part in previous and _is_plain(data, store.view(previous[part].id, again=True)):
                 continue
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
@@ -220,7 +220,7 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
 
 def _floats(store: ObjectStore, base: ObjectRef, ref: ObjectRef) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Flat values of both versions of a part: of its weights, and of its buffers."""
-    before, after = store.view(base.id), store.view(ref.id)
+    before, after = store.view(base.id, again=True), store.view(ref.id)
     if is_alike(before, after) and (runs := float_runs(before, BUFFERS)) and (others := float_runs(after, BUFFERS)):
         yield from (runs, others)
         return

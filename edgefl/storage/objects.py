@@ -34,7 +34,7 @@ from edgefl.storage.disk import (
     write_new,
 )
 from edgefl.storage.file_pages import known
-from edgefl.storage.packs import Packs
+from edgefl.storage.packs import PACKS, Packs
 from edgefl.storage.partials import Arrival, PartialObject, SmallArrival, chunk_span
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -80,7 +80,7 @@ class ObjectStore:
         self.durable = durable
         self._partials = self.root / "partial"
         self._dropped = self.root / "dropped"
-        self._packs = Packs(self.root / "packs")
+        self._packs = Packs(self.root / PACKS)
         self._recent: dict[str, bytes] = {}  # small objects read last, proved
         self._remembering = threading.Lock()
         self._open: dict[str, Arrival] = {}
@@ -181,22 +181,20 @@ class ObjectStore:
                     remedy = "It is deleted, and fetched again with the next offer."
                 raise DamagedObjectError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
             self._proved.add(name)
-        if self.durable and name not in self._packs:
-            self._remember(name, data)
         return data
 
     def _remember(self, name: str, data: bytes) -> None:
-        """Keep a small object in memory: a state's parts are compared with those of every update."""
         if len(data) < _MAPPED_BYTES:
             with self._remembering:
                 self._recent[name] = data
                 while sum(map(len, self._recent.values())) > _RECENT_BYTES:  # seldom: what is here is not read again
                     del self._recent[next(iter(self._recent))]
 
-    def view(self, name: str) -> memoryview:
+    def view(self, name: str, *, again: bool = False) -> memoryview:
         """As ``read``, read-only, without a copy in memory of what is large.
 
-        What lies on a disk that fails meanwhile ends the process (SIGBUS).
+        ``again``: it will be read often, and stays in memory where it is small. What lies on a disk that fails
+        meanwhile ends the process (SIGBUS).
         """
         if name in self._recent or name in self._packs:
             return memoryview(self.read(name))
@@ -205,7 +203,10 @@ class ObjectStore:
             if large and (name in self._proved or _sha256(self._at(name)) == name):
                 self._proved.add(name)
                 return memoryview(known(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)))
-        return memoryview(self.read(name))
+        data = self.read(name)
+        if again:
+            self._remember(name, data)
+        return memoryview(data)
 
     def file_of(self, name: str) -> BinaryIO:
         """A finished object as a file. Raises StoreError when it is not here."""

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from edgefl.storage.disk import store_errors, sync_directory, write_all
 
+#: The directory of packs in a store.
+PACKS = "packs"
 _HEAD = struct.Struct("<4s32sQ")
 _MAGIC = b"EFP1"
 #: A pack that is as large gets no further object: what is cleaned at a time stays small beside a server's memory.
@@ -131,13 +133,13 @@ class Packs:
                 self._write()
 
     def _write(self) -> None:
-        """Write what waits behind the others. Nothing is written behind a record that the disk has refused."""
+        """Write what waits behind the others; the next attempt replaces what the disk has refused."""
         with self._lock, store_errors("write", self._folder, self._waiting_bytes):
             if not self._waiting:
                 return
-            pack, self._newest = self._newest, None
+            pack = self._newest
             if pack is None or pack.end >= _MOST_BYTES:
-                pack = self._begin()
+                pack = self._newest = self._begin()
             records = [
                 (name, _HEAD.pack(_MAGIC, bytes.fromhex(name), len(data)), data) for name, data in self._waiting.items()
             ]
@@ -145,7 +147,7 @@ class Packs:
             for name, head, data in records:
                 self._put(pack, name, pack.end + len(head), len(data))
                 pack.end += len(head) + len(data)
-            self._newest, self._waiting, self._waiting_bytes = pack, {}, 0
+            self._waiting, self._waiting_bytes = {}, 0
 
     def _begin(self) -> _Pack:
         self._folder.mkdir(exist_ok=True)
