@@ -28,8 +28,8 @@ from edgefl.aggregation.history import Memory
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Manifest
-from edgefl.storage.packs import PACKS, Packs
 from edgefl.storage.disk import EVENTS, NewFile, ledger_of, store_errors, sync_directory
+from edgefl.storage.packs import PACKS, Packs
 
 MANIFEST = "manifest.json"
 ROWS = "ledger.jsonl"

@@ -244,9 +244,9 @@ def _plain(value: object, name: str) -> object:
         return cleaned(value)
     if isinstance(value, dict):
         entries = {_plain(key, ""): _plain(one, name) for key, one in value.items()}
-        same = len(entries) == len(value) and all(entries.get(key) is one for key, one in value.items())
+        same = len(entries) == len(value) and all(key in entries and entries[key] is one for key, one in value.items())
         return value if same else entries
-    if isinstance(value, tuple) and not isinstance(value[0], int | float):
+    if isinstance(value, tuple) and value and not isinstance(value[0], int | float):
         items = tuple(_plain(one, name) for one in value)
         return value if all(map(operator.is_, items, value)) else items
     return value

@@ -226,8 +226,11 @@ class PartialObject:
     def _write_map(self) -> None:
         """Write the map, whole or not at all."""
         fresh = self._map.with_suffix(".new")
-        fresh.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
+        fresh.write_bytes(self._map_bytes())
         fresh.rename(self._map)
+
+    def _map_bytes(self) -> bytes:
+        return _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here
 
     def _create(self) -> None:
         """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
@@ -238,8 +241,8 @@ class PartialObject:
         if self.chunk_count != 1:  # a single chunk brings its file
             with self.path.open("xb") as file:
                 file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
-            if self.chunk_count:
-                self._write_map()
+            if self.chunk_count:  # one that a crash cuts short fits no data, and they begin again
+                self._map.write_bytes(self._map_bytes())
         self._restart_hash()
 
     def _restart_hash(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_small_objects_share_a_file_and_read_as_any_other(store):
 
 def test_many_are_synced_once(store, monkeypatch):
     synced = []
-    monkeypatch.setattr(packs_module.os, "fsync", lambda descriptor: synced.append(descriptor))
+    monkeypatch.setattr(packs_module.os, "fsync", synced.append)
     arrive(store, *MANY[:4])
     assert len(synced) == 3  # the pack, and that it is there: its directory, and that one's
     arrive(store, *MANY[4:])
@@ -86,7 +87,7 @@ def test_a_torn_record_is_the_last_and_no_object(store, cut):
 def test_a_damaged_object_is_none(store):
     arrive(store, *MANY)
     (pack,) = packs_of(store)
-    with open(pack.path, "r+b") as file:
+    with Path(pack.path).open("r+b") as file:
         file.seek(44 + 500)
         file.write(b"damaged")
     assert [ObjectStore(store.root).has(name) for name in IDS] == [False] + [True] * 7
@@ -95,7 +96,7 @@ def test_a_damaged_object_is_none(store):
 def test_a_length_beyond_the_file_is_no_record(store):
     arrive(store, *MANY)
     (pack,) = packs_of(store)
-    with open(pack.path, "r+b") as file:
+    with Path(pack.path).open("r+b") as file:
         file.seek(1044 + 36)
         file.write(b"\xff" * 8)
     assert [ObjectStore(store.root).has(name) for name in IDS] == [True] + [False] * 7
@@ -186,7 +187,7 @@ def test_a_full_disk_is_named_and_what_it_refused_is_written_later(store, monkey
         write(descriptor, data, offset)
 
     monkeypatch.setattr(packs_module, "write_all", refuse)
-    with pytest.raises(StoreError, match="packs.*No space left"):
+    with pytest.raises(StoreError, match=r"packs.*No space left"):
         arrive(store, MANY[1], MANY[2])
     full = False
     store.publish([])
