@@ -13,6 +13,7 @@ import asyncio
 import os
 import resource
 import struct
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,7 @@ def echo(request: TrainRequest, store: ObjectStore) -> Result:
     for part in request.offer.job.stage.trained:
         data = bytearray(store.read(request.offer.manifest[part].id))
         (value,) = struct.unpack_from("<f", data, len(data) - 4)
-        nudge = 1e-3 * (1 + sum(request.settings.device.encode()) % 97)
+        nudge = 1e-6 * (1 + zlib.crc32(request.settings.device.encode()) % 65536)
         struct.pack_into("<f", data, len(data) - 4, value + nudge)
         manifest[part] = store.put(data)
     return Result(manifest=manifest, samples=dict.fromkeys(manifest, SAMPLES), metrics={"loss": 0.0})

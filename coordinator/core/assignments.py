@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import lru_cache
 
 import msgspec
 
@@ -214,6 +215,7 @@ def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
     return replace(plan.transfer, whole=last and plan.transfer.closing == "whole")
 
 
+@lru_cache(maxsize=4096)  # asked for with every message of a transfer
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
     """Name of a transfer for a topic level: readable, and unique by its hash of run and device."""
     tail = hashlib.sha256(f"{attempt}/{attempt.made_ms}/{device}".encode()).hexdigest()[:12]

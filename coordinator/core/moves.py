@@ -7,7 +7,7 @@ is done; only a request for an update's chunks may precede.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -391,6 +391,8 @@ class Fail(msgspec.Struct, frozen=True):
 _Rows = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow
 Save = _Rows | TakenBack | SaveEnd | SavePlan | Spending
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
+#: The same, to look a type up in: ``isinstance`` of a union tries each.
+SAVES, SENDS = frozenset(get_args(Save)), frozenset(get_args(Send))
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 
 

@@ -63,12 +63,18 @@ def _others(changes: Mapping[K, Changes]) -> dict[K, dict[str, Others]]:
     for own in changes.values():
         for part, change in own.items():
             norms.setdefault(part, []).append(change.norm)
-    for ordered in norms.values():
+    # The median without a value is one of two: where it is above the middle, the middle itself.
+    found: dict[str, tuple[float, Others, Others]] = {}
+    for part, ordered in norms.items():
         ordered.sort()
+        count, middle = len(ordered) - 1, ordered[(len(ordered) - 1) // 2]
+        lower, upper = (Others(count, _median_without(ordered, value)) for value in (math.inf, -math.inf))
+        found[part] = middle, lower, upper
     return {
         name: {
-            part: Others(len(norms[part]) - 1, _median_without(norms[part], change.norm))
+            part: lower if middle < change.norm else upper
             for part, change in own.items()
+            for middle, lower, upper in [found[part]]
         }
         for name, own in changes.items()
     }
@@ -87,7 +93,8 @@ def _distance(own: Changes, others: Mapping[str, Others]) -> float:
 def longest(state: State) -> str:
     """Device of the longest change in the next aggregation; "" unless there are two."""
     changes = _changes(state)
-    others, factors = _others(changes), clips(changes, state.policy)
+    others = _others(changes)
+    factors = clips(changes, state.policy, others)
     names = enumerate(name for name, _ in _due(state))
     moved = [(_moved(changes[i], others[i], factors.get(i, {})), name) for i, name in names]
     return max(moved)[1] if len(moved) > 1 else ""
@@ -103,13 +110,16 @@ def _moved(own: Changes, others: Mapping[str, Others], factors: Mapping[str, flo
     return max(ratios)
 
 
-def clips(changes: Mapping[K, Changes], policy: RoundPolicy) -> dict[K, dict[str, float]]:
+def clips(
+    changes: Mapping[K, Changes], policy: RoundPolicy, everyone: Mapping[K, Mapping[str, Others]] | None = None
+) -> dict[K, dict[str, float]]:
     """Clip factors below 1 of changes, for each part and its buffers.
 
     min(1, c / r_k, b m_kp / d_kp),  c = ``clip_change``, b = ``largest_change`` (0: no bound), of comparable parts.
+    ``everyone``: as ``_others`` gives them.
     """
     clip, most = policy.clip_change or math.inf, policy.largest_change or math.inf
-    everyone, found = _others(changes), {}
+    everyone, found = _others(changes) if everyone is None else everyone, {}
     for name, own in changes.items():
         others = everyone[name]
         whole = clip / distance if (distance := _distance(own, others)) else 1.0

@@ -190,21 +190,25 @@ def check_close(steps: Steps) -> None:
     state, at, opened = steps.state, steps.at, steps.state.open
     if opened is None or state.phase is not Phase.ROUND:
         return
-    waiting = [name for name, a in opened.assignments.items() if a.status in OPEN]
-    have, full = len(done(opened)), False
+    waiting, full = [name for name, a in opened.assignments.items() if a.status in OPEN], False
     if is_buffered(state):
-        waiting, have = [*waiting, *state.stragglers], have + len(state.buffered)
-        full = state.policy.mode == "async" and have >= state.policy.buffer
-    enough = have >= quorum(state)
+        waiting = [*waiting, *state.stragglers]
+        full = state.policy.mode == "async" and _delivered(state) >= state.policy.buffer
     if full or not waiting or at >= opened.deadline_at:
-        _end(steps, enough=enough)
-    elif enough and not any(state.devices[name].online for name in waiting):
+        _end(steps, enough=_delivered(state) >= quorum(state))
+    elif not any(state.devices[name].online for name in waiting) and _delivered(state) >= quorum(state):
         if opened.grace_at is None:
             steps.set(open=replace(opened, grace_at=at + state.timeouts.grace_s))
         elif at >= opened.grace_at:
             _end(steps, enough=True)
     elif opened.grace_at is not None:
         steps.set(open=replace(opened, grace_at=None))
+
+
+def _delivered(state: State) -> int:
+    """Number of updates on disk that would count if the round closed now."""
+    own = sum(assignment.status == "done" for assignment in state.assignments.values())
+    return own + (len(state.buffered) if is_buffered(state) else 0)
 
 
 def _end(steps: Steps, *, enough: bool) -> None:

@@ -245,7 +245,7 @@ class State(msgspec.Struct, frozen=True):
         return opened_at + (self.policy.deadline_s if self.policy.deadline_s > 0 else math.inf)
 
 
-Kind = Literal["outline", "device", "assignment", "behind", "taken"]
+Kind = Literal["outline", "placement", "device", "assignment", "behind", "taken"]
 #: Fields that a position has as the state has them.
 _POSITION = (
     *("phase", "stage", "number", "attempt", "tries", "planned_stage", "evaluating", "closed", "last_aggregated"),
@@ -275,7 +275,11 @@ class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "count
 
 
 class SnapshotChanges(NamedTuple):
-    """Snapshot rows to write, and to delete, by (kind, name)."""
+    """Snapshot rows to write, and to delete, by (kind, name).
+
+    A device's placement, most of its bytes, is a row of its own, written where it changes: ``None`` in the rows of the
+    device and of its assignments stands for it.
+    """
 
     rows: dict[tuple[Kind, str], object]
     deleted: tuple[tuple[Kind, str], ...] = ()
@@ -297,18 +301,34 @@ def changes(before: State, after: State) -> SnapshotChanges:
     rows: dict[tuple[Kind, str], object] = {}
     deleted: list[tuple[Kind, str]] = []
     if (position := position_of(after)) != position_of(before):
-        rows["outline", ""] = msgspec.to_builtins(position)
-    pairs: list[tuple[Kind, Mapping[str, Device | Assignment], Mapping[str, Device | Assignment]]] = [
-        ("device", before.devices, after.devices),
+        rows["outline", ""] = position
+    placed = set[str]()  # devices of which another placement is on record now
+    if before.devices is not after.devices:
+        for name, device in after.devices.items():
+            old = before.devices.get(name)
+            if old is device:
+                continue
+            rows["device", name] = replace(device, placement=None)
+            if (old.placement if old is not None else None) is not device.placement:
+                placed.add(name)
+                if device.placement is None:
+                    deleted.append(("placement", name))
+                else:
+                    rows["placement", name] = device.placement
+    pairs: list[tuple[Kind, Mapping[str, Assignment], Mapping[str, Assignment]]] = [
         ("assignment", before.assignments, after.assignments),
         ("behind", before.stragglers, after.stragglers),
         ("taken", before.buffered, after.buffered),
     ]
-    for kind, old, new in pairs:
-        if old is new:
+    for kind, old_ones, new_ones in pairs:
+        if old_ones is new_ones and not placed:
             continue
-        rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
-        deleted += [(kind, name) for name in old if name not in new and kind != "device"]  # none is forgotten
+        for name, one in new_ones.items():
+            if old_ones.get(name) is not one or name in placed:
+                known = after.devices.get(name)
+                same = known is not None and known.placement is one.placement
+                rows[kind, name] = replace(one, placement=None) if same else one
+        deleted += [(kind, name) for name in old_ones if name not in new_ones]
     return SnapshotChanges(rows, tuple(deleted))
 
 
@@ -323,6 +343,15 @@ def decode(state: State, rows: Iterable[tuple[str, str, object]]) -> State | Non
     if not found["outline"]:
         return None
     position = msgspec.convert(found["outline"][""], RunPosition)
+    placements = msgspec.convert(found["placement"], dict[str, Placement])
+    devices = {
+        name: replace(one, placement=one.placement or placements.get(name))
+        for name, one in msgspec.convert(found["device"], dict[str, Device]).items()
+    }
+    for kind in ("assignment", "behind"):
+        for name, row in found[kind].items():
+            if isinstance(row, dict) and row.get("placement") is None:
+                row["placement"] = placements.get(name)
     assignments, stragglers, buffered = (
         msgspec.convert(found[kind], dict[str, Assignment]) for kind in ("assignment", "behind", "taken")
     )
@@ -333,7 +362,7 @@ def decode(state: State, rows: Iterable[tuple[str, str, object]]) -> State | Non
         state,
         **{name: getattr(position, name) for name in _POSITION},
         returning=dict.fromkeys(position.returning, 0.0),
-        devices=msgspec.convert(found["device"], dict[str, Device]),
+        devices=devices,
         open=opened,
         stragglers=stragglers,
         buffered=buffered,

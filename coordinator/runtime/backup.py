@@ -29,6 +29,7 @@ from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Manifest
 from edgefl.storage.disk import EVENTS, NewFile, ledger_of, store_errors, sync_directory
+from edgefl.storage.packs import PACKS, Packs
 
 MANIFEST = "manifest.json"
 ROWS = "ledger.jsonl"
@@ -97,6 +98,12 @@ class _Archive:
             name = f"{run}/objects/{path.name}"
             if name not in self.files and (added := self.add_file(name, path)) and added.sha256 != path.name:
                 raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy="See to the disk first.")
+        packs = Packs(store / PACKS)
+        packs.look()
+        for one in packs.names():
+            name = f"{run}/objects/{one}"
+            if name not in self.files and (data := packs.read(one)) is not None:
+                self.add_bytes(name, data)
 
 
 def back_up(directories: Iterable[Path], out: Path) -> Contents:

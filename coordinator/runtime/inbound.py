@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar, get_origin
 
 import msgspec
 
@@ -44,6 +46,7 @@ MAX_CHANNELS = 512
 NAME = 64
 #: Characters of sentences.
 SENTENCE = 500
+_WITHOUT_TEXT = (float, int, bool, bytes, float | None, int | None)
 _SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines", "layer"})
 
 
@@ -198,21 +201,57 @@ def _limited(entries: dict[str, V]) -> dict[str, V]:
 
 
 def cleaned(message: S) -> S:
-    """The message with every text in it plain: no control characters, and a bounded length.
+    """The message with every text in it plain: no control characters, and a bounded length; itself if it was so.
 
     A refusal's and a figure's sentences may be longer than names.
     """
-    values = {name: _plain(getattr(message, name), name) for name in message.__struct_fields__}
-    return msgspec.structs.replace(message, **values)
+    names, texts = _with_text(type(message))
+    if (
+        texts is not None
+        and (known := texts(message))
+        and sum(map(len, known)) <= SENTENCE
+        and _are_plain(names, known)
+    ):
+        return message
+    changed: dict[str, object] = {}
+    for name in names:
+        value = getattr(message, name)
+        if value and (plain := _plain(value, name)) is not value:
+            changed[name] = plain
+    return msgspec.structs.replace(message, **changed) if changed else message
+
+
+@cache
+def _with_text(kind: type[msgspec.Struct]) -> tuple[tuple[str, ...], Callable[[object], tuple[str, ...]] | None]:
+    """The fields of a record that may hold text; what reads them together, where there are several of plain text."""
+    fields = [field for field in msgspec.structs.fields(kind) if field.type not in _WITHOUT_TEXT]
+    names = tuple(field.name for field in fields)
+    plain = all(field.type is str or get_origin(field.type) is Literal for field in fields)
+    return names, operator.attrgetter(*names) if plain and len(names) > 1 else None
+
+
+@lru_cache(maxsize=4096)  # devices name the same figures and sources in every round
+def _are_plain(names: tuple[str, ...], texts: tuple[str, ...]) -> bool:
+    return all(_plain(text, name) is text for text, name in zip(texts, names, strict=True))
 
 
 def _plain(value: object, name: str) -> object:
     if isinstance(value, str):
-        return safe_text(value[: SENTENCE if name in _SENTENCES else NAME])
+        limit = SENTENCE if name in _SENTENCES else NAME
+        plain = _known_text(value, limit) if len(value) <= SENTENCE else safe_text(value[:limit])
+        return value if plain == value else plain
     if isinstance(value, msgspec.Struct):
         return cleaned(value)
     if isinstance(value, dict):
-        return {_plain(key, ""): _plain(one, name) for key, one in value.items()}
+        entries = {_plain(key, ""): _plain(one, name) for key, one in value.items()}
+        same = len(entries) == len(value) and all(key in entries and entries[key] is one for key, one in value.items())
+        return value if same else entries
     if isinstance(value, tuple) and value and not isinstance(value[0], int | float):
-        return tuple(_plain(one, name) for one in value)
+        items = tuple(_plain(one, name) for one in value)
+        return value if all(map(operator.is_, items, value)) else items
     return value
+
+
+@lru_cache(maxsize=4096)  # and the same parts
+def _known_text(text: str, limit: int) -> str:
+    return safe_text(text[:limit])

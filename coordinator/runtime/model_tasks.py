@@ -247,6 +247,6 @@ def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:
     """Bytes of each part's parameters and buffers: the object without its header."""
     sizes = {}
     for part, ref in manifest.items():
-        with store.path(ref.id).open("rb") as file:
+        with store.file_of(ref.id) as file:
             sizes[part] = ref.size - 8 - int.from_bytes(file.read(8), "little")
     return sizes

@@ -45,7 +45,8 @@ from edgefl.transfer.disk_driver import DiskSender
 from edgefl.transfer.sender import Sent
 
 _LOG = logging.getLogger(__name__)
-#: Links are told from this long before a deadline on: what closes the round may be another event than a tick.
+#: Links are told from this long before a deadline on: what closes the round may be another event than a tick. Before
+#: that they are looked at as often: a look at each of a thousand devices at every tick was a tenth of all that is done.
 LOOK_S = 1.0
 
 
@@ -77,7 +78,7 @@ class Publisher:
         self._prototypes = choose("prototypes", plan.server).method
         options = next(iter(plan.server.get("prototypes", {}).values()), {})
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
-        self._rates = LinkRates()
+        self._rates, self._looked_at = LinkRates(), -math.inf
         self.traffic = Traffic()
         self.chunking = Chunking(self._transport, self._fleet, self._sizer, lambda text: report(warning(text)))
         rules = Rules(wanted(plan.server), plan.transfer)
@@ -164,6 +165,10 @@ class Publisher:
         if state.open is None or state.phase is not Phase.ROUND or math.isinf(state.open.deadline_at):
             return {}
         attempt, now = state.open.attempt, self._clock()
+        near = now >= state.open.deadline_at - LOOK_S
+        if not near and now - self._looked_at < LOOK_S:
+            return {}
+        self._looked_at = now
         downloads = self._downloads.get(transfer_name("d", attempt))
         moved = {
             device: Moved(
@@ -176,7 +181,7 @@ class Publisher:
             if part.status in OPEN
         }
         self._rates.look(now, attempt, moved)
-        return self._rates.links() if now >= state.open.deadline_at - LOOK_S else {}
+        return self._rates.links() if near else {}
 
     def call(self) -> None:
         """Ask all devices for hellos: who is online, at which work, lacking which chunks."""

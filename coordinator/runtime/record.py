@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,8 @@ from edgefl.storage.disk import store_errors
 
 #: Shown live but not kept in the ledger: hundreds a round.
 FLEETING = frozenset({"progress"})
+#: Instructions that nobody else sees.
+_IDLE = do.SAVES | {EventRow, do.Fetch}
 #: More than any event has.
 LONGEST_LINE = 2**20
 
@@ -48,7 +50,7 @@ class Record:
 
     def commit_moves(self, moves: Sequence[Move]) -> None:
         """Commit the moves' saves in one transaction, or defer them if no effect is visible."""
-        saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
+        saves: list[Any] = [one for move in moves for one in move.out if type(one) in do.SAVES]
         rows = [row for move in moves for row in move.rows if row.kind not in FLEETING]
         if rows or any(map(_is_visible, moves)):
             self.commit(saves, rows, moves[-1].state)
@@ -90,8 +92,7 @@ def _is_visible(move: Move) -> bool:
     again that a coordinator does not know of.
     """
     recorded = {row.kind for row in move.rows} - FLEETING
-    idle = do.Save | EventRow | do.Fetch
-    return bool(recorded) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
+    return bool(recorded) or isinstance(move.event, Tick) or any(type(one) not in _IDLE for one in move.out)
 
 
 class Journal:

@@ -71,8 +71,11 @@ class Traffic:
 
     def _add(self, device: str, attempt: Attempt, more: Sequence[int]) -> None:
         own = self._moved.setdefault(device, {})
-        counts = [count + new for count, new in zip(own.get(attempt, [0] * len(_SOURCES)), more, strict=True)]
-        _newest(own, attempt, counts)
+        if (counts := own.get(attempt)) is None:
+            counts = [0] * len(_SOURCES)
+            _newest(own, attempt, counts)
+        for place, new in enumerate(more):
+            counts[place] += new
         self._changed.setdefault(device, {})[attempt] = counts
 
 

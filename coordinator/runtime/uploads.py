@@ -21,7 +21,7 @@ from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Need, Update
 from edgefl.records import Attempt, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.partials import PartialObject
+from edgefl.storage.partials import Arrival
 from edgefl.transfer.disk_driver import DiskReceiver, End, Superseded
 from edgefl.transfer.receiver import Failed
 
@@ -40,7 +40,7 @@ _Verdict = Refusal | tuple[Manifest, Changes] | Exception
 @dataclass
 class _Upload:
     update: Update
-    receiver: DiskReceiver[PartialObject]  # not running: waits for admission
+    receiver: DiskReceiver[Arrival]  # not running: waits for admission
     previous: Manifest  # the parts as the device was offered them
     own: Own | None = None  # what bounds its prototypes
     asked: Layout | None = None  # of the layers that it may hold alone
@@ -109,7 +109,8 @@ class Uploads:
         self.cancel(device)
 
         def send(need: Need) -> None:
-            self._grant(device, Grant(**asdict(need)))
+            if not need.done or upload.whole:  # the first time the acknowledgement says so
+                self._grant(device, Grant(**asdict(need)))
 
         self._traffic.name_upload(device, update.attempt, transfer)
         receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, send)
@@ -236,16 +237,20 @@ class Uploads:
             self._checking = None
 
     def _verdicts(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
+        """Check updates, whose objects last through a power cut afterwards."""
         verdicts: list[tuple[_Upload, _Verdict]] = []
+        arrived = [arrival for one in group for arrival in one.receiver.partials.values()]
+        if large := [arrival for arrival in arrived if arrival.in_file]:
+            self._store.publish(large)
         for one in group:
             verdict: _Verdict
             try:
-                self._store.publish(one.receiver.partials.values())
                 whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own, one.asked)
                 verdict = whole if isinstance(whole, Refusal) else (whole, changes_of(self._store, whole, one.previous))
             except Exception as error:  # its own matter: the others' contents may be right
                 verdict = error
             verdicts.append((one, verdict))
+        self._store.publish(arrived)  # and what was packed by its device, unpacked
         return verdicts
 
     def _judged(self, upload: _Upload, found: _Verdict) -> None:

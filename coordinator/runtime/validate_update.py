@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import prod, sqrt
+from math import isfinite, prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from edgefl.plan.periods import HEADER_BYTES as LAYER_HEADER_BYTES
 from edgefl.plan.periods import VALUE_BYTES, split
 from edgefl.plan.stages import packing_of
 from edgefl.protocol.packing import decompress
-from edgefl.protocol.tensors import decode_part, encode_part, is_packed
+from edgefl.protocol.tensors import decode_part, encode_part, float_runs, is_alike, is_packed
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import Manifest, ObjectRef, Refusal
 from edgefl.registry import signature
@@ -39,6 +39,8 @@ SIZE_FACTOR = 2
 HEADER_BYTES = 2**20
 #: 310 classes of 3 tables at width 768 are 2.9 MB.
 PROTOTYPES_BYTES = 64 * 2**20
+#: Parts of an update that have no version in the state that they are to be like.
+_UNLIKE = frozenset({PROTOTYPES, SIGNATURE, LAYERS})
 #: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
 PACKED_HEADER_BYTES = 4096
 
@@ -81,7 +83,9 @@ def check_sizes(
     """
     for part, ref in sorted(manifest.items()):
         least, limit = 1, size_limit(part, previous, asked)
-        if part not in {PROTOTYPES, SIGNATURE, LAYERS}:
+        if part not in _UNLIKE:
+            if ref.size == previous[part].size:
+                continue
             packed = packing_of(transfer.up, part) != "f32"
             limit = previous[part].size + (PACKED_HEADER_BYTES if packed else 0)
             least = 1 if packed else limit
@@ -155,10 +159,12 @@ def check_update(
     for part, ref in sorted(manifest.items()):
         try:
             data, limit = store.view(ref.id), size_limit(part, previous, asked)
+            if part not in _UNLIKE and part in previous and _is_plain(data, store.view(previous[part].id, again=True)):
+                continue
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
                 tensors = decompress(data, base, packing_of(rules.transfer.up, part), limit, rules.transfer.top)
-                found[part] = store.put(encode_part(tensors))
+                found[part] = store.append(encode_part(tensors))
             else:
                 tensors = decode_part(data, limit, copy=False)
             if part == PROTOTYPES:
@@ -178,6 +184,14 @@ def check_update(
     return found
 
 
+def _is_plain(data: memoryview, base: memoryview) -> bool:
+    """True for a part with the header of the state's own, and numbers that are fit to calculate with."""
+    if not is_alike(data, base) or (runs := float_runs(data)) is None:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return all(isfinite(np.dot(run, run)) for run in runs[0])  # else the checks one by one find the tensor
+
+
 def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Changes:
     """L2 norms of a checked update's changes, by part.
 
@@ -195,17 +209,26 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
         elif part == LAYERS:
             for layer, values in _tensors(store, ref).items():
                 whole, name = split(layer)
-                found[layer] = _change({name: _tensors(store, previous[whole])[name]}, {name: values}, [name])
+                base = _tensors(store, previous[whole])[name]
+                found[layer] = _change([base.reshape(-1)], [values.reshape(-1)])
         elif part in previous:
-            before = _tensors(store, previous[part])
-            after = before if ref == previous[part] else _tensors(store, ref)
-            floating = [name for name, tensor in before.items() if tensor.dtype.kind == "f"]
-            buffers = [name for name in floating if name.endswith(BUFFERS)]
-            weights = [name for name in floating if name not in buffers]
-            for key, names in ((part, weights), (BUFFERS_OF + part, buffers)):
-                if names:
-                    found[key] = _change(before, after, names)
+            for key, before, after in zip((part, BUFFERS_OF + part), *_floats(store, previous[part], ref), strict=True):
+                if before:
+                    found[key] = _change(before, after)
     return found
+
+
+def _floats(store: ObjectStore, base: ObjectRef, ref: ObjectRef) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Flat values of both versions of a part: of its weights, and of its buffers."""
+    before, after = store.view(base.id, again=True), store.view(ref.id)
+    if is_alike(before, after) and (runs := float_runs(before, BUFFERS)) and (others := float_runs(after, BUFFERS)):
+        yield from (runs, others)
+        return
+    names = [name for name, tensor in decode_part(before, copy=False).items() if tensor.dtype.kind == "f"]
+    for tensors in (decode_part(before, copy=False), decode_part(after, copy=False)):
+        flat = {name: tensors[name].reshape(-1) for name in names}
+        buffers = [flat.pop(name) for name in names if name.endswith(BUFFERS)]
+        yield list(flat.values()), buffers
 
 
 def _longest_mean(store: ObjectStore, ref: ObjectRef) -> tuple[float, int]:
@@ -280,10 +303,10 @@ def _tensors(store: ObjectStore, ref: ObjectRef) -> Tensors:
     return decode_part(store.view(ref.id), copy=False)
 
 
-def _change(before: Tensors, after: Tensors, names: Iterable[str]) -> Change:
+def _change(before: Sequence[Tensor], after: Sequence[Tensor]) -> Change:
+    """L2 norms of the differences of flat values, and of the first ones."""
     change = base = 0.0
-    for name in names:
-        flat, moved = before[name].reshape(-1), after[name].reshape(-1)
+    for flat, moved in zip(before, after, strict=True):
         for start in range(0, flat.size, BLOCK):
             span = slice(start, start + BLOCK)
             block = flat[span].astype(np.float64)

@@ -12,14 +12,14 @@ change and is not made up for by the others: the update counts as y'_k = x + s_k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.protocol.tensors import read_layout
+from edgefl.protocol.tensors import Views, read_layout
 from edgefl.prototypes.table import COUNT
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import store_errors
@@ -66,13 +66,22 @@ class WeightedMean:
     def __init__(self, layout: Layout | None = None) -> None:
         self._layout = layout
         self._sums: dict[str, Tensor] = {}
+        self._flat: tuple[object, list[Tensor]] | None = None  # header of all parts so far, and their sums in one piece
         self._weight = 0.0
 
     def add(self, weight: float, tensors: Tensors) -> None:
         """Take one device. Raises MisfitError, changing nothing, when its tensors do not fit or are not finite."""
         layout = self._layout = layout_of(tensors) if self._layout is None else self._layout
+        first, views = not self._sums, tensors if isinstance(tensors, Views) and tensors.runs is not None else None
+        if self._flat and views is not None and views.header is self._flat[0] and _all_calculable(views.runs or ()):
+            for total, more in zip(self._flat[1], views.runs or (), strict=True):
+                _add(total, more, np.float32(weight))
+            self._weight += weight
+            return
         check(tensors, layout)
-        first = not self._sums
+        if first and views is not None:
+            self._begin(weight, views)
+            return
         for name, (_, floating) in layout.items():
             if not floating:
                 if first:
@@ -83,6 +92,12 @@ class WeightedMean:
             else:
                 _add(self._sums[name], tensors[name], np.float32(weight))
         self._weight += weight
+
+    def _begin(self, weight: float, tensors: Views) -> None:
+        """Take the first device, in pieces in which most others can be added."""
+        totals = [np.multiply(run, np.float32(weight), dtype=np.float32) for run in tensors.runs or ()]
+        self._sums = tensors.over(totals)
+        self._flat, self._weight = (tensors.header, totals), self._weight + weight
 
     def result(self) -> dict[str, Tensor]:
         """The mean, renormalised over what was taken. Raises ModelError when that weighs nothing."""
@@ -110,9 +125,8 @@ def layout_of(tensors: Tensors) -> Layout:
 
 def stored_layout(store: ObjectStore, ref: ObjectRef) -> Layout:
     """The same of a part in the store, whose values are not read. Raises StoreError, ProtocolError."""
-    path = store.path(ref.id)
-    with store_errors("read", path):
-        return read_layout(path)
+    with store.file_of(ref.id) as file, store_errors("read", store.path(ref.id)):
+        return read_layout(file)
 
 
 def check(tensors: Tensors, layout: Layout) -> None:
@@ -151,6 +165,11 @@ def check_finite(tensors: Tensors) -> None:
         text = f"tensor '{broken}' holds NaN or infinity: {value} at {where}, and {len(bad) - 1} more"
         raise MisfitError("not_finite", text)
     raise MisfitError("range", f"tensor '{broken}' holds {value:g} at {where}: its sum of squares overflows f32")
+
+
+def _all_calculable(tensors: Iterable[Tensor]) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return all(map(_calculable, tensors))
 
 
 def _calculable(tensor: Tensor) -> bool:

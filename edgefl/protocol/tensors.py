@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -121,7 +121,10 @@ def decode_part(
     header.check_fills(len(body))
     if header.decoded_bytes > limit:
         raise ProtocolError(f"part of {header.decoded_bytes} bytes once decoded exceeds the limit of {limit}")
-    tensors = {}
+    tensors = Views()
+    if not copy:
+        tensors.header, runs = header, _runs(header, body)
+        tensors.runs = runs and runs[0]
     for name, entry in header.entries.items():
         dtype = _DTYPES[entry.code]
         stored = np.frombuffer(body, dtype, math.prod(entry.shape), entry.begin).reshape(entry.shape)
@@ -134,17 +137,84 @@ def decode_part(
     return tensors
 
 
-def read_layout(path: Path) -> dict[str, tuple[tuple[int, ...], bool]]:
-    """Shape of each tensor of a part on disk, sorted by name, and whether it is floating. Its values are not read.
+def read_layout(file: BinaryIO) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Shape of each tensor of a part in a file, sorted by name, and whether it is floating. Its values are not read.
 
     Raises ProtocolError for anything malformed, OSError.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = _header_bytes(file.read(8), size)
-        header = _header(file.read(length))
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    length = _header_bytes(file.read(8), size)
+    header = _header(file.read(length))
     header.check_fills(size - 8 - length)
     return {name: (entry.shape, entry.code not in _WHOLE) for name, entry in header.entries.items()}
+
+
+def is_alike(data: memoryview, other: memoryview) -> bool:
+    """Whether two parts have the same header, and bodies of one length: the same tensors, of other values."""
+    begin = data[:8]
+    end = 8 + int.from_bytes(begin, "little")
+    return len(data) == len(other) and begin == other[:8] and data[8:end] == other[8:end]
+
+
+class Views(dict[str, Array]):
+    """Tensors of a part that are views into its bytes, with what a whole part is calculated with at once.
+
+    ``header``: equal ones are of equal layouts; ``runs``: flat views of the float32 tensors that lie one behind the
+    other, None for a part with booleans or of another encoding.
+    """
+
+    header: _Header | None = None
+    runs: list[Array] | None = None
+
+    def over(self, runs: list[Array]) -> dict[str, Array]:
+        """Tensors of the same layout whose floats are views into ``runs``; the others are copies."""
+        if self.header is None:
+            raise ValueError("these tensors lie in no part")
+        begins = [begin for begin, _ in self.header.spans[()][0]]
+        found: dict[str, Array] = {}
+        for name, entry in self.header.entries.items():
+            if entry.code != "F32" or entry.begin == entry.end:
+                found[name] = self[name].copy()
+                continue
+            place = bisect_right(begins, entry.begin) - 1
+            first = (entry.begin - begins[place]) // 4
+            found[name] = runs[place][first : first + math.prod(entry.shape)].reshape(entry.shape)
+        return found
+
+
+def float_runs(data: memoryview, apart: tuple[str, ...] = ()) -> tuple[list[Array], list[Array]] | None:
+    """Flat views of a part's float32 tensors that lie one behind the other; those named ``…apart`` are the second list.
+
+    None for a part with booleans, or of another encoding. Raises ProtocolError.
+    """
+    header, body = _split(data, len(data))
+    header.check_fills(len(body))
+    return _runs(header, body, apart)
+
+
+def _runs(header: _Header, body: memoryview, apart: tuple[str, ...] = ()) -> tuple[list[Array], list[Array]] | None:
+    spans = header.spans.get(apart)
+    if spans is None:
+        spans = header.spans[apart] = _spans_of(header, apart)
+    if not spans:
+        return None
+    whole, rest = ([np.frombuffer(body[begin:end], "<f4") for begin, end in of] for of in spans)
+    return whole, rest
+
+
+def _spans_of(header: _Header, apart: tuple[str, ...]) -> tuple[list[list[int]], ...]:
+    if header.encoding != "f32" or any(entry.code == "BOOL" for entry in header.entries.values()):
+        return ()
+    spans: tuple[list[list[int]], list[list[int]]] = ([], [])
+    for name, entry in sorted(header.entries.items(), key=lambda item: item[1].begin):
+        if entry.code == "F32" and entry.end > entry.begin:
+            of = spans[name.endswith(apart)]
+            if of and of[-1][1] == entry.begin:
+                of[-1][1] = entry.end
+            else:
+                of.append([entry.begin, entry.end])
+    return spans
 
 
 def is_packed(data: bytes | bytearray | memoryview) -> bool:
@@ -174,6 +244,7 @@ class _Header(NamedTuple):
     entries: dict[str, _Entry]
     body_bytes: int
     decoded_bytes: int
+    spans: dict[tuple[str, ...], tuple[list[list[int]], ...]]  # as ``_spans_of`` found them
 
     def check_fills(self, body_bytes: int) -> None:
         if self.body_bytes != body_bytes:
@@ -218,7 +289,7 @@ def _parse(data: bytes) -> _Header:
         if entry.begin != body_bytes:
             raise ProtocolError(f"tensor {name[:80]!r}: begins at byte {entry.begin} where {body_bytes} is due")
         body_bytes = entry.end
-    return _Header(encoding, entries, body_bytes, sum(entry.decoded_bytes for entry in entries.values()))
+    return _Header(encoding, entries, body_bytes, sum(entry.decoded_bytes for entry in entries.values()), {})
 
 
 #: The headers of one part are the same bytes in every round and on every device: each is taken apart once.

@@ -1,15 +1,17 @@
 """Content-addressed objects on disk: files named by the sha256 of their bytes, shared by agent and coordinator.
 
-A store is one directory: finished objects lie in it under their hex id, unfinished ones in ``partial/``, those that
-are garbage in ``dropped/`` until they are deleted, and files that are being written under a ``.new-`` name that a
-crash leaves behind and the next start sweeps away. A finished object is never changed. Several processes may read and
-``put``; only one may hold partial objects.
+A store is one directory: finished objects lie in it under their hex id, unfinished ones in ``partial/``, small ones
+that have arrived in the files of ``packs/`` (of ``durable`` stores only), those that are garbage in ``dropped/`` until
+they are deleted, and files that are being written under a ``.new-`` name that a crash leaves behind and the next start
+sweeps away. A finished object is never changed. Several processes may read and ``put``; only one may hold partial
+objects.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import mmap
 import os
 import re
@@ -17,6 +19,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from edgefl.errors import DamagedObjectError, ProtocolError, StoreError
 from edgefl.records import ObjectRef
@@ -31,11 +34,14 @@ from edgefl.storage.disk import (
     write_new,
 )
 from edgefl.storage.file_pages import known
-from edgefl.storage.partials import PartialObject, chunk_span
+from edgefl.storage.packs import PACKS, Packs
+from edgefl.storage.partials import Arrival, PartialObject, SmallArrival, chunk_span
 
 _ID = re.compile(r"[0-9a-f]{64}")
 #: From this size on mapping is quicker than reading, and worth a descriptor for as long as it is read.
 _MAPPED_BYTES = 2**20
+#: Bytes of small objects that are kept in memory: the parts of a few states.
+_RECENT_BYTES = 8 * 2**20
 
 
 def object_id(data: bytes | bytearray | memoryview) -> str:
@@ -74,7 +80,10 @@ class ObjectStore:
         self.durable = durable
         self._partials = self.root / "partial"
         self._dropped = self.root / "dropped"
-        self._open: dict[str, PartialObject] = {}
+        self._packs = Packs(self.root / PACKS)
+        self._recent: dict[str, bytes] = {}  # small objects read last, proved
+        self._remembering = threading.Lock()
+        self._open: dict[str, Arrival] = {}
         self._publishing = threading.Lock()  # equal objects of two devices are one
         self._proved: set[str] = set()  # whose sha256 this process has seen to be right
         self._sound: dict[str, tuple[int, int]] = {}  # time and size of files that ``sound`` has read
@@ -91,12 +100,19 @@ class ObjectStore:
                 self._look_after_boot()
 
     def path(self, name: str) -> Path:
-        """Where the object lies when it is finished (it may not exist)."""
+        """Where the object lies when it is finished, unless in a pack (it may not exist)."""
         return Path(self._at(name))
 
     def has(self, name: str) -> bool:
-        """Whether the object is finished."""
-        return os.path.isfile(self._at(name))
+        """Whether the object is finished, or small and verified: ``publish`` makes the latter last."""
+        return name in self._packs or os.path.isfile(self._at(name)) or self._looked_up(name)
+
+    def _looked_up(self, name: str) -> bool:
+        """Whether the object lies in a pack of an earlier process."""
+        if not self.durable or self._packs.looked:
+            return False
+        self._packs.look()
+        return name in self._packs
 
     def sound(self, name: str) -> bool:
         """Whether the object is finished and is what it is named by; one that is not goes, and can be fetched again.
@@ -121,26 +137,40 @@ class ObjectStore:
         """Delete a damaged object."""
         self._proved.discard(name)
         self._sound.pop(name, None)
+        self._recent.pop(name, None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._at(name))
 
     def size(self, name: str) -> int:
         """Size in bytes of a finished object. Raises StoreError when it is not here."""
         path = self._at(name)
-        with store_errors("look up", path):
-            return os.stat(path).st_size
+        if name in self._packs:
+            return self._packs.size(name)
+        try:
+            with store_errors("look up", path):
+                return os.stat(path).st_size
+        except StoreError:
+            if self._looked_up(name):
+                return self._packs.size(name)
+            raise
 
     def read(self, name: str) -> bytes:
         """All bytes of a finished object. Raises StoreError when it is not here, or is not what it was.
 
         Its sha256 is checked when this process reads it for the first time, unless it has come in through it.
         """
+        if (recent := self._recent.get(name)) is not None:
+            return recent
         path = self._at(name)
+        data = self._packs.read(name)
         try:
-            with store_errors("read", path), open(path, "rb", buffering=0) as file:
-                data = file.read()
+            if data is None:
+                with store_errors("read", path), open(path, "rb", buffering=0) as file:
+                    data = file.read()
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
+                if self._looked_up(name):  # of another process
+                    return self.read(name)
                 error.remedy = f"{self.root} is not whole: copy it again from where it is."
             raise
         if name not in self._proved:
@@ -153,17 +183,38 @@ class ObjectStore:
             self._proved.add(name)
         return data
 
-    def view(self, name: str) -> memoryview:
+    def _remember(self, name: str, data: bytes) -> None:
+        if len(data) < _MAPPED_BYTES:
+            with self._remembering:
+                self._recent[name] = data
+                while sum(map(len, self._recent.values())) > _RECENT_BYTES:  # seldom: what is here is not read again
+                    del self._recent[next(iter(self._recent))]
+
+    def view(self, name: str, *, again: bool = False) -> memoryview:
         """As ``read``, read-only, without a copy in memory of what is large.
 
-        What lies on a disk that fails meanwhile ends the process (SIGBUS).
+        ``again``: it will be read often, and stays in memory where it is small. What lies on a disk that fails
+        meanwhile ends the process (SIGBUS).
         """
+        if name in self._recent or name in self._packs:
+            return memoryview(self.read(name))
         with contextlib.suppress(OSError), open(self._at(name), "rb", buffering=0) as file:
             large = os.fstat(file.fileno()).st_size >= _MAPPED_BYTES
             if large and (name in self._proved or _sha256(self._at(name)) == name):
                 self._proved.add(name)
                 return memoryview(known(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)))
-        return memoryview(self.read(name))
+        data = self.read(name)
+        if again:
+            self._remember(name, data)
+        return memoryview(data)
+
+    def file_of(self, name: str) -> BinaryIO:
+        """A finished object as a file. Raises StoreError when it is not here."""
+        path = self._at(name)
+        if not os.path.isfile(path) and (name in self._packs or self._looked_up(name)):
+            return io.BytesIO(self.read(name))
+        with store_errors("read", path):
+            return open(path, "rb")
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
         """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk.
@@ -174,6 +225,9 @@ class ObjectStore:
         path = self._at(name)
         if self.durable and name not in self._proved:
             self.read(name)
+        if (whole := self._recent.get(name) or self._packs.read(name)) is not None:
+            offset, length = chunk_span(len(whole), chunk_bytes, index)
+            return whole[offset : offset + length]
         with store_errors("read", path), open(path, "rb", buffering=0) as file:
             offset, length = chunk_span(os.fstat(file.fileno()).st_size, chunk_bytes, index)
             data = os.pread(file.fileno(), length, offset)
@@ -184,7 +238,7 @@ class ObjectStore:
     def put(self, data: bytes | bytearray | memoryview) -> ObjectRef:
         """Store ``data`` durably under its hash; an object that is already here is not written again."""
         ref = ObjectRef(object_id(data), memoryview(data).nbytes)
-        if not self.has(ref.id):
+        if not os.path.isfile(self._at(ref.id)):  # a pack is no place for what stays, and what other programs read
             self._admit(ref)
             with store_errors("write", self._at(ref.id), ref.size):
                 self._write(ref.id, data)
@@ -193,6 +247,20 @@ class ObjectStore:
 
     def _write(self, name: str, data: bytes | bytearray | memoryview) -> None:
         write_new(self.path(name), data, durable=self.durable)
+
+    def append(self, data: bytes) -> ObjectRef:
+        """Store ``data`` as what arrives is stored: durably from the next ``publish`` on."""
+        if not self._packing or len(data) >= _MAPPED_BYTES:
+            return self.put(data)
+        ref = ObjectRef(object_id(data), len(data))
+        if not self.has(ref.id):
+            self._packs.append(ref.id, data)
+        self._proved.add(ref.id)
+        return ref
+
+    @property
+    def _packing(self) -> bool:
+        return self.durable and self.limit_bytes is None
 
     @contextlib.contextmanager
     def write_batch(self) -> Iterator[ObjectStore]:
@@ -208,10 +276,10 @@ class ObjectStore:
         finally:
             batch.close()
 
-    def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
+    def partial(self, ref: ObjectRef, chunk_bytes: int) -> Arrival:
         """The object as far as it has arrived, from the disk also in chunks of another size.
 
-        Asked twice for one object, it gives the same PartialObject, so that equal uploads of two devices help each
+        Asked twice for one object, it gives the same answer, so that equal uploads of two devices help each
         other and neither can overwrite what the other brought. In chunks of another size it is handed over: whoever
         had it finds it abandoned.
         """
@@ -224,7 +292,10 @@ class ObjectStore:
         if known is not None:
             known.abandon()
         if self.has(ref.id):
-            return PartialObject(self._partials, ref, chunk_bytes, finished=True)
+            return SmallArrival(ref, chunk_bytes)
+        if self._packing and 0 < ref.size <= chunk_bytes:
+            arrival = self._open[ref.id] = SmallArrival(ref, chunk_bytes, self._packs.append)
+            return arrival
         with store_errors("write", self._partials / ref.id, ref.size):
             if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
                 self._admit(ref)
@@ -237,13 +308,14 @@ class ObjectStore:
         opened = [one for one in map(self._open.get, names) if one is not None and not one.takes(chunk_bytes)]
         return min((one.chunk_bytes for one in opened), default=chunk_bytes)
 
-    def publish(self, partials: Iterable[PartialObject]) -> None:
+    def publish(self, partials: Iterable[Arrival]) -> None:
         """Make verified objects finished ones, together: what is written first is synced as one with the rest."""
         with self._publishing:
             fresh = {one.ref.id: one for one in partials if not one.finished}
             if not all(one.verified for one in fresh.values()):
                 raise StoreError(f"objects in {self.root} cannot be published before they are whole")
-            self._finish({name: one.path for name, one in fresh.items()})
+            self._finish({name: one.path for name, one in fresh.items() if isinstance(one, PartialObject)})
+            self._packs.sync()  # also what another upload brought
             for name, one in fresh.items():
                 one.mark_finished()
                 self._proved.add(name)
@@ -261,19 +333,22 @@ class ObjectStore:
 
     def used_bytes(self) -> int:
         """Sizes of all objects together, unfinished ones at their full size."""
-        return sum(file.stat().st_size for file in self._files())
+        return sum(file.stat().st_size for file in self._files()) + self._packs.used_bytes()
 
     def mark_garbage(self, keep: set[str]) -> int:
         """Set all objects outside ``keep`` aside for ``sweep``; returns their bytes.
 
-        Unfinished objects too. Quick, since files are only renamed: ``sweep`` deletes them and may take its time, in
-        another thread. Waits for an object that is being published, since its files are being renamed too.
+        Unfinished objects too. Quick, since files are only renamed: ``sweep`` deletes them, moves what few are needed
+        of a pack, and may take its time, in another thread. Waits for an object that is being published, since its
+        files are being renamed too.
         """
         freed = 0
         with self._publishing, store_errors("clean", self.root):
+            here = set[str]()
             for file in self._files():
                 name, _, unfinished = file.name.partition(".")
                 if name in keep:
+                    here.add(file.name)
                     continue
                 freed += file.stat().st_blocks * 512  # unfinished ones are sparse
                 self._proved.discard(name)
@@ -283,15 +358,23 @@ class ObjectStore:
                 os.rename(file.path, self._dropped / secrets.token_hex(8))
             for name in self._open.keys() - keep:  # of which nothing has come yet
                 self._abandon(name)
+            if self._packing:
+                freed += self._packs.set_aside(keep - here, self._dropped)
+                self._proved &= keep
+                with self._remembering:
+                    self._recent = {name: data for name, data in self._recent.items() if name in keep}
         return freed
 
     def _abandon(self, name: str) -> None:
         if (opened := self._open.pop(name, None)) is not None:
             opened.abandon()
+            if isinstance(opened, SmallArrival):
+                return
         (self._partials / f"{name}.map").unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Delete what ``mark_garbage`` has dropped. Raises StoreError. Callable from any thread."""
+        self._packs.clean()
         with store_errors("clean", self._dropped):
             with os.scandir(self._dropped) as found:
                 paths = [file.path for file in found]

@@ -7,6 +7,7 @@ import hashlib
 import os
 import struct
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from edgefl.errors import ProtocolError, StoreError
@@ -33,6 +34,63 @@ def chunk_span(size: int, chunk_bytes: int, index: int) -> tuple[int, int]:
     return offset, min(chunk_bytes, size - offset)
 
 
+class SmallArrival:
+    """An object that is finished, or arrives in a single chunk and is given to ``keep`` once it is verified.
+
+    As a ``PartialObject``, without a file of its own.
+    """
+
+    __slots__ = ("_data", "_keep", "abandoned", "chunk_bytes", "chunk_count", "finished", "ref", "verified")
+    in_file = False
+
+    def __init__(self, ref: ObjectRef, chunk_bytes: int, keep: Callable[[str, bytes], None] | None = None) -> None:
+        self.ref = ref
+        self.chunk_bytes = chunk_bytes
+        self.chunk_count = chunk_count(ref.size, chunk_bytes)
+        self.finished = self.verified = keep is None
+        self.abandoned = False
+        self._keep = keep
+        self._data = b""
+
+    def takes(self, chunk_bytes: int) -> bool:
+        """Whether chunks of this size are as good as its own."""
+        return self.verified or chunk_count(self.ref.size, chunk_bytes) <= 1
+
+    def missing(self, chunk_bytes: int = 0) -> bytes:
+        """Bitmap of what is missing, in chunks of a size that it takes; 0: its own."""
+        count = chunk_count(self.ref.size, chunk_bytes or self.chunk_bytes)
+        lacking = bytearray((count + 7) // 8)
+        if not self.verified and not self._data:
+            lacking[0] = 1
+        return bytes(lacking)
+
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        """Hold the chunk until it is verified. Raises ProtocolError on a wrong index or length."""
+        _, length = chunk_span(self.ref.size, self.chunk_bytes, index)
+        if len(data) != length:
+            raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
+        if not self.verified and not self.abandoned:
+            self._data = bytes(data)
+
+    def verify(self) -> bool:
+        """Whether its sha256 is right, whereupon it is kept; else it is forgotten, and the answer is False."""
+        if self._keep is None or self.verified or self.abandoned or not self._data:
+            return self.verified
+        data, self._data = self._data, b""
+        if hashlib.sha256(data).hexdigest() == self.ref.id:
+            self._keep(self.ref.id, data)
+            self.verified = True
+        return self.verified
+
+    def mark_finished(self) -> None:
+        """The store has the object."""
+        self.finished = True
+
+    def abandon(self) -> None:
+        """Ignore later writes."""
+        self.abandoned = True
+
+
 class PartialObject:
     """An object that arrives in chunks, in any order. Made by ``ObjectStore.partial``; one thread at a time.
 
@@ -40,17 +98,16 @@ class PartialObject:
     it may over-claim: the hash finds that out, and the object starts from nothing. One of a single chunk has no map.
     """
 
+    in_file = True
     _hashed_chunks: int
 
-    def __init__(
-        self, directory: Path, ref: ObjectRef, chunk_bytes: int, *, finished: bool = False, durable: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, ref: ObjectRef, chunk_bytes: int, *, durable: bool = True) -> None:
         self.ref = ref
         self.chunk_bytes = chunk_bytes
         self.chunk_count = chunk_count(ref.size, chunk_bytes)
         self.path = directory / f"{ref.id}.data"
-        self.finished = finished  # in the store
-        self.verified = finished  # whole, and its sha256 is right
+        self.finished = False  # in the store
+        self.verified = False  # whole, and its sha256 is right
         self._durable = durable  # synced in the end: the disk may begin now
         self._map = directory / f"{ref.id}.map"
         self._files: list[int] = []  # descriptors of data and map, while chunks arrive
@@ -58,7 +115,7 @@ class PartialObject:
         self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
         self.abandoned = False  # another holder has it
         self._restart_hash()
-        if not finished and not (self._anything() and self._resume()):
+        if not (self._anything() and self._resume()):
             self._create()
 
     def takes(self, chunk_bytes: int) -> bool:
@@ -169,8 +226,11 @@ class PartialObject:
     def _write_map(self) -> None:
         """Write the map, whole or not at all."""
         fresh = self._map.with_suffix(".new")
-        fresh.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
+        fresh.write_bytes(self._map_bytes())
         fresh.rename(self._map)
+
+    def _map_bytes(self) -> bytes:
+        return _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here
 
     def _create(self) -> None:
         """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
@@ -181,13 +241,17 @@ class PartialObject:
         if self.chunk_count != 1:  # a single chunk brings its file
             with self.path.open("xb") as file:
                 file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
-            if self.chunk_count:
-                self._write_map()
+            if self.chunk_count:  # one that a crash cuts short fits no data, and they begin again
+                self._map.write_bytes(self._map_bytes())
         self._restart_hash()
 
     def _restart_hash(self) -> None:
         self._hash = hashlib.sha256()
         self._hashed_chunks = 0  # the hash covers chunks 0 … this - 1
+
+
+#: An object on its way into a store.
+Arrival = PartialObject | SmallArrival
 
 
 def _close_all(files: list[int]) -> None:

@@ -116,8 +116,8 @@ class DiskReceiver(Generic[A_co]):
         self.pause()
         incarnation = secrets.randbelow(2**31)
         self._receiver = Receiver(self.transfer, self._device, self._refs, chunk_bytes, credit, incarnation=incarnation)
-        lacking = (ref for ref in self._refs if not self._store.has(ref.id))
-        self.partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in lacking}
+        partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in self._refs}
+        self.partials = {name: partial for name, partial in partials.items() if not partial.finished}
         missing = {name: partial.missing(chunk_bytes) for name, partial in self.partials.items()}
         return self._perform(self._receiver.start(missing, now), now)
 

@@ -65,6 +65,7 @@ class Sender:
         self._awaited = set(expected)
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
+        self._planned = True  # it is chosen for the receivers there are
 
     @property
     def chunk_bytes(self) -> int:
@@ -187,9 +188,15 @@ class Sender:
         return self._pump(now)
 
     def _plan(self) -> None:
-        """Choose chunks for the shared topic: those that more than half of the receivers in step lack."""
+        """Choose chunks for the shared topic, before the next are sent: what is in step has changed."""
+        self._planned = False
+
+    def _choose(self) -> None:
+        """Choose those that more than half of the receivers in step lack."""
+        self._planned = True
         group = [receiver.todo for receiver in self._receivers.values() if receiver.in_step]
-        self._shared = in_at_least(max(2, len(group) // 2 + 1), group)
+        least, lacking = max(2, len(group) // 2 + 1), [todo for todo in group if todo]
+        self._shared = in_at_least(least, lacking) if len(lacking) >= least else 0
 
     def _pump(self, now: float, device: str | None = None) -> list[Instruction]:
         """Send all chunks admitted by the windows. ``device``: the only one with a changed window."""
@@ -199,9 +206,13 @@ class Sender:
             if not gathering:
                 self._gather_until = device = None
                 self._awaited.clear()
+        if not gathering and not self._planned:
+            self._choose()
         instructions = [] if gathering else self._publish_shared(now)
         for name in [device] if device is not None and not instructions else self._receivers:
             receiver = self._receivers[name]
+            if not receiver.todo:
+                continue
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
             waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
             while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
@@ -211,6 +222,8 @@ class Sender:
     def _publish_shared(self, now: float) -> list[Instruction]:
         """Publish shared chunks, but for those lacked by a receiver in step with a full window."""
         instructions: list[Instruction] = []
+        if not self._shared:
+            return instructions
         pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
         while True:
             free = self._shared
@@ -228,6 +241,8 @@ class Sender:
         return instructions
 
     def _note_blocked(self, now: float) -> None:
+        if not self._planned:
+            self._choose()
         for receiver in self._receivers.values():
             if not receiver.in_step or not receiver.todo & self._shared:
                 receiver.blocked_at = None

@@ -268,6 +268,7 @@ class Link:
             client.on_connect = self._on_connect
             client.on_disconnect = self._on_disconnect
             client.on_message = self._on_message
+            client.on_plain = self._on_plain
             client.on_publish = self._on_publish
             client.on_subscribe = self._on_subscribe
             client.on_socket_close = self._on_socket_close
@@ -356,6 +357,10 @@ class Link:
         has = message.properties  # of MQTT 5
         reply = ReplyTo(getattr(has, "ResponseTopic", ""), getattr(has, "CorrelationData", b""))
         self._post(self._listener.message, topic, bytes(message.payload), reply)
+
+    def _on_plain(self, topic: bytes, payload: bytes) -> None:
+        with contextlib.suppress(UnicodeDecodeError):  # a peer's malformed topic: none of ours
+            self._post(self._listener.message, topic.decode(), payload)
 
     def _on_publish(self, client: Client, data: object, mid: int, reason: ReasonCode, properties: object) -> None:
         refusal = _refusal(reason)

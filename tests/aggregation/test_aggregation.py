@@ -76,6 +76,46 @@ def test_the_mean_lies_between_the_extremes_and_equals_that_of_float64(pairs):
     assert mean == pytest.approx(np.average(values, weights=[weight for weight, _ in pairs]), abs=1e-2)
 
 
+def test_parts_of_one_layout_are_added_in_one_piece_to_the_same_bits():
+    """In one piece, and tensor by tensor: weights, a buffer between them, whole numbers, an empty tensor."""
+    draw = np.random.default_rng(3)
+    parts = [
+        {
+            "a.weight": draw.normal(size=(7, 5)).astype(np.float32),
+            "a.running_mean": draw.normal(size=5).astype(np.float32),
+            "a.num_batches_tracked": np.array(5 + number),
+            "b": np.zeros((0, 3), np.float32),
+            "c.weight": draw.normal(size=(3,)).astype(np.float32),
+        }
+        for number in range(4)
+    ]
+    weights = [0.1, 0.25, 0.3, 0.35]
+    apart, together = WeightedMean(), WeightedMean()
+    for weight, part in zip(weights, parts, strict=True):
+        apart.add(weight, part)
+        views = decode_part(encode_part(part), copy=False)
+        assert len(views.runs) == 1
+        together.add(weight, views)
+    one, other = apart.result(), together.result()
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) and one[name].shape == other[name].shape for name in one)
+    assert one["a.num_batches_tracked"] == other["a.num_batches_tracked"] == 5
+
+
+def test_in_one_piece_a_misfit_is_named_as_ever_and_changes_nothing():
+    good = {"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)}
+    mean = WeightedMean()
+    for _ in range(2):
+        mean.add(0.5, decode_part(encode_part(good), copy=False))
+    with pytest.raises(MisfitError, match="tensor 'b' holds NaN"):
+        mean.add(0.5, decode_part(encode_part(good | {"b": np.array([1, np.nan], np.float32)}), copy=False))
+    with pytest.raises(MisfitError, match="'b' is \\[3\\], expected"):
+        mean.add(0.5, decode_part(encode_part(good | {"b": np.ones(3, np.float32)}), copy=False))
+    half = {name: value / 2 for name, value in good.items()}
+    mean.add(0.0, half)  # of another form: tensor by tensor, to the same sums
+    assert all(np.array_equal(value, good[name]) for name, value in mean.result().items())
+
+
 def test_a_mean_of_nothing_is_an_error():
     with pytest.raises(ModelError, match="nothing"):
         weighted_mean([])

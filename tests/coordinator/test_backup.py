@@ -294,6 +294,17 @@ def test_of_two_runs_none_is_restored_where_one_is_in_the_database_already(finis
         assert [one.run for one in ledger.runs()] == ["r1"]
 
 
+def test_updates_that_lie_in_packs_are_copied(tmp_path: Path) -> None:
+    store, data = ObjectStore(tmp_path / "objects"), [b"an update", b"another"]
+    refs = [store.append(one) for one in data]
+    store.publish([])
+    file = io.BytesIO()
+    archive = backup._Archive(file)
+    archive.add_objects("r1", store.root)
+    assert sorted(archive.files) == sorted(f"r1/objects/{ref.id}" for ref in refs)
+    assert all(one in file.getvalue() for one in data)
+
+
 def test_the_best_state_of_a_stage_under_way_is_needed(finished: Path) -> None:
     """A run that goes on may end the stage with it; until then no row of the ledger names it."""
     best = {"task": ObjectRef("b" * 64, 1)}

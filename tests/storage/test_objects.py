@@ -137,6 +137,8 @@ def test_it_goes_on_in_chunks_of_another_size(tmp_path_factory, here, middle, la
         store = ObjectStore(root)
         partial = store.partial(REF, size)
         claimed = set(range(partial.chunk_count)) - members(partial.missing())
+        if partial.chunk_count == 1 and not claimed:
+            continue  # it comes whole, and what lies in files is left alone
         covered &= {byte for i in claimed for byte in range(i * size, min(len(DATA), (i + 1) * size))}
         assert covered == {byte for i in claimed for byte in range(i * size, min(len(DATA), (i + 1) * size))}
     for index in members(partial.missing()):
