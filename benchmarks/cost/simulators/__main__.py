@@ -1,12 +1,12 @@
-"""Simulators of a fleet beside a bare loop in torch, on one task in turns: processor seconds a round, start and memory.
+"""Simulators of a fleet beside a bare loop in torch, in turns: processor seconds a round, start and memory.
 
-1,000 users with 50 synthetic pictures each ([32, 32, 3]: ten classes' means and noise), of whom 20 are asked a round for
-one epoch of SGD in batches of 10; the average of the models is the next round's. A fifth of the labels is drawn at
+1,000 users with 50 synthetic pictures each ([32, 32, 3]: ten classes' means and noise), of whom 20 are asked a round
+for one epoch of SGD in batches of 10; the average of the models is the next round's. A fifth of the labels is drawn at
 random, so 82 % is the best accuracy. Nothing is evaluated inside the clock. All have the same module, first weights,
-pictures, version of torch and one thread; which users are asked, and the order of their pictures, each draws for itself.
+pictures, version of torch and one thread; which users are asked, and the order of their pictures, each draws itself.
 
-Processor seconds are user and system time of a simulator's processes, all of them, between the ends of two rounds of one
-run, so that its start is apart. Memory is the largest sum of their proportional set sizes (PSS), looked at twice a
+Processor seconds are user and system time of a simulator's processes, all of them, between the ends of two rounds of
+one run, so that its start is apart. Memory is the largest sum of their proportional set sizes (PSS), looked at twice a
 second. Accuracy is of the test set after the last round.
 
     python -m benchmarks.cost.simulators [--times 3] [--write docs/results]
@@ -33,16 +33,21 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from benchmarks.common.sections import put
 from benchmarks.cost.simulators.task import MODELS, Mark, Net, Rounds, write_pictures
 from benchmarks.cost.simulators.with_edgefl import write_first_weights
 
+HEAD = """# A large fleet in one process
+
+What a round of a simulated fleet costs, as a multiple of the training alone.
+"""
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = ROOT / "build" / "simulators-environment"
 PACKAGES = ("pfl==0.6.0", "flwr[simulation]==1.42.0", "psutil")
 #: Rounds of each model; the larger one's last longer.
 ROUNDS = {"lenet": Rounds(3, 20), "cnn": Rounds(2, 6)}
 LOOK_S = 0.5
-NAMED = {"lenet": "LeNet-5", "cnn": "the CNN of pfl's benchmarks, without dropout"}
+NAMED = {"lenet": "LeNet-5", "cnn": "The CNN of pfl's benchmarks, without dropout"}
 
 
 class Simulator(NamedTuple):
@@ -55,14 +60,16 @@ class Simulator(NamedTuple):
 
 
 SIMULATORS = (
-    Simulator("bare loop", "bare", own=True, about="trains and averages, nothing else"),
-    Simulator("pfl 0.6.0", "with_pfl", own=False, about="no messages, no device's own state"),
-    Simulator("Flower 1.42.0", "with_flower", own=False, about="messages, an actor a core"),
+    Simulator("bare loop", "bare", own=True, about="nothing"),
+    Simulator(
+        "pfl 0.6.0", "with_pfl", own=False, about="sampling of users, weights and metrics; no messages, nothing on disk"
+    ),
+    Simulator("Flower 1.42.0", "with_flower", own=False, about="messages, through an actor a core; nothing on disk"),
     Simulator(
         "EdgeFL",
         "with_edgefl",
         own=True,
-        about="messages, checked; a ledger that a run can be taken up from; FLOPs, bytes and seconds of each device",
+        about="checked messages; a ledger on disk, from which a run goes on; FLOPs, bytes and seconds of each device",
     ),
 )
 
@@ -136,18 +143,25 @@ def measured(marks: Sequence[Mark], began_s: float, mib: float, accuracy: float)
 
 def rows(turns: Sequence[Sequence[Turn]]) -> Iterable[str]:
     """Lines of a model's table; ``turns``: of each turn every simulator's, the bare loop's first."""
-    yield "| simulator | CPU s a round | of the bare loop's (range) | s a round | s until round 1 ended | MiB | accuracy |"
+    yield "| simulator | CPU s a round | by the bare loop's (range) | s a round | s to round 1's end | MiB | accuracy |"
     yield "|---|---|---|---|---|---|---|"
     for place, simulator in enumerate(SIMULATORS):
         every = [one[place] for one in turns]
         ratios = sorted(one[place].cpu_s / one[0].cpu_s for one in turns)
         cpu, wall, start = (statistics.median(getattr(one, f) for one in every) for f in ("cpu_s", "wall_s", "start_s"))
-        right = sorted(100 * one.accuracy for one in every)
+        right, mib = sorted(100 * one.accuracy for one in every), max(one.mib for one in every)
         share = f"× {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         yield (
-            f"| {simulator.name} | {cpu:.3f} | {share} | {wall:.2f} | {start:.1f} | {max(one.mib for one in every):,.0f} "
+            f"| {simulator.name} | {cpu:.3f} | {share} | {wall:.2f} | {start:.1f} | {mib:,.0f} "
             f"| {right[0]:.1f} to {right[-1]:.1f}% |"
         )
+
+
+def heading(model: str, times: int, rounds: Rounds) -> str:
+    """What a model's table is of."""
+    weights = sum(weight.numel() for weight in Net(model).parameters())
+    turns = f"{rounds.timed} rounds on the clock after {rounds.warm}; {times} turn{'s' * (times > 1)}."
+    return f"**{NAMED[model]}, {weights:,} parameters.** {turns}\n"
 
 
 def table(times: int, rounds: Rounds | None, folder: Path) -> Iterable[str]:
@@ -162,35 +176,34 @@ def table(times: int, rounds: Rounds | None, folder: Path) -> Iterable[str]:
             pythons = [Path(sys.executable) if one.own else python for one in SIMULATORS]
             turns.append([turn(one, by, folder, model, own) for one, by in zip(SIMULATORS, pythons, strict=True)])
             print(*turns[-1], sep="\n", file=sys.stderr)
-        weights = sum(weight.numel() for weight in Net(model).parameters())
-        yield f"## {NAMED[model]}: {weights:,} parameters\n"
-        yield f"{own.timed} rounds on the clock after {own.warm}; {times} turns.\n"
+        yield heading(model, times, own)
         yield from rows(turns)
         yield ""
 
 
-def page(chosen: argparse.Namespace, lines: Sequence[str]) -> str:
-    """The page in Markdown."""
+def section(chosen: argparse.Namespace, lines: Iterable[str]) -> str:
+    """The page's section in Markdown."""
     about = (__doc__ or "").partition("    python")[0].strip()
-    command = f"python -m benchmarks.cost.simulators --times {chosen.times}"
-    first = "# A large fleet in one process, beside other simulators\n"
-    machine = f"`{command}`, {os.cpu_count()} cores. {about}\n"
-    does = ["## What each does in a round\n", *(f"* {one.name}: {one.about}." for one in SIMULATORS)]
-    return "\n".join([first, machine, *lines, *does]) + "\n"
+    shorter = f" --rounds {chosen.rounds[0]} {chosen.rounds[1]}" if chosen.rounds else ""
+    command = f"python -m benchmarks.cost.simulators --times {chosen.times}{shorter}"
+    does = ["What each does beside training and averaging:\n", *(f"* {one.name}: {one.about}." for one in SIMULATORS)]
+    return "\n".join([f"`{command}`, {os.cpu_count()} cores. {about}\n", *lines, *does])
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--rounds", type=int, nargs=2, metavar=("WARM", "TIMED"), help="default: each model's own")
+    parser.add_argument(
+        "--rounds", type=int, nargs=2, metavar=("WARM", "TIMED"), help="at least 2 and 1; default: each model's own"
+    )
     parser.add_argument("--write", type=Path, help="a folder for simulators.md")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        text = page(chosen, list(table(chosen.times, Rounds(*chosen.rounds) if chosen.rounds else None, Path(folder))))
+        text = section(chosen, table(chosen.times, Rounds(*chosen.rounds) if chosen.rounds else None, Path(folder)))
     print(text)
     if chosen.write:
-        (chosen.write / "simulators.md").write_text(text, encoding="utf-8")
+        put(chosen.write / "simulators.md", "Beside other simulators", text, head=HEAD)
 
 
 if __name__ == "__main__":

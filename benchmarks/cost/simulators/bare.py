@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.cost.simulators.task import COHORT, USERS, accuracy, asked, first_net, pictures, train_user
+
+
+@torch.no_grad()
+def copy(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """Set the weights to these values."""
+    for value, weight in zip(values, weights, strict=True):
+        weight.copy_(value)
 
 
 def main() -> None:
@@ -17,12 +27,11 @@ def main() -> None:
         start = [weight.detach().clone() for weight in weights]
         total = [torch.zeros_like(value) for value in start]
         for user in draw.choice(USERS, COHORT, replace=False):
-            with torch.no_grad():
-                torch._foreach_copy_(weights, start)
+            copy(start, weights)
             train_user(net, train.of_user(int(user)), draw)
             with torch.no_grad():
-                torch._foreach_add_(total, torch._foreach_sub(weights, start))
-        with torch.no_grad():
-            torch._foreach_copy_(weights, torch._foreach_add(start, torch._foreach_div(total, COHORT)))
+                for summed, weight in zip(total, weights, strict=True):
+                    summed += weight
+        copy([summed / COHORT for summed in total], weights)
         journal.ended(number)
     journal.write(accuracy(net, folder))

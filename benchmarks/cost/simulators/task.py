@@ -101,7 +101,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def pictures(folder: Path, name: str, *, mapped: bool = False) -> Pictures:
-    """"train" or "test" as ``write_pictures`` left them; ``mapped``: pages of the file that processes share."""
+    """ "train" or "test" as ``write_pictures`` left them; ``mapped``: pages of the file that processes share."""
     values = np.load(folder / f"{name}-values.npy", mmap_mode="c" if mapped else None)
     return Pictures(torch.from_numpy(values), torch.from_numpy(np.load(folder / f"{name}-labels.npy")))
 
@@ -118,7 +118,7 @@ def train_user(net: Net, own: Pictures, draw: np.random.Generator) -> None:
     """An epoch of SGD on a user's pictures."""
     optimizer = torch.optim.SGD(net.parameters(), RATE)
     order = torch.from_numpy(draw.permutation(len(own.labels)))
-    for rows in order.split(BATCH):
+    for rows in torch.split(order, BATCH):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(own.values[rows]), own.labels[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -129,10 +129,8 @@ def accuracy(net: Net, folder: Path) -> float:
     """Share of the test set that is classified rightly, 0..1."""
     test = pictures(folder, "test")
     net.eval()
-    right = sum(
-        int((net(values).argmax(dim=1) == labels).sum())
-        for values, labels in zip(test.values.split(250), test.labels.split(250), strict=True)
-    )
+    batches = zip(torch.split(test.values, 250), torch.split(test.labels, 250), strict=True)
+    right = sum(int((net(values).argmax(dim=1) == labels).sum()) for values, labels in batches)
     return right / len(test.labels)
 
 

@@ -47,7 +47,8 @@ def main() -> None:
     """The rounds."""
     folder, model, rounds = given = asked()
     net, train, journal = first_net(folder, model), pictures(folder, "train"), given.journal
-    net.loss, net.metrics = types.MethodType(loss, net), types.MethodType(metrics, net)
+    for method in (loss, metrics):
+        setattr(net, method.__name__, types.MethodType(method, net))
     users = [tuple(train.of_user(user)) for user in range(USERS)]
     data = FederatedDataset.from_slices(users, get_user_sampler("random", range(USERS)))
     own = PyTorchModel(
