@@ -83,7 +83,6 @@ def _refused_job(job: Job) -> str:
         or fuses_tokens(model),
         "several label sets": len(task_parts(model)) != 1,
         "a model of the transformers library": any(encoder.config for encoder in model.encoders.values()),
-        "dropout": max([model.head.dropout, *(encoder.dropout for encoder in model.encoders.values())]) > 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), "") or _refused_hyper(job.hyper)
 
@@ -195,7 +194,7 @@ def steps_together(trainings: Sequence[_Training], progress: Sequence[OnProgress
     for epoch in range(1, job.hyper.epochs + 1):
         for batches in zip(*(_batches(one) for one in trainings), strict=True):
             began = time.perf_counter()
-            inputs, labels = _stacked(batches)
+            inputs, labels = stacked(batches)
             losses, logits = stack.backward(inputs, labels)
             stack.optimizer.step()
             right, share = (logits.argmax(2) == labels).sum(1), (time.perf_counter() - began) / len(trainings)
@@ -244,7 +243,7 @@ def trial(
         optimizers = [make_optimizer(model, job.stage.trained, job.hyper) for model in models]
         try:
             stack = Stack(models, job)
-            joint = _stacked(batches)
+            joint = stacked(batches)
             stack.backward(*joint)
         except RuntimeError:  # torch's for what it cannot batch: random numbers, branches on values, updates in place
             return None
@@ -303,7 +302,7 @@ def _batches(training: _Training, rng: np.random.Generator | None = None) -> Ite
     return training_batches(data, rows, list(training.job.model.encoders), "cpu")
 
 
-def _stacked(batches: Sequence[Batch]) -> tuple[dict[str, Tensor], Tensor]:
+def stacked(batches: Sequence[Batch]) -> tuple[dict[str, Tensor], Tensor]:
     """Inputs[m] [K, B, …] and labels [K, B]."""
     every = [(batch.inputs, batch.labels) for batch in batches]
     inputs = {m: torch.stack([own[m] for own, _ in every if isinstance(own[m], Tensor)]) for m in every[0][0]}  # type: ignore[misc]
