@@ -1,0 +1,1 @@
+"""Simulators of a large fleet beside a bare loop."""

@@ -1,0 +1,192 @@
+"""The task that every simulator is given: users, their pictures, two models, first weights, the test set and marks.
+
+Imports neither EdgeFL nor another simulator: it is used in the environment of each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+
+#: Users, pictures of each, users asked a round, pictures of a step, SGD's rate.
+USERS, PICTURES, COHORT, BATCH, RATE = 1000, 50, 20, 10, 0.1
+CLASSES, SHAPE, TEST = 10, (32, 32, 3), 2000
+#: Deviation of the classes' means, of blocks of 4 x 4 pixels, beside noise of 1 a pixel.
+CONTRAST, BLOCK = 0.7, 4
+#: Share of the labels that are drawn at random: a model that has learnt the classes is right in 82 %.
+UNKNOWABLE = 0.2
+
+
+class Rounds(NamedTuple):
+    """``warm``: rounds before the clock; ``timed``: rounds on it."""
+
+    warm: int
+    timed: int
+
+    @property
+    def all(self) -> int:
+        return self.warm + self.timed
+
+
+class ChannelsFirst(nn.Module):
+    """[B, height, width, channels] -> [B, channels, height, width]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2)
+
+
+def lenet() -> nn.Module:
+    """LeNet-5 on colours: [B, 32, 32, 3] -> [B, 84]."""
+    first = [ChannelsFirst(), nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*first, *second, nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU())
+
+
+def cnn() -> nn.Module:
+    """The network of pfl's benchmarks on CIFAR-10, without its dropout: [B, 32, 32, 3] -> [B, 128]."""
+    convolutions = [ChannelsFirst(), nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()]
+    return nn.Sequential(*convolutions, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12544, 128), nn.ReLU())
+
+
+#: Name -> (network before the last norm and linear map, its width).
+MODELS = {"lenet": (lenet, 84), "cnn": (cnn, 128)}
+
+
+class Net(nn.Module):
+    """Pictures [B, 32, 32, 3] -> logits [B, classes]: network, layer norm, linear map."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        make, width = MODELS[name]
+        self.encoder, self.norm, self.last = make(), nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.norm(self.encoder(x)))
+        return logits
+
+
+class Pictures(NamedTuple):
+    """Samples: values [N, 32, 32, 3], labels [N]. Those of user u are ``of_user(u)``."""
+
+    values: Tensor
+    labels: Tensor
+
+    def of_user(self, user: int) -> Pictures:
+        rows = slice(user * PICTURES, (user + 1) * PICTURES)
+        return Pictures(self.values[rows], self.labels[rows])
+
+
+def write_pictures(folder: Path) -> None:
+    """``train.npz`` and ``test.npz`` as EdgeFL reads them, and their arrays as files that can be mapped."""
+    draw = np.random.default_rng(0)
+    blocks = draw.normal(scale=CONTRAST, size=(CLASSES, SHAPE[0] // BLOCK, SHAPE[1] // BLOCK, SHAPE[2]))
+    means = blocks.astype(np.float32).repeat(BLOCK, 1).repeat(BLOCK, 2)
+    for name, rows in (("train", USERS * PICTURES), ("test", TEST)):
+        labels = draw.integers(0, CLASSES, rows)
+        values = draw.standard_normal((rows, *SHAPE), np.float32)
+        values += means[labels]
+        labels = np.where(draw.random(rows) < UNKNOWABLE, draw.integers(0, CLASSES, rows), labels)
+        names = np.array([f"class-{n}" for n in range(CLASSES)])
+        np.savez(folder / f"{name}.npz", image=values, label=labels, label_names=names)
+        np.save(folder / f"{name}-values.npy", values)
+        np.save(folder / f"{name}-labels.npy", labels)
+
+
+def pictures(folder: Path, name: str, *, mapped: bool = False) -> Pictures:
+    """ "train" or "test" as ``write_pictures`` left them; ``mapped``: pages of the file that processes share."""
+    values = np.load(folder / f"{name}-values.npy", mmap_mode="c" if mapped else None)
+    return Pictures(torch.from_numpy(values), torch.from_numpy(np.load(folder / f"{name}-labels.npy")))
+
+
+def first_net(folder: Path, name: str) -> Net:
+    """The model with its first weights, of ``<name>.npz``."""
+    net = Net(name)
+    with np.load(folder / f"{name}.npz") as file:
+        net.load_state_dict({key: torch.from_numpy(file[key]) for key in file.files})
+    return net
+
+
+def train_user(net: Net, own: Pictures, draw: np.random.Generator) -> None:
+    """An epoch of SGD on a user's pictures."""
+    optimizer = torch.optim.SGD(net.parameters(), RATE)
+    order = torch.from_numpy(draw.permutation(len(own.labels)))
+    for rows in torch.split(order, BATCH):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(own.values[rows]), own.labels[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@torch.no_grad()
+def accuracy(net: Net, folder: Path) -> float:
+    """Share of the test set that is classified rightly, 0..1."""
+    test = pictures(folder, "test")
+    net.eval()
+    batches = zip(torch.split(test.values, 250), torch.split(test.labels, 250), strict=True)
+    right = sum(int((net(values).argmax(dim=1) == labels).sum()) for values, labels in batches)
+    return right / len(test.labels)
+
+
+class Mark(NamedTuple):
+    """The end of a round: seconds of the system's clock, and of the processor, of the process and all it started."""
+
+    round: int
+    at_s: float
+    cpu_s: float
+
+
+class Journal:
+    """The ends of the first round, of the last before the clock, and of the last one; then the accuracy."""
+
+    def __init__(self, folder: Path, rounds: Rounds) -> None:
+        self._marks: list[Mark] = []
+        self._file, self._rounds = folder / "journal.json", rounds
+
+    def ended(self, number: int) -> None:
+        """Round ``number``, counted from 1, has ended."""
+        if number in {1, self._rounds.warm, self._rounds.all}:
+            self._marks.append(Mark(number, time.monotonic(), processors_s()))
+
+    def write(self, accuracy: float) -> None:
+        """All of it. Raises AssertionError where rounds are missing."""
+        assert {mark.round for mark in self._marks} == {1, self._rounds.warm, self._rounds.all}, self._marks
+        self._file.write_text(json.dumps({"marks": self._marks, "accuracy": accuracy}))
+
+
+def processors_s() -> float:
+    """Processor seconds of this process and of all it started, those that ended and were waited for included."""
+    own = psutil.Process()
+    total = 0.0
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+class Asked(NamedTuple):
+    """What a simulator's program is called with: folder of the task, model, rounds."""
+
+    folder: Path
+    model: str
+    rounds: Rounds
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.folder, self.rounds)
+
+
+def asked() -> Asked:
+    """The program's arguments; torch has one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder, model, warm, timed = sys.argv[1:]
+    return Asked(Path(folder), model, Rounds(int(warm), int(timed)))
