@@ -8,7 +8,6 @@ from typing import NamedTuple
 from edgefl.report.units import mib, quantity, seconds
 from edgefl.run_records import RunReport
 
-
 #: Rates that a round's time is predicted by, beside FLOPs.
 _RATES = ("operation_s", "written_bytes", "down_bytes", "up_bytes")
 
