@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "edgefl.cli.study:command",
         "Train a grid of settings and seeds, several cells at once: one table of all.",
     ),
+    "simulate": ("edgefl.cli.simulate:command", "Train a fleet of any size in one process, and forecast a real one."),
     "plan": ("edgefl.cli.run:plan_command", "Predict what each stage costs on each device, and who can train it."),
     "recipes": ("edgefl.cli.show:recipes_command", "List the methods there are, or explain one slot by slot."),
     "runs": ("edgefl.cli.show:runs_command", "List the runs in ./runs."),

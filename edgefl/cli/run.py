@@ -79,8 +79,8 @@ def run_command(
     options = asked._replace(track=track or (), more=more)
     view = None if format == "json" else LiveView(verbose=verbose)
     with view or nullcontext():
-        feed = _quietly if view is None else view.feed
-        done = carry_out(options, feed, Made(export, page, told), _end_on_sigterm)
+        feed = quietly if view is None else view.feed
+        done = carry_out(options, feed, Made(export, page, told), end_on_sigterm)
     report = done.report.record
     if format == "json":
         show(format, report)
@@ -88,7 +88,7 @@ def run_command(
         _close(report, done.directory, export=export and report.status != "stopped", page=page, verbose=verbose)
 
 
-def _quietly(event: EventRow) -> None:
+def quietly(event: EventRow) -> None:
     """Write the events that a person must see to stderr, since stdout holds JSON: the page's address, warnings."""
     if event.kind == "page":
         sys.stderr.write(f"live page: {event.data.get('url', '')}\n")
@@ -96,7 +96,7 @@ def _quietly(event: EventRow) -> None:
         sys.stderr.write(f"warning: {event.data.get('text', '')}\n")
 
 
-def _end_on_sigterm() -> None:
+def end_on_sigterm() -> None:
     """SIGTERM cancels the task that this is called in, as Ctrl-C does."""
     import asyncio
 

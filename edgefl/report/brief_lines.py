@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from edgefl.records import ORACLE
 from edgefl.report import units
 from edgefl.report.events import LEFT_OUT, LiveState, how_many, listed
 from edgefl.report.grid import Record
-from edgefl.report.refusals import refusal_text
+from edgefl.report.refusals import reason, refusal_of, refusal_text
 from edgefl.run_records import EventRow
 
-#: Devices with a line of their own as they join; the others are counted.
-MOST_JOINED = 8
+#: Devices with a line of their own as they join, and of those refused in a stage; the others are counted.
+MOST_NAMED = 8
 #: Kinds without a line: a round's own has what matters of them.
 _SILENT = frozenset({"update", "standardized", "k_chosen"})
 Line = tuple[EventRow, str]
@@ -49,9 +51,9 @@ class BriefLines:
             return [f"{state.name} {begin}: recipe {state.recipe}, {state.stages} stages, {state.rounds_total} rounds"]
         if event.kind == "device_joined":
             self._joined.add(event.device)
-            return [_joined(event)] if len(self._joined) <= MOST_JOINED else []
+            return [_joined(event)] if len(self._joined) <= MOST_NAMED else []
         if event.kind == "stage_planned":
-            more, self._joined = len(self._joined) - MOST_JOINED, set()
+            more, self._joined = len(self._joined) - MOST_NAMED, set()
             return [f"and {more} more devices joined"] * (more > 0) + _refused(event)
         if event.kind == "round_started":
             return [text] if state.attempt > 1 else []
@@ -71,11 +73,14 @@ def _joined(event: EventRow) -> str:
 
 def _refused(event: EventRow) -> list[str]:
     found: list[Record] = [one for one in event.data.get("placements", []) if not one.get("ok", True)]
-    return [
+    named, more = found[:MOST_NAMED], found[MOST_NAMED:]
+    lines = [
         f"stage {event.stage}: {one.get('device', '')} "
         + (LEFT_OUT if one.get("left_out") else f"refused, {refusal_text(one)}")
-        for one in found
+        for one in named
     ]
+    whys = Counter(LEFT_OUT if one.get("left_out") else f"refused, {reason(refusal_of(one))}" for one in more)
+    return lines + [f"stage {event.stage}: and {count} more devices {why}" for why, count in whys.items()]
 
 
 def _round(closed: EventRow | None, evaluated: EventRow | None = None) -> list[Line]:

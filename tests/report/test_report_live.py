@@ -325,3 +325,16 @@ def test_devices_stand_by_name_however_they_came() -> None:
     drawn.print(view._draw())
     text = drawn.file.getvalue()  # type: ignore[attr-defined]
     assert text.index("ant") < text.index("mole") < text.index("zebra")
+
+
+def test_refused_devices_beyond_the_first_eight_are_counted_by_reason() -> None:
+    few = {"ok": False, "reason": "samples", "needed": 16.0, "allowed": 3.0}
+    placed = [{"device": f"d{n:02}", **few} for n in range(30)] + [{"device": "e", "ok": False, "left_out": "web"}]
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView(console) as view:
+        view.feed(EventRow(1.0, "stage_planned", 2, data={"placements": placed}))
+    lines = [line[11:] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]  # the StringIO
+    assert len(lines) == 10
+    assert lines[7].startswith("stage 2: d07 refused, ")
+    assert lines[8].startswith("stage 2: and 22 more devices refused, ")
+    assert lines[9] == "stage 2: and 1 more devices left out"
