@@ -71,7 +71,7 @@ class ArrivingObject:
 
     def __init__(self, ref: ObjectRef, chunk_bytes: int, known: Bytes | None, *, here: bool) -> None:
         self.ref = ref
-        self.verified = here
+        self.finished = self.verified = here
         self.bytes = known
         self._chunk_bytes = chunk_bytes
         self._lacking = set() if here else set(range(chunk_count(ref.size, chunk_bytes)))

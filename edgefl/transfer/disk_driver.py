@@ -39,6 +39,7 @@ class Arriving(Protocol):
 
     ref: ObjectRef
     abandoned: bool
+    finished: bool  # in the store already
 
     def missing(self, chunk_bytes: int = 0) -> bytes:
         """Bitmap of the chunks that are missing."""
