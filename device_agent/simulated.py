@@ -40,7 +40,7 @@ READ_AT_ONCE = 10
 
 
 class Surroundings(NamedTuple):
-    """What all devices of a fleet share.
+    """Shared surroundings of a fleet's devices.
 
     ``worker``: trains; ``machine``: capabilities, probed once; ``preparation``: the run's, by which data are read at
     once; ``lost`` is called for a device that ends by itself, and may raise.

@@ -51,7 +51,7 @@ MakeLink = Callable[[Will], Transport]
 
 
 class Simulated(NamedTuple):
-    """What an agent goes on from that is simulated in one process with its whole fleet.
+    """Starting point of an agent that is simulated in one process with its whole fleet.
 
     ``transport``: connected, with all subscriptions; ``state``: after it has met the coordinator.
     """

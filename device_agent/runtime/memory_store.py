@@ -60,7 +60,7 @@ class Pool:
         with store_errors("read", path):
             data = path.read_bytes()
         if object_id(data) != name:
-            raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy="Begin the run anew.")
+            raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy="Start the run again.")
         return self.share(name, data)
 
 
@@ -158,7 +158,7 @@ class MemoryObjects:
         self._held.pop(name, None)
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> ArrivingObject:
-        """See ``ObjectStore.partial``; here each transfer begins anew."""
+        """See ``ObjectStore.partial``; here each transfer begins with nothing."""
         if ref.id not in self._sizes and ref.id not in self._open:
             self._admit(ref)
         here = ref.id in self._sizes
@@ -263,7 +263,7 @@ def packs(offer: Offer) -> bool:
 
 
 def saved_in(directory: Path) -> Saved:
-    """What a device has retained in its directory, whose objects are there; its update is trained again."""
+    """Parts that a device has retained, and whose objects are there; its update is trained again."""
     file = directory / "work.msgpack"
     if not file.is_file():
         return Saved()
