@@ -189,7 +189,8 @@ def main() -> None:
         sys.stderr.write(f"{load.name}: {found[-1].round_s:.2f} s a round ({time.monotonic() - started:.0f} s)\n")
     text = page(found)
     if options.write is not None:
-        sections.transport(options.write, "Load", "python -m benchmarks.network.load", f"{_EXPLAINED}\n\n{text}")
+        busy = f"Load average at the end: {os.getloadavg()[0]:.0f}, on {os.cpu_count()} processors."
+        sections.transport(options.write, "Load", "python -m benchmarks.network.load", f"{_EXPLAINED} {busy}\n\n{text}")
     sys.stdout.write(text)
 
 

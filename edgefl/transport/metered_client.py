@@ -45,9 +45,9 @@ _SUCCESS, _NO_PROPERTIES = ReasonCode(PacketTypes.PUBACK), Properties(PacketType
 
 
 def _joins(packet: Any) -> bool:
-    """Whether a queued packet may be written in one piece with others: it is whole, and paho awaits no end of it."""
+    """Whether a queued packet may be written in one piece with others: paho awaits no end of it."""
     kind = packet["command"] & 0xF0
-    return not packet["pos"] and kind != _DISCONNECT and (kind != _PUBLISH or packet["qos"] > 0)
+    return bool(kind != _DISCONNECT and (kind != _PUBLISH or packet["qos"] > 0))
 
 
 @dataclass

@@ -12,11 +12,12 @@ from coordinator.core.moves import (
     Joined,
     Progressed,
 )
-from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound
+from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound, cleaned
+from edgefl.console import safe_text
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need
 from edgefl.protocol.topics import Topic
-from edgefl.records import Attempt, Figure
+from edgefl.records import Attempt, Figure, Refusal
 
 NOW = 5.0
 
@@ -117,3 +118,17 @@ def test_a_device_that_says_hello_twice_in_a_moment_is_answered_once() -> None:
     assert isinstance(read(inbound, m.Presence("a", "s", online=False), "presence", now=NOW + 0.7), DeviceOffline)
     assert isinstance(read(inbound, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.8), Joined)
     assert isinstance(read(inbound, m.Hello(device="a", session="s", profile="p"), now=NOW + 2.0), Joined)
+
+
+def test_a_plain_message_is_itself_and_an_odd_one_is_not() -> None:
+    figures = {"flops": Figure(1.0, source="counted by the trainer"), "wall_s": Figure(reason="no clock")}
+    plain = m.Update(device="a", attempt=Attempt("run", 1, 2, 3), figures=figures, samples={"head/x": 3})
+    assert cleaned(plain) is plain
+    assert cleaned(m.Hello(device="a", modalities={"x": ()})).modalities == {"x": ()}
+    for odd in ("\x1b[2J", "a" * 65, "\u202e"):
+        for source in ("trainer", odd):
+            changed = cleaned(m.Update(device="a", figures={odd: Figure(1.0, source=source)}, samples={odd: 3}))
+            assert list(changed.samples) == list(changed.figures) == [safe_text(odd[:64])]
+    assert cleaned(Figure(1.0, source="\x1b")).source == "\ufffd"
+    assert cleaned(Figure(1.0, reason="x" * 600)).reason == "x" * 500
+    assert cleaned(Refusal("r" * 65, unit="u" * 65)) == Refusal("r" * 65, unit="u" * 64)

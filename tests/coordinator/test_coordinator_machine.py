@@ -20,7 +20,7 @@ from coordinator.core.state import changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
 from edgefl.aggregation.history import Memory
 from edgefl.aggregation.pace import StageTrack
-from edgefl.plan.job import Decline, RoundPolicy
+from edgefl.plan.job import Decline, Placement, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, EvaluationRow, ObjectRef, Refusal
 from edgefl.report.events import KINDS
@@ -1074,3 +1074,29 @@ def test_a_stage_that_its_pace_ends_is_evaluated_and_followed_by_the_next() -> N
     assert (play.state.stage, play.state.number) == (2, 1)
     play.restart()
     assert (play.state.stage, play.state.number) == (2, 1)
+
+
+def test_a_placement_is_written_where_it_changes() -> None:
+    """A device's row and its assignment's go without it; another placement leaves the assignment the one it has."""
+    first, second = (Placement(device="a", rank=count) for count in (1, 2))
+    attempt, device = Attempt("r", 1, 1, 1), v.Device(Hello(device="a"), placement=first)
+    opened = v.Round(attempt, 1, 0.0, 0.0, {"a": v.Assignment(first)})
+    blank = v.State(a_plan())
+    state = msgspec.structs.replace(blank, devices={"a": device}, open=opened, phase=v.Phase.ROUND)
+    rows = changes(blank, state).rows
+    assert rows["placement", "a"] is first
+    assert rows["device", "a"].placement is rows["assignment", "a"].placement is None
+    learned = msgspec.structs.replace(state, devices={"a": msgspec.structs.replace(device, factors={"flops": 2.0})})
+    assert list(changes(state, learned).rows) == [("device", "a")]
+    moved = msgspec.structs.replace(state, devices={"a": msgspec.structs.replace(device, placement=second)})
+    rows = changes(state, moved).rows
+    assert (rows["placement", "a"], rows["assignment", "a"].placement) == (second, first)
+    gone = msgspec.structs.replace(state, devices={"a": msgspec.structs.replace(device, placement=None)})
+    found = changes(state, gone)
+    assert found.deleted == (("placement", "a"),)
+    kept = {**changes(blank, state).rows, **found.rows}
+    del kept["placement", "a"]
+    plain = [(*key, msgspec.json.decode(msgspec.json.encode(row))) for key, row in kept.items()]
+    again = decode(blank, plain)
+    assert again is not None
+    assert (again.devices["a"].placement, again.assignments["a"].placement) == (None, first)
