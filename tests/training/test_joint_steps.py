@@ -18,7 +18,8 @@ from edgefl.plan.job import PeriodRound
 from edgefl.training import batches, joint_steps
 from edgefl.training.flop_cache import FlopCounts, metered
 from edgefl.training.forward import Auxiliary
-from edgefl.training.joint_steps import Trial, refused, steps_together, trial
+from edgefl.training.joint_refusals import refused
+from edgefl.training.joint_steps import Trial, run_together, steps_together, trial
 from edgefl.training.local_round import _Training
 from edgefl.training.step import prepare
 
@@ -121,6 +122,44 @@ def test_a_device_that_diverges_or_is_left_off_stops_alone():
     assert str(second).startswith("closed")
     assert third is None
     assert [len(one.loss) for one in devices] == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    "tried",
+    [None, Trial(1.1, 0.0, 8.0), Trial(3.0, 1e-3, 8.0), Trial(3.0, 0.0, 8.0)],
+    ids=["rule", "gain", "gradients", "fits"],
+)
+def test_devices_go_together_where_a_trial_agrees_and_pays(monkeypatch, tried):
+    calls = []
+    monkeypatch.setattr(joint_steps, "trial", lambda *given: calls.append(given) or tried)
+    trials = {}
+    for _ in range(2):
+        devices = fleet(plain())
+        found = run_together(devices, QUIET, FlopCounts(), trials)
+        if tried == Trial(3.0, 0.0, 8.0):
+            assert found is not None
+            assert (found.errors, found.flops) == ([None] * 3, [16.0] * 3)  # two steps each
+        else:
+            assert found is None
+            assert [one.loss for one in devices] == [[], [], []]
+            assert devices[1].rng.bit_generator.state == np.random.default_rng(1).bit_generator.state
+    assert len(calls) == 1
+
+
+def test_refused_devices_are_not_tried():
+    trials = {}
+    assert run_together(fleet(plain(clip_norm=1.0)), QUIET, FlopCounts(), trials) is None
+    assert trials == {}
+
+
+def test_flops_of_a_round_are_those_of_one_by_one(monkeypatch):
+    monkeypatch.setattr(joint_steps, "LEAST_GAIN", 0.0)
+    made = plain(epochs=2)
+    found = run_together(fleet(made), QUIET, FlopCounts(), {})
+    for place, one in enumerate(fleet(made)):
+        with metered() as bill:
+            one.run(lambda *_: None)
+        assert found.flops[place] == bill.flops > 0
 
 
 LORA = LoraSpec(parts=("a/stage1",))
