@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from training_fixture import CONTRAST, CROSS_ENTROPY, dataset, job, model_spec, parts_of, stages_of
 
 from edgefl.errors import DivergedError, EdgeFLError
@@ -104,6 +105,10 @@ def test_a_trial_agrees_counts_a_step_as_one_by_one_and_changes_nothing():
     with metered() as bill:
         training(made).run(lambda *_: None)
     assert bill.flops == 2 * found.flops  # twelve samples in batches of six
+    frozen = joint_steps.Stack([one.model for one in devices], made)
+    frozen.backward(*joint_steps.stacked([next(joint_steps._batches(one, np.random.default_rng())) for one in devices]))
+    with_gradient = {name.split(".")[2] for name, value in frozen.values.items() if value.grad is not None}
+    assert with_gradient == set(made.stage.trained)  # frozen parts are not gone back through
     assert not Trial(1.0, 1e-3, 0.0).agrees
 
 
@@ -182,6 +187,13 @@ REFUSED = {
     "prototypes": (lambda: fleet(plain(prototypes={"adaptive": {}})), "prototypes"),
     "period": (lambda: changed(lambda made: {"period": PeriodRound()}), "period"),
     "lora": (lambda: changed(lambda made: {"model": msgspec.structs.replace(made.model, lora=LORA)}), "low-rank"),
+    "multiway": (lambda: of_model(encoder_sharing="multiway"), "shared attention"),
+    "joint": (lambda: of_model(fusion="joint"), "fusion of tokens"),
+    "label sets": (lambda: of_model(label_names=("@s:x", "@s:y", "@t:z")), "several label sets"),
+    "library": (lambda: of_model(config="{}"), "transformers library"),
+    "recurrent": (lambda: with_module(nn.GRU(2, 2)), "recurrent layer"),
+    "own dropout": (lambda: with_module(nn.Dropout(0.1)), "dropout"),
+    "processor": (lambda: on_device("meta"), "another processor"),
     "observer": (lambda: one_with(observer=object()), "observer"),
     "tables": (lambda: one_with(auxiliary=Auxiliary(tables={"a": object()})), "beside the model"),
     "private": (lambda: one_with(auxiliary=Auxiliary(private_heads={"a": object()})), "beside the model"),
@@ -198,6 +210,30 @@ def changed(change):
     devices = fleet(made)
     other = msgspec.structs.replace(made, **change(made))
     return [replace(one, job=other) for one in devices]
+
+
+def of_model(config="", **changes):
+    """Devices whose job has another model."""
+
+    def change(made):
+        encoders = {m: msgspec.structs.replace(e, config=config) for m, e in made.model.encoders.items()}
+        return {"model": msgspec.structs.replace(made.model, encoders=encoders, **changes)}
+
+    return changed(change)
+
+
+def with_module(module):
+    """Devices of which the last one's model has this layer as well."""
+    devices = fleet(plain())
+    devices[-1].model.add_module("extra", module)
+    return devices
+
+
+def on_device(device):
+    """Devices of which the last one computes elsewhere."""
+    devices = fleet(plain())
+    devices[-1].model.to(device)
+    return devices
 
 
 def one_with(**changes):
