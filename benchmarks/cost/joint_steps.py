@@ -36,7 +36,8 @@ from edgefl.plan.job import Hyper, Job, Optimizer, Slots, Stage
 from edgefl.training.batches import make_batch
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary
-from edgefl.training.joint_steps import ROUNDING, Stack, refused, stacked, trial
+from edgefl.training.joint_refusals import refused
+from edgefl.training.joint_steps import ROUNDING, Stack, stacked, trial
 from edgefl.training.local_round import _Training
 from edgefl.training.step import make_optimizer, prepare, train_step
 

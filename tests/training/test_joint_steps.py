@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from training_fixture import CONTRAST, CROSS_ENTROPY, dataset, job, model_spec, parts_of, stages_of
 
 from edgefl.errors import DivergedError, EdgeFLError
@@ -18,7 +19,8 @@ from edgefl.plan.job import PeriodRound
 from edgefl.training import batches, joint_steps
 from edgefl.training.flop_cache import FlopCounts, metered
 from edgefl.training.forward import Auxiliary
-from edgefl.training.joint_steps import Trial, refused, steps_together, trial
+from edgefl.training.joint_refusals import refused
+from edgefl.training.joint_steps import Trial, run_together, steps_together, trial
 from edgefl.training.local_round import _Training
 from edgefl.training.step import prepare
 
@@ -103,6 +105,10 @@ def test_a_trial_agrees_counts_a_step_as_one_by_one_and_changes_nothing():
     with metered() as bill:
         training(made).run(lambda *_: None)
     assert bill.flops == 2 * found.flops  # twelve samples in batches of six
+    frozen = joint_steps.Stack([one.model for one in devices], made)
+    frozen.backward(*joint_steps.stacked([next(joint_steps._batches(one, np.random.default_rng())) for one in devices]))
+    with_gradient = {name.split(".")[2] for name, value in frozen.values.items() if value.grad is not None}
+    assert with_gradient == set(made.stage.trained)  # frozen parts are not gone back through
     assert not Trial(1.0, 1e-3, 0.0).agrees
 
 
@@ -121,6 +127,44 @@ def test_a_device_that_diverges_or_is_left_off_stops_alone():
     assert str(second).startswith("closed")
     assert third is None
     assert [len(one.loss) for one in devices] == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    "tried",
+    [None, Trial(1.1, 0.0, 8.0), Trial(3.0, 1e-3, 8.0), Trial(3.0, 0.0, 8.0)],
+    ids=["rule", "gain", "gradients", "fits"],
+)
+def test_devices_go_together_where_a_trial_agrees_and_pays(monkeypatch, tried):
+    calls = []
+    monkeypatch.setattr(joint_steps, "trial", lambda *given: calls.append(given) or tried)
+    trials = {}
+    for _ in range(2):
+        devices = fleet(plain())
+        found = run_together(devices, QUIET, FlopCounts(), trials)
+        if tried == Trial(3.0, 0.0, 8.0):
+            assert found is not None
+            assert (found.errors, found.flops) == ([None] * 3, [16.0] * 3)  # two steps each
+        else:
+            assert found is None
+            assert [one.loss for one in devices] == [[], [], []]
+            assert devices[1].rng.bit_generator.state == np.random.default_rng(1).bit_generator.state
+    assert len(calls) == 1
+
+
+def test_refused_devices_are_not_tried():
+    trials = {}
+    assert run_together(fleet(plain(clip_norm=1.0)), QUIET, FlopCounts(), trials) is None
+    assert trials == {}
+
+
+def test_flops_of_a_round_are_those_of_one_by_one(monkeypatch):
+    monkeypatch.setattr(joint_steps, "LEAST_GAIN", 0.0)
+    made = plain(epochs=2)
+    found = run_together(fleet(made), QUIET, FlopCounts(), {})
+    for place, one in enumerate(fleet(made)):
+        with metered() as bill:
+            one.run(lambda *_: None)
+        assert found.flops[place] == bill.flops > 0
 
 
 LORA = LoraSpec(parts=("a/stage1",))
@@ -143,6 +187,13 @@ REFUSED = {
     "prototypes": (lambda: fleet(plain(prototypes={"adaptive": {}})), "prototypes"),
     "period": (lambda: changed(lambda made: {"period": PeriodRound()}), "period"),
     "lora": (lambda: changed(lambda made: {"model": msgspec.structs.replace(made.model, lora=LORA)}), "low-rank"),
+    "multiway": (lambda: of_model(encoder_sharing="multiway"), "shared attention"),
+    "joint": (lambda: of_model(fusion="joint"), "fusion of tokens"),
+    "label sets": (lambda: of_model(label_names=("@s:x", "@s:y", "@t:z")), "several label sets"),
+    "library": (lambda: of_model(config="{}"), "transformers library"),
+    "recurrent": (lambda: with_module(nn.GRU(2, 2)), "recurrent layer"),
+    "own dropout": (lambda: with_module(nn.Dropout(0.1)), "dropout"),
+    "processor": (lambda: on_device("meta"), "another processor"),
     "observer": (lambda: one_with(observer=object()), "observer"),
     "tables": (lambda: one_with(auxiliary=Auxiliary(tables={"a": object()})), "beside the model"),
     "private": (lambda: one_with(auxiliary=Auxiliary(private_heads={"a": object()})), "beside the model"),
@@ -159,6 +210,30 @@ def changed(change):
     devices = fleet(made)
     other = msgspec.structs.replace(made, **change(made))
     return [replace(one, job=other) for one in devices]
+
+
+def of_model(config="", **changes):
+    """Devices whose job has another model."""
+
+    def change(made):
+        encoders = {m: msgspec.structs.replace(e, config=config) for m, e in made.model.encoders.items()}
+        return {"model": msgspec.structs.replace(made.model, encoders=encoders, **changes)}
+
+    return changed(change)
+
+
+def with_module(module):
+    """Devices of which the last one's model has this layer as well."""
+    devices = fleet(plain())
+    devices[-1].model.add_module("extra", module)
+    return devices
+
+
+def on_device(device):
+    """Devices of which the last one computes elsewhere."""
+    devices = fleet(plain())
+    devices[-1].model.to(device)
+    return devices
 
 
 def one_with(**changes):
