@@ -62,6 +62,25 @@ def test_edgefl_and_the_bare_loop_learn_the_classes(folder, monkeypatch):
     assert min(one["accuracy"] for one in found.values()) > 0.7
 
 
+def test_the_bare_loop_averages_what_users_have_trained(folder, monkeypatch):
+    with_edgefl.write_first_weights(folder, "lenet")
+    steps = iter([1.0, 3.0])  # of the two users asked in the one round: the mean is 2 above the first weights
+    nets = []
+
+    def trained(net, own, draw):
+        step = next(steps)
+        with torch.no_grad():
+            for weight in net.parameters():
+                weight += step
+
+    monkeypatch.setattr(bare, "train_user", trained)
+    monkeypatch.setattr(bare, "accuracy", lambda net, folder: nets.append(net) or 0.0)
+    monkeypatch.setattr(bare, "asked", lambda: task.Asked(folder, "lenet", Rounds(1, 0)))
+    bare.main()
+    for weight, first in zip(nets[0].parameters(), task.first_net(folder, "lenet").parameters(), strict=True):
+        torch.testing.assert_close(weight, first + 2)
+
+
 def test_a_user_is_trained_on_full_batches_of_its_own_pictures(folder):
     train = task.pictures(folder, "train")
     assert torch.equal(train.of_user(1).labels, train.labels[50:100])
