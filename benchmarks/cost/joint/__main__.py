@@ -3,10 +3,10 @@
 20 devices with batches of 10, 32 and 64, end-to-end, without dropout and batch norm. The sensor encoder has three
 blocks, 32 wide, on windows of 32 x 6; LeNet-5 and the CNN are those of the simulators above. The bare loop is torch
 alone: forward pass, backward pass and torch.optim of the same module, device after device. A joint step is one by
-`edgefl.training.joint_steps`; that its gradients are those of one by one to rounding is checked first. One thread; a
+`benchmarks.cost.joint.steps`; that its gradients are those of one by one to rounding is checked first. One thread; a
 step's time is per device, the gain the median of the turns with their range.
 
-    python -m benchmarks.cost.joint_steps [--times 3] [--write docs/results]
+    python -m benchmarks.cost.joint [--times 3] [--write docs/results]
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from torch import nn
 
 import edgefl
 from benchmarks.common.sections import put
+from benchmarks.cost.joint.refusals import refused
+from benchmarks.cost.joint.steps import ROUNDING, Stack, stacked, trial
 from benchmarks.cost.simulators.__main__ import HEAD
 from benchmarks.cost.simulators.task import CLASSES, MODELS, SHAPE
 from edgefl.data.dataset import Dataset
@@ -36,8 +38,6 @@ from edgefl.plan.job import Hyper, Job, Optimizer, Slots, Stage
 from edgefl.training.batches import make_batch
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary
-from edgefl.training.joint_refusals import refused
-from edgefl.training.joint_steps import ROUNDING, Stack, stacked, trial
 from edgefl.training.local_round import _Training
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -173,7 +173,7 @@ def main() -> None:
     torch.set_num_threads(1)
     about = (__doc__ or "").partition("    python")[0].strip()
     lines = [
-        f"`python -m benchmarks.cost.joint_steps --times {chosen.times}`, {os.cpu_count()} cores. {about}",
+        f"`python -m benchmarks.cost.joint --times {chosen.times}`, {os.cpu_count()} cores. {about}",
         "",
         "| model | optimiser | rows | bare loop, ms | one by one, ms | joint, ms | gain | joint by bare loop |",
         "|---|---|---|---|---|---|---|---|",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.cost.joint.refusals import refused
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DivergedError, EdgeFLError
 from edgefl.models.staged import StagedModel
@@ -24,7 +25,6 @@ from edgefl.plan.job import Job
 from edgefl.training.batches import Batch, mixed_rows, training_batches
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import Auxiliary
-from edgefl.training.joint_refusals import refused
 from edgefl.training.step import make_optimizer, run_backward, run_forward
 
 if TYPE_CHECKING:

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 from training_fixture import CONTRAST, CROSS_ENTROPY, dataset, job, model_spec, parts_of, stages_of
 
+from benchmarks.cost.joint import steps as joint_steps
+from benchmarks.cost.joint.refusals import refused
+from benchmarks.cost.joint.steps import Trial, run_together, steps_together, trial
 from edgefl.errors import DivergedError, EdgeFLError
 from edgefl.models.parts import loaded
 from edgefl.models.spec import LoraSpec
 from edgefl.plan.job import PeriodRound
-from edgefl.training import batches, joint_steps
+from edgefl.training import batches
 from edgefl.training.flop_cache import FlopCounts, metered
 from edgefl.training.forward import Auxiliary
-from edgefl.training.joint_refusals import refused
-from edgefl.training.joint_steps import Trial, run_together, steps_together, trial
 from edgefl.training.local_round import _Training
 from edgefl.training.step import prepare
 

@@ -1,0 +1,1 @@
+"""Joint steps: a prototype, its conditions, and its measurement beside one by one (docs/decisions/0105)."""
