@@ -13,7 +13,7 @@ _RATES = ("operation_s", "written_bytes", "down_bytes", "up_bytes")
 
 
 class Forecast(NamedTuple):
-    """What the rounds of a run would take on real devices, by the predictions in its ledger. Base units.
+    """Time, energy and bytes of a run's rounds on real devices, by its ledger's predictions. Base units.
 
     ``seconds``: of all rounds, each as long as its slowest device; ``slowest``: device profile -> rounds that it was
     the slowest in; ``energy_j``: of all devices; None where no speed, or no power, is known. ``payload_bytes``: both
@@ -30,7 +30,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(report: RunReport) -> Forecast:
-    """What the run's rounds would take on devices of its profiles."""
+    """Forecast of the run's rounds on devices of its profiles."""
     profiles = {row.device: row.profile for row in report.devices}
     rounds: dict[tuple[int, int], list[tuple[float, str]]] = defaultdict(list)
     payload = joules = 0.0
