@@ -141,7 +141,7 @@ class Devices:
             self._lose(device.options.device, error)
 
     def _decoded(self, device: _Device, topic: str, payload: bytes) -> m.DownMessage | None:
-        """The message; None for one that cannot be understood, which is logged as an agent does."""
+        """The message decoded; None, with a line in the log, where that fails."""
         try:
             return m.decode_down(payload)
         except ProtocolError as error:
@@ -227,4 +227,4 @@ class Devices:
 
 
 def _ignored(topic: str, payload: bytes) -> None:
-    """A message for a device that has ended."""
+    """Drop a message for an ended device."""
