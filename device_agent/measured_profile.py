@@ -202,16 +202,16 @@ def rates_of(prices: Sequence[Priced], seconds: Sequence[float]) -> Rates:
     counts = np.array([(price.flops, price.operations, price.written) for price in prices])
     shares = counts / np.array(seconds)[:, None]
     best, found = math.inf, np.zeros(3)
-    for chosen in ([0, 1, 2], [0, 1], [0, 2], [0]):
+    for chosen in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]):
         costs = np.zeros(3)
         costs[chosen] = np.linalg.lstsq(shares[:, chosen], np.ones(len(prices)), rcond=None)[0]
         error = float(np.square(shares @ costs - 1).sum())
-        if (costs >= 0).all() and costs[0] > 0 and error < best:
+        if (costs >= 0).all() and error < best:
             best, found = error, costs
     flop_s, operation_s, written_s = map(float, found)
-    if not flop_s:  # the seconds tell nothing of the FLOPs: all of the largest step are theirs
-        return Rates(prices[-1].flops / seconds[-1], operation_s, 0.0)
-    return Rates(1 / flop_s, operation_s, 1 / written_s if written_s else 0.0)
+    # Where the seconds tell nothing of the FLOPs, they take no longer than the largest step.
+    flops = 1 / flop_s if flop_s else prices[-1].flops / seconds[-1]
+    return Rates(flops, operation_s, 1 / written_s if written_s else 0.0)
 
 
 def _matmul(device: str, notes: list[str]) -> dict[str, float]:

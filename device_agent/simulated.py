@@ -23,6 +23,7 @@ from device_agent.runtime.agent import Agent
 from device_agent.runtime.connect import Options, Simulated, blank_state, settings_of
 from device_agent.runtime.memory_store import Pool, saved_in
 from device_agent.runtime.trainer_process import WarmRequest
+from edgefl.errors import ProtocolError
 from edgefl.log_lines import line_writer
 from edgefl.plan.job import Preparation
 from edgefl.process.inline_worker import InlineWorker
@@ -104,6 +105,8 @@ class Devices:
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""
         self._unread.clear()
+        for device in self._waiting.values():  # whose agent nobody would end
+            device.transport.on_message = _ignored
         for agent in self.agents.values():
             agent.stop()
         await self._tasks.wait()
@@ -126,7 +129,9 @@ class Devices:
         try:
             if topic == topics.call(device.options.fleet):
                 self._take(device, v.Connected())
-            elif isinstance(message := m.decode_down(payload), m.Welcome | m.Drain):
+            elif (message := self._decoded(device, topic, payload)) is None:
+                return
+            elif isinstance(message, m.Welcome | m.Drain):
                 self._take(device, v.Received(message))
             elif device.state.trainer is v.TrainerPhase.WARMING:
                 device.early.append((topic, payload))
@@ -134,6 +139,18 @@ class Devices:
                 self._promote(device).on_message(topic, payload)
         except Exception as error:  # as of an agent that ends: the run decides what that means
             self._lose(device.options.device, error)
+
+    def _decoded(self, device: _Device, topic: str, payload: bytes) -> m.DownMessage | None:
+        """The message decoded; None, with a line in the log, where that fails."""
+        try:
+            return m.decode_down(payload)
+        except ProtocolError as error:
+            self._log(device, "ignored", topic=topic, text=error.message)
+            return None
+
+    def _log(self, device: _Device, event: str, **fields: object) -> None:
+        with (self._around.logs / f"{device.options.device}.log").open("a", encoding="utf-8") as log:
+            line_writer("text", log)(event, **fields)
 
     def _take(self, device: _Device, event: v.Event) -> None:
         """Step a device's machine. Of what it asks for, only its messages and the reading of its data matter yet."""
@@ -149,8 +166,7 @@ class Devices:
                 asked = one.preparation if one.preparation.id else self._around.preparation
                 self._unread[device.options.device] = asked
             elif isinstance(one, v.Log) and one.event == "data-unusable":
-                with (self._around.logs / f"{device.options.device}.log").open("a", encoding="utf-8") as log:
-                    line_writer("text", log)(one.event, **one.fields)
+                self._log(device, one.event, **one.fields)
 
     async def _read(self) -> None:
         """Read the data of the devices that are due, for their facts."""
@@ -163,7 +179,8 @@ class Devices:
                 requests += [("warm", WarmRequest(settings, preparation)), ("leave", settings)]
             answers = await self._around.worker.calls(requests)
             for (device, _), found in zip(due, answers[::2], strict=True):
-                self._unread.pop(device.options.device, None)
+                if self._unread.pop(device.options.device, None) is None:
+                    continue  # it has ended meanwhile
                 if isinstance(found, WorkerFailedError):
                     self._lose(device.options.device, found)
                     continue
@@ -193,11 +210,12 @@ class Devices:
     def _lose(self, name: str, error: Exception) -> None:
         """A device has ended by itself."""
         self._joining.discard(name)
+        self._unread.pop(name, None)
         if (device := self._waiting.pop(name, None)) is not None:
             gone = m.Presence(name, device.state.session, online=False)
             topic = topics.build("presence", device.options.fleet, name)
             self._tasks.spawn(device.transport.publish(topic, m.encode(gone)))
-            device.transport.on_message = lambda topic, payload: None
+            device.transport.on_message = _ignored
         try:
             self._around.lost(name, error)
         except BaseException as raised:
@@ -206,3 +224,7 @@ class Devices:
     def _fail(self, error: BaseException) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
+
+
+def _ignored(topic: str, payload: bytes) -> None:
+    """Drop a message for an ended device."""

@@ -267,8 +267,12 @@ def saved_in(directory: Path) -> Saved:
     file = directory / "work.msgpack"
     if not file.is_file():
         return Saved()
-    with store_errors("read", file):
-        saved = msgspec.msgpack.decode(file.read_bytes(), type=Saved)
+    try:
+        with store_errors("read", file):
+            saved = msgspec.msgpack.decode(file.read_bytes(), type=Saved)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        remedy = "Delete it and go on: the device then begins without what it has retained."
+        raise StoreError(f"{file} cannot be read: {error}", remedy=remedy) from error
     here = {one.name for one in retained_files(directory / "objects")}
     kept = tuple(
         msgspec.structs.replace(one, manifest={part: ref for part, ref in one.manifest.items() if ref.id in here})

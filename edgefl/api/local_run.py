@@ -139,8 +139,10 @@ class LocalRun:
         if not (self.directory / "run.yaml").is_file():
             return ""
         where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"
-        given = self.options.file
-        file = given if isinstance(given, (str, Path)) else self.directory / "run.yaml"
+        given, alone = self.options.file, self.options.in_process
+        # A simulated fleet is in the run's own file only.
+        file = given if isinstance(given, (str, Path)) and not alone else self.directory / "run.yaml"
+        where += " --in-process" * alone
         return f"Go on where it stopped with: edgefl run {file} --resume {self.run}{where}"
 
     def _prepare(self) -> Path:

@@ -17,7 +17,7 @@ def command(
     run: RunFile,
     devices: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Devices of the fleet.")] = 1000,
     asked: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Devices of a round, drawn at random; 0: as the run file has it.")
+        int, typer.Option(min=0, metavar="N", help="Devices of a round if all can train, drawn; 0: as in the run file.")
     ] = 0,
     device: Annotated[
         list[str] | None,

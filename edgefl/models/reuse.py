@@ -18,6 +18,9 @@ from edgefl.models.staged import StagedModel, build
 
 #: Models kept at a time: devices of a few kinds (modalities, ranks) take turns.
 MOST_MODELS = 4
+#: Weights of the models kept, together; what is larger is built for each round. Two of 16 million parameters: they lie
+#: in memory while the coordinator evaluates, and while another stage's model is trained.
+MOST_BYTES = 128 * 2**20
 #: Whose modules are known to hold no state but weights, buffers and plain attributes.
 _KNOWN = ("torch.", "edgefl.")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
@@ -33,6 +36,11 @@ class _Built(NamedTuple):
     attributes: list[dict[str, Any]]  # of each module
     parameters: list[tuple[nn.Parameter, bool]]  # and whether it takes a gradient
     buffers: list[tuple[Tensor, Tensor]]  # that do not travel, and their values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(parameter.nbytes for parameter, _ in self.parameters)
 
 
 class Models:
@@ -58,6 +66,8 @@ class Models:
                 return model
             found = _noted(key, model)
         self._kept = [found, *self._kept[: MOST_MODELS - 1]]
+        while sum(one.nbytes for one in self._kept) > MOST_BYTES:
+            self._kept.pop()
         return found.model
 
 

@@ -119,6 +119,18 @@ def test_rates_are_those_that_the_seconds_of_steps_were_made_of() -> None:
     assert measure.rates_of(nothing, [price.flops / 1e10 for price in prices]) == pytest.approx((1e10, 0.0, 0.0))
 
 
+def test_where_flops_take_no_time_that_can_be_seen_the_calls_still_do() -> None:
+    """Of a GPU, on which small steps last as long as their calls, and noise makes FLOPs cost less than nothing."""
+    prices = [
+        Priced(0, flops, operations=operations, written=written)
+        for flops, operations, written in ((1e6, 500, 1e6), (4e8, 900, 3e7), (6e9, 500, 1e8))
+    ]
+    seconds = [price.operations * 1e-5 * (1 - price.flops / 1e11) for price in prices]
+    found = measure.rates_of(prices, seconds)
+    assert found.operation_s == pytest.approx(1e-5, rel=0.1)
+    assert found.flops == pytest.approx(6e9 / seconds[-1])
+
+
 def test_no_rate_is_negative_whatever_was_measured() -> None:
     prices = [measure._trainer_step("cpu", size)[1] for size in measure.STEPS]
     for seconds in ([1.0, 1e-6], [1e-6, 1.0], [1.0, 1.0]):

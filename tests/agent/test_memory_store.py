@@ -146,3 +146,10 @@ def test_a_round_that_retained_nothing_is_remembered(tmp_path: Path) -> None:
     saved = Saved(retained=(RetainedParts(WORK.attempt, {}),))
     store.save(saved)
     assert saved_in(tmp_path / "a") == saved
+
+
+def test_a_file_of_what_is_retained_that_a_loss_of_power_has_spoilt_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "work.msgpack"
+    file.write_bytes(b"")
+    with pytest.raises(StoreError, match=str(file)):
+        saved_in(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import edgefl
 from coordinator.ledger.ledger import Ledger
 from device_agent.trainer.process import Trainers
 from edgefl.api.local_run import LocalOptions, LocalRun
+from edgefl.api.simulation import drawn_fleet, kinds_of
 from edgefl.errors import ConfigError
 from edgefl.records import Manifest
 from edgefl.report.decisions import not_offered
@@ -198,6 +200,19 @@ def test_the_first_round_does_not_wait_for_an_agent_that_has_ended(source: Path,
         report = ledger.report(local.run)
     assert report.status == "done"
     assert {row.device for row in report.assignments} == {"whole", "patchy"}
+
+
+def test_a_fleet_that_was_simulated_goes_on_in_one_process(tmp_path: Path) -> None:
+    """Its devices are those of the run, not of the run file, whose own have budgets of memory."""
+    fleet = {"fleet": drawn_fleet(3, kinds_of(["jetson-nano"]))}
+    local = LocalRun(LocalOptions("demo", fleet, tmp_path, in_process=True), lambda _: None)
+    local._prepare()
+    words = shlex.split(local.way_on().partition("with: ")[2])
+    assert "--in-process" in words
+    again = LocalOptions(words[2], runs=tmp_path, resume=words[words.index("--resume") + 1], in_process=True)
+    went_on = LocalRun(again, lambda event: pytest.fail(str(event.data)))
+    went_on._prepare()
+    assert [one.name for one in went_on.config.fleet] == ["device-0", "device-1", "device-2"]
 
 
 @pytest.mark.parametrize(

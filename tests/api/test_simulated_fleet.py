@@ -16,7 +16,7 @@ from device_agent.core.state import DataFacts
 from device_agent.runtime.connect import Options
 from device_agent.runtime.memory_store import Pool
 from device_agent.runtime.trainer_process import WarmRequest
-from device_agent.simulated import Devices, Surroundings
+from device_agent.simulated import READ_AT_ONCE, Devices, Surroundings
 from edgefl.plan.job import Preparation
 from edgefl.process.inline_worker import InlineWorker
 from edgefl.protocol import messages as m
@@ -230,6 +230,84 @@ def test_an_agent_that_cannot_be_made_ends_its_device_alone(tmp_path: Path, monk
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_a_message_that_cannot_be_understood_is_logged_and_ignored(tmp_path: Path) -> None:
+    """As an agent does with one that only newer versions know."""
+
+    async def scene() -> None:
+        devices = Devices(
+            [Options(fleet="f", device="d", state=str(tmp_path / "d"))],
+            surroundings(tmp_path, MemoryBroker(), Facts()),
+        )
+        running = asyncio.create_task(devices.run())
+        await asyncio.sleep(0.01)
+        devices._heard(devices._waiting["d"], topics.build("down", "f", "d"), b"\xc1")
+        assert set(devices._waiting) == {"d"}
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert "ignored" in (tmp_path / "d.log").read_text()
+
+
+def test_a_device_that_ends_while_its_data_are_read_says_no_more_and_ends_alone(tmp_path: Path) -> None:
+    hellos: list[str] = []
+
+    async def scene() -> None:
+        broker, worker = MemoryBroker(), Facts()
+        coordinator = MemoryTransport(broker, "coordinator")
+        await coordinator.connect()
+        await coordinator.subscribe(topics.coordinator_subscriptions("f"))
+
+        def heard(topic: str, payload: bytes) -> None:
+            if isinstance(message := m.decode_up(payload), m.Hello):
+                hellos.append(message.device)
+
+        coordinator.on_message = heard
+        names = [f"device-{n:02}" for n in range(READ_AT_ONCE + 1)]
+        around = surroundings(tmp_path, broker, worker)._replace(lost=lambda name, error: None)
+        devices = Devices([Options(fleet="f", device=name, state=str(tmp_path / name)) for name in names], around)
+        read = worker.calls
+
+        async def lost_meanwhile(requests: Any) -> list[object]:
+            if not worker.asked:
+                devices._lose(names[0], OSError("being read"))
+                devices._lose(names[-1], OSError("not read yet"))
+            return await read(requests)
+
+        worker.calls = lost_meanwhile  # type: ignore[method-assign]
+        running = asyncio.create_task(devices.run())
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        assert sorted(hellos) == names[1:-1]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_no_agent_is_made_once_the_fleet_ends(tmp_path: Path) -> None:
+    async def scene() -> None:
+        broker = MemoryBroker()
+        devices = Devices(
+            [Options(fleet="f", device=name, state=str(tmp_path / name)) for name in ("d", "e")],
+            surroundings(tmp_path, broker, Facts()),
+        )
+        running = asyncio.create_task(devices.run())
+        await asyncio.sleep(0.01)
+        ask = m.encode(m.LogRequest(1, 5))
+        broker.publish(topics.build("down", "f", "d"), ask, retain=False)
+        await asyncio.sleep(0.01)
+        assert set(devices.agents) == {"d"}
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        broker.publish(topics.build("down", "f", "e"), ask, retain=False)  # on its way when the run ends
+        await devices.stop()
+        assert set(devices.agents) == {"d"}
 
     asyncio.run(scene())
 

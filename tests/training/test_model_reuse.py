@@ -102,3 +102,19 @@ def test_a_few_models_are_kept() -> None:
     others = [models.take(spec, ["head/a"], "cpu", seed) for seed in range(1, MOST_MODELS + 1)]
     assert models.take(spec, ["head/a"], "cpu", MOST_MODELS) is others[-1]
     assert models.take(spec, ["head/a"], "cpu", 0) is not first
+
+
+def test_large_models_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the coordinator, and the model of the next stage, each would stay in memory."""
+    spec, models = model_spec(), Models()
+    head = models.take(spec, ["head/a"], "cpu", 0)
+    own = sum(parameter.nbytes for parameter in head.parameters())
+    monkeypatch.setattr(reuse, "MOST_BYTES", 2 * own)
+    second = models.take(spec, ["head/a"], "cpu", 1)
+    assert models.take(spec, ["head/a"], "cpu", 0) is head
+    third = models.take(spec, ["head/a"], "cpu", 2)
+    assert models.take(spec, ["head/a"], "cpu", 1) is not second, "the one used longest ago is parted from"
+    assert models.take(spec, ["head/a"], "cpu", 2) is third
+    monkeypatch.setattr(reuse, "MOST_BYTES", own - 1)
+    assert models.take(spec, ["head/a"], "cpu", 3) is not models.take(spec, ["head/a"], "cpu", 3)
+    assert not models._kept
