@@ -109,9 +109,8 @@ class ObjectStore:
 
     def _looked_up(self, name: str) -> bool:
         """Whether the object lies in a pack of an earlier process."""
-        if not self.durable or self._packs.looked:
-            return False
-        self._packs.look()
+        if self.durable and not self._packs.looked:
+            self._packs.look()
         return name in self._packs
 
     def sound(self, name: str) -> bool:

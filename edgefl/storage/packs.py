@@ -65,7 +65,7 @@ class Packs:
         self._syncing = threading.Lock()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places or name in self._waiting
+        return name in self._waiting or name in self._places  # in the order in which ``_write`` moves it
 
     def size(self, name: str) -> int:
         """Bytes of an object that is here."""
@@ -91,24 +91,25 @@ class Packs:
         return sum(pack.end for pack in list(self._packs.values()))
 
     def look(self) -> None:
-        """Take up the packs of earlier processes, once: whole records, which are synced then."""
+        """Take up the packs of earlier processes, once: whole records, which last through a power cut then."""
         with self._lock, store_errors("read", self._folder):
-            if self.looked:
-                return
-            self.looked = True
-            while self._folder.is_dir():
+            while not self.looked and self._folder.is_dir():
                 with os.scandir(self._folder) as found:
-                    paths = sorted(Path(file.path) for file in found if file.name not in self._packs)
+                    paths = sorted(Path(file.path) for file in found)
                 try:
                     for path in paths:
                         self._take_up(path)
-                    return
-                except FileNotFoundError:  # its process has just moved what is needed into another
+                except FileNotFoundError:  # its process has just moved what is needed behind what another had
                     continue
+                sync_directory(self._folder)  # a process that was killed may not have come to it
+                sync_directory(self._folder.parent)
+                break
+            self.looked = True
 
     def _take_up(self, path: Path) -> None:
-        pack = _Pack(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        self._packs[path.name] = pack
+        pack = self._packs.get(path.name)
+        if pack is None:
+            pack = self._packs[path.name] = _Pack(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         size = os.fstat(pack.descriptor).st_size
         os.fsync(pack.descriptor)
         while len(head := os.pread(pack.descriptor, _HEAD.size, pack.end)) == _HEAD.size:

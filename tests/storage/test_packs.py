@@ -156,6 +156,62 @@ def test_another_process_finds_what_came_after_it_had_begun(store):
     assert reader.read(IDS[0]) == MANY[0]
 
 
+def test_another_process_finds_what_moves_while_it_looks(store, monkeypatch):
+    names = iter(f"{number:02}" for number in range(99, 0, -1))
+    monkeypatch.setattr(packs_module.secrets, "token_hex", lambda _: next(names))
+    arrive(store, *MANY[:3])
+    store.mark_garbage({IDS[0]})
+    arrive(store, MANY[3])
+    assert len(packs_of(store)) == 2  # of which the reader opens the newest first
+    reader, take_up = Packs(store.root / "packs"), Packs._take_up
+
+    def take_up_and_be_late(self: Packs, path: Path) -> None:
+        take_up(self, path)
+        if self is reader and len(packs_of(store)) == 2:
+            store.sweep()
+
+    monkeypatch.setattr(Packs, "_take_up", take_up_and_be_late)
+    reader.look()
+    assert [reader.read(IDS[place]) for place in (0, 3)] == [MANY[0], MANY[3]]
+
+
+def test_a_pack_of_a_killed_process_lasts_once_it_is_taken_up(store, monkeypatch):
+    """It may have been killed after the objects were written, and before their directory was synced."""
+    arrive(store, *MANY)
+    synced = []
+    monkeypatch.setattr(packs_module, "sync_directory", synced.append)
+    assert ObjectStore(store.root).has(IDS[0])
+    assert synced == [store.root / "packs", store.root]
+
+
+def test_a_look_that_the_disk_broke_off_is_no_look(store, monkeypatch):
+    arrive(store, *MANY)
+    again, take_up = ObjectStore(store.root), Packs._take_up
+
+    def refuse(self: Packs, path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Packs, "_take_up", refuse)
+    with pytest.raises(StoreError, match=r"cannot read .*packs"):
+        again.has(IDS[0])
+    monkeypatch.setattr(Packs, "_take_up", take_up)
+    assert all(map(again.has, IDS))
+
+
+def test_an_object_is_there_while_it_is_written(tmp_path):
+    packs = Packs(tmp_path / "packs")
+
+    class Places(dict):
+        def __contains__(self, name: object) -> bool:
+            here = super().__contains__(name)
+            packs._write()  # in another thread
+            return here
+
+    packs._places = Places()
+    packs.append(IDS[0], MANY[0])
+    assert IDS[0] in packs
+
+
 def test_equal_objects_of_two_devices_last_with_either(store, monkeypatch):
     ref = ObjectRef(IDS[0], 1000)
     first, second = store.partial(ref, CHUNK), store.partial(ref, CHUNK)
