@@ -393,7 +393,8 @@ def resumed(was: State, at: float) -> State:
                 device,
                 online=False,
                 ticket=0,
-                placement=None if name in planning else device.placement,
+                # A copy counts as another one, and is written: earlier versions kept it in the device's row alone.
+                placement=replace(device.placement) if device.placement and name not in planning else None,
                 unfinished=tuple(replace(one, first_offered_at=None) for one in device.unfinished),
             )
             for name, device in was.devices.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -26,6 +26,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 REVISION = "0005"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
+#: Statements that stay compiled: of a few ledgers, each of which has a dialect of its own and a dozen tables.
+STATEMENTS = 64
 #: Characters of a text column; any other holds an identifier of at most 64.
 _LENGTHS = {
     **dict.fromkeys(("status", "kind", "missing", "matcher", "precision"), 16),
@@ -222,7 +224,7 @@ def _writer(column: sa.Column[Any]) -> _Write | None:
     return None
 
 
-@cache
+@lru_cache(maxsize=STATEMENTS)
 def _statement(table: sa.Table, dialect: sa.Dialect) -> _Statement:
     """An insert that replaces the row of the same key, except when it started; of the dialects, only one is loaded."""
     names = [column.name for column in table.columns if column.name != "id"]
@@ -290,7 +292,7 @@ def remove(
     _execute(connection, _removal(table, ("run", *names), connection.dialect), [(run, *key) for key in keys])
 
 
-@cache
+@lru_cache(maxsize=STATEMENTS)
 def _removal(table: sa.Table, names: tuple[str, ...], dialect: sa.Dialect) -> _Statement:
     where = (table.c[name] == sa.bindparam(f"of_{name}") for name in names)
     return _compiled(sa.delete(table).where(*where), dialect, [f"of_{name}" for name in names])

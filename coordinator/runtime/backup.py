@@ -175,7 +175,7 @@ def _beside(directory: Path) -> list[Path]:
 def _needed(rows: Iterable[tuple[str, msgspec.Struct]], objects: Path) -> set[str]:
     """Ids of the objects for resuming the run.
 
-    Of each stage's last state, the best of the stage under way, and updates that count in the open round.
+    Of each stage's last state, the best of the stage under way, and updates that count in the open round or later.
     """
     by_table: dict[str, list[Any]] = {name: [] for name in KEPT}
     for name, row in rows:
@@ -188,7 +188,7 @@ def _needed(rows: Iterable[tuple[str, msgspec.Struct]], objects: Path) -> set[st
         manifests.append(msgspec.json.decode((objects / kept.id).read_bytes(), type=Memory).stage.state)
     whole = State(msgspec.convert(made.plan, RunPlan), Timeouts())
     state = decode(whole, ((row.kind, row.name, row.value) for row in by_table["snapshots"]))
-    if state is not None and state.open is not None:
-        counted = [one for one in state.open.assignments.values() if one.status == "done"]
-        manifests += [one.update.manifest for one in counted if one.update is not None]
+    if state is not None:
+        counted = [*state.assignments.values(), *state.buffered.values()]
+        manifests += [one.update.manifest for one in counted if one.status == "done" and one.update is not None]
     return {ref.id for manifest in manifests for ref in manifest.values()}

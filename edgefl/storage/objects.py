@@ -109,9 +109,8 @@ class ObjectStore:
 
     def _looked_up(self, name: str) -> bool:
         """Whether the object lies in a pack of an earlier process."""
-        if not self.durable or self._packs.looked:
-            return False
-        self._packs.look()
+        if self.durable and not self._packs.looked:
+            self._packs.look()
         return name in self._packs
 
     def sound(self, name: str) -> bool:
@@ -374,13 +373,13 @@ class ObjectStore:
 
     def sweep(self) -> None:
         """Delete what ``mark_garbage`` has dropped. Raises StoreError. Callable from any thread."""
-        self._packs.clean()
         with store_errors("clean", self._dropped):
             with os.scandir(self._dropped) as found:
                 paths = [file.path for file in found]
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+        self._packs.clean()  # afterwards: it needs space, which a full disk has now
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{check_id(name)}"

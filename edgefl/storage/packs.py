@@ -27,6 +27,9 @@ _MAGIC = b"EFP1"
 _MOST_BYTES = 64 * 2**20
 #: Bytes of objects that are written together at the latest: the updates of a hundred devices with small models.
 _WAITING_BYTES = 4 * 2**20
+#: Where there are more, those below half of ``_MOST_BYTES`` become one: each holds a descriptor, and select() takes
+#: none from 1024 on.
+_MOST_PACKS = 64
 
 
 class _Pack:
@@ -59,13 +62,13 @@ class Packs:
         self._waiting: dict[str, bytes] = {}  # not written yet
         self._waiting_bytes = 0
         self._newest: _Pack | None = None
-        self._thin: list[_Pack] = []  # most of whose objects are garbage
+        self._thin: list[_Pack] = []  # to be cleaned
         self.looked = False  # the packs of earlier processes are taken up
         self._lock = threading.RLock()
         self._syncing = threading.Lock()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places or name in self._waiting
+        return name in self._waiting or name in self._places  # in the order in which ``_write`` moves it
 
     def size(self, name: str) -> int:
         """Bytes of an object that is here."""
@@ -91,24 +94,25 @@ class Packs:
         return sum(pack.end for pack in list(self._packs.values()))
 
     def look(self) -> None:
-        """Take up the packs of earlier processes, once: whole records, which are synced then."""
+        """Take up the packs of earlier processes, once: whole records, which last through a power cut then."""
         with self._lock, store_errors("read", self._folder):
-            if self.looked:
-                return
-            self.looked = True
-            while self._folder.is_dir():
+            while not self.looked and self._folder.is_dir():
                 with os.scandir(self._folder) as found:
-                    paths = sorted(Path(file.path) for file in found if file.name not in self._packs)
+                    paths = sorted(Path(file.path) for file in found)
                 try:
                     for path in paths:
                         self._take_up(path)
-                    return
-                except FileNotFoundError:  # its process has just moved what is needed into another
+                except FileNotFoundError:  # its process has just moved what is needed behind what another had
                     continue
+                sync_directory(self._folder)  # a process that was killed may not have come to it
+                sync_directory(self._folder.parent)
+                break
+            self.looked = True
 
     def _take_up(self, path: Path) -> None:
-        pack = _Pack(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        self._packs[path.name] = pack
+        pack = self._packs.get(path.name)
+        if pack is None:
+            pack = self._packs[path.name] = _Pack(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         size = os.fstat(pack.descriptor).st_size
         os.fsync(pack.descriptor)
         while len(head := os.pread(pack.descriptor, _HEAD.size, pack.end)) == _HEAD.size:
@@ -180,13 +184,15 @@ class Packs:
                 self._newest = None
             self._waiting = {name: data for name, data in self._waiting.items() if name in keep}
             self._waiting_bytes = sum(map(len, self._waiting.values()))
-            thin = []
+            thin, many = [], len(self._packs) > _MOST_PACKS
             for pack in list(self._packs.values()):
                 needed = [name for name in self._of(pack) if name in keep]
                 if not needed and pack is not self._newest:
                     freed += self._forget(pack)
                     pack.path.rename(dropped / secrets.token_hex(8))
-                elif 2 * sum(self._places[name].size for name in needed) < pack.end:
+                elif 2 * sum(self._places[name].size for name in needed) < pack.end or (
+                    many and 0 < pack.end < _MOST_BYTES // 2
+                ):
                     for name in set(self._of(pack)).difference(needed):
                         del self._places[name]
                     thin.append(pack)
@@ -194,9 +200,15 @@ class Packs:
         return freed
 
     def clean(self) -> None:
-        """Write the needed objects of packs that are mostly garbage into the newest, and delete those packs."""
-        while self._thin:
-            pack = self._thin.pop()
+        """Write the needed objects of packs that are mostly garbage, or too many, into the newest; delete those packs.
+
+        Callable from several threads at a time.
+        """
+        while True:
+            try:
+                pack = self._thin.pop()
+            except IndexError:
+                return
             for name in self._of(pack):
                 if (data := self.read(name)) is not None:
                     self.append(name, data)
@@ -208,7 +220,8 @@ class Packs:
 
     def _of(self, pack: _Pack) -> list[str]:
         """The objects that are read from this pack."""
-        return [name for name in pack.names if (place := self._places.get(name)) and place.pack is pack]
+        names = dict.fromkeys(pack.names)  # two threads may have appended equal objects
+        return [name for name in names if (place := self._places.get(name)) and place.pack is pack]
 
     def _forget(self, pack: _Pack) -> int:
         for name in self._of(pack):

@@ -38,6 +38,9 @@ READ_BYTES = 64 * 1024
 #: From so many messages within so many seconds on, several are read at once: to wake another thread for each costs as
 #: much as the message. A pause is short beside a round of the dozens of devices that send so many.
 MANY, COUNTED_S, PAUSE_S = 25, 0.1, 0.005
+#: Reads of packets before what waits is written: a peer's flood of QoS 0 messages, which awaits no answer, holds up
+#: neither answers nor pings.
+MOST_READS = 1024
 #: The first byte's upper half, of packets after which paho does more than send the next.
 _PUBLISH, _DISCONNECT = 0x30, 0xE0
 _QOS, _QOS_1 = 0x06, 0x02
@@ -134,13 +137,15 @@ class MeteredClient(Client):
         return data
 
     def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
-        """Run paho's step, then all packets that were read ahead, then write the answers."""
+        """Run paho's step, then read packets that were read ahead, then write the answers."""
         if self._is_busy(time.monotonic()):
             time.sleep(PAUSE_S)
         self._waits = True
         code = super()._loop(0.0 if self._ahead else timeout)
         self._waits = False
-        while self._ahead and code == MQTTErrorCode.MQTT_ERR_SUCCESS:
+        for _ in range(MOST_READS):
+            if not self._ahead or code != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                break
             code = self.loop_read()
         if self._out_packet and code == MQTTErrorCode.MQTT_ERR_SUCCESS:
             code = self.loop_write()

@@ -19,14 +19,18 @@ from test_coordinator_runner import Scene, played
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.core.state import Assignment
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.tables import SnapshotRow
 from coordinator.runtime import backup
 from coordinator.runtime.backup import MANIFEST, back_up
 from coordinator.runtime.restore import restore
 from edgefl.aggregation.history import KEY, Memory
 from edgefl.aggregation.pace import StageTrack
 from edgefl.errors import StoreError
-from edgefl.records import Manifest, ObjectRef
+from edgefl.plan.job import Placement
+from edgefl.protocol.messages import Update
+from edgefl.records import Attempt, Manifest, ObjectRef
 from edgefl.run_records import BundleRow, EventRow
 from edgefl.storage.disk import LEDGER, ledger_of, note_ledger
 from edgefl.storage.objects import ObjectStore
@@ -315,6 +319,15 @@ def test_the_best_state_of_a_stage_under_way_is_needed(finished: Path) -> None:
     last = [row for name, row in rows if name == "rounds" and row.status == "done"][-1]
     last.manifest[KEY] = kept
     assert best["task"].id in backup._needed(rows, finished / "objects")
+
+
+def test_a_late_update_that_will_count_is_needed(finished: Path) -> None:
+    update = Update(device="a", attempt=Attempt("r1", 1, 1, 1), manifest={"task": ObjectRef("b" * 64, 1)})
+    late = Assignment(Placement(device="a"), "done", update, attempt=update.attempt)
+    with Ledger(ledger_of(finished), create=False) as ledger:
+        rows = ledger.dump("r1")
+    rows.append(("snapshots", SnapshotRow("taken", "1.1.1/a", msgspec.to_builtins(late))))
+    assert "b" * 64 in backup._needed(rows, finished / "objects")
 
 
 def test_objects_that_come_and_go_meanwhile_are_no_matter(

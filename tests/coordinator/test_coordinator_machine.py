@@ -1100,3 +1100,25 @@ def test_a_placement_is_written_where_it_changes() -> None:
     again = decode(blank, plain)
     assert again is not None
     assert (again.devices["a"].placement, again.assignments["a"].placement) == (None, first)
+
+
+def test_placements_of_an_earlier_versions_ledger_are_kept_through_two_restarts() -> None:
+    """It has them in the devices' rows, which are written without them from the first restart on."""
+    placement, blank = Placement(device="a", rank=1), v.State(a_plan())
+    device = v.Device(Hello(device="a"), placement=placement)
+    attempt = Attempt("r", 1, 1, 1)
+    opened = v.Round(attempt, 1, 0.0, 0.0, {"a": v.Assignment(placement)})
+    state = msgspec.structs.replace(blank, devices={"a": device}, open=opened, phase=v.Phase.ROUND)
+    kept: dict[tuple[str, str], object] = {
+        ("outline", ""): v.position_of(state),
+        ("device", "a"): device,
+        ("assignment", "a"): v.Assignment(placement),
+    }
+    for _ in range(3):
+        was = decode(blank, [(*key, msgspec.json.decode(msgspec.json.encode(row))) for key, row in kept.items()])
+        assert was is not None
+        assert (was.devices["a"].placement, was.assignments["a"].placement) == (placement, placement)
+        found = changes(was, resumed(was, 0.0))
+        kept |= found.rows
+        for key in found.deleted:
+            del kept[key]

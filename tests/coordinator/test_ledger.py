@@ -241,3 +241,14 @@ def test_a_zero_byte_in_a_device_s_words_reaches_no_database(path: Path) -> None
     with begun(path) as ledger:
         ledger.commit("r1", [DeviceRow("d1", "a\0b")], [], 1.0)
         assert ledger.report("r1").devices[0].profile == "ab"
+
+
+def test_statements_of_ledgers_that_are_closed_do_not_pile_up(tmp_path: Path) -> None:
+    """A study's process opens one after another, and each has a dialect of its own."""
+    for number in range(20):
+        dialect = engine_of(tmp_path / str(number)).dialect
+        for table in tables.TABLES.values():
+            tables._statement(table, dialect)
+            tables._removal(table, ("run",), dialect)
+    assert tables._statement.cache_info().currsize <= 64
+    assert tables._removal.cache_info().currsize <= 64

@@ -113,6 +113,16 @@ def test_a_pack_without_needed_objects_goes_as_one_file(store):
     assert not any(ObjectStore(store.root).has(name) for name in IDS)
 
 
+def test_an_object_that_is_twice_in_a_pack_goes_with_it(tmp_path):
+    packs, dropped = Packs(tmp_path / "packs"), tmp_path / "dropped"
+    dropped.mkdir()
+    for _ in range(2):  # two devices send equal updates packed, and a thread for each unpacks them
+        packs.append(IDS[0], MANY[0])
+        packs.sync()
+    assert packs.set_aside(set(), dropped) == 2 * 1044
+    assert IDS[0] not in packs
+
+
 @pytest.mark.parametrize(("needed", "moved"), [(1, True), (3, True), (6, False)])
 def test_few_needed_objects_move_to_another_pack(store, needed, moved):
     arrive(store, *MANY)
@@ -139,6 +149,54 @@ def test_space_stays_bounded_while_a_few_objects_of_each_round_stay(store):
     assert [ObjectStore(store.root).read(object_id(data)) for data in kept] == kept
 
 
+def test_descriptors_stay_few_while_an_object_of_each_round_stays(store, monkeypatch):
+    monkeypatch.setattr(packs_module, "_MOST_PACKS", 4)
+    kept = [random.Random(number).randbytes(1000) for number in range(40)]
+    for number, data in enumerate(kept):
+        arrive(store, data)
+        store.mark_garbage({object_id(one) for one in kept[: number + 1]})
+        store.sweep()
+        assert len(packs_of(store)) <= 5
+        assert len(store._packs._packs) <= 5
+    for one in (store, ObjectStore(store.root)):
+        assert [one.read(object_id(data)) for data in kept] == kept
+
+
+def test_garbage_goes_before_objects_move_on_a_full_disk(store, monkeypatch):
+    arrive(store, *MANY[:2])
+    store.mark_garbage({IDS[0], IDS[1]})
+    arrive(store, *MANY[2:])
+    store.mark_garbage({IDS[0], IDS[1], IDS[2]})  # of the second pack one is needed
+    store.put(b"garbage")
+    store.mark_garbage({IDS[0], IDS[1], IDS[2]})
+    assert list((store.root / "dropped").iterdir())
+
+    def refuse(descriptor: int, data: bytes, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(packs_module, "write_all", refuse)
+    with pytest.raises(StoreError, match="No space left"):
+        store.sweep()
+    assert not list((store.root / "dropped").iterdir())
+    assert [ObjectStore(store.root).read(name) for name in IDS[:3]] == MANY[:3]
+
+
+def test_two_threads_clean_at_a_time(store):
+    arrive(store, *MANY)
+    store.mark_garbage({IDS[0]})
+
+    class Thin(list):
+        def __bool__(self) -> bool:
+            there = len(self) > 0
+            self.clear()  # the other thread takes it between the question and the answer
+            return there
+
+    store._packs._thin = Thin(store._packs._thin)
+    store.sweep()
+    assert packs_of(store)[0].stat().st_size == 1044
+    assert store.read(IDS[0]) == MANY[0]
+
+
 def test_what_stays_in_a_state_is_a_file_for_other_programs(store):
     arrive(store, MANY[0])
     ref = store.put(MANY[0])
@@ -154,6 +212,62 @@ def test_another_process_finds_what_came_after_it_had_begun(store):
     arrive(store, MANY[0])
     assert reader.size(IDS[0]) == 1000
     assert reader.read(IDS[0]) == MANY[0]
+
+
+def test_another_process_finds_what_moves_while_it_looks(store, monkeypatch):
+    names = iter(f"{number:02}" for number in range(99, 0, -1))
+    monkeypatch.setattr(packs_module.secrets, "token_hex", lambda _: next(names))
+    arrive(store, *MANY[:3])
+    store.mark_garbage({IDS[0]})
+    arrive(store, MANY[3])
+    assert len(packs_of(store)) == 2  # of which the reader opens the newest first
+    reader, take_up = Packs(store.root / "packs"), Packs._take_up
+
+    def take_up_and_be_late(self: Packs, path: Path) -> None:
+        take_up(self, path)
+        if self is reader and len(packs_of(store)) == 2:
+            store.sweep()
+
+    monkeypatch.setattr(Packs, "_take_up", take_up_and_be_late)
+    reader.look()
+    assert [reader.read(IDS[place]) for place in (0, 3)] == [MANY[0], MANY[3]]
+
+
+def test_a_pack_of_a_killed_process_lasts_once_it_is_taken_up(store, monkeypatch):
+    """It may have been killed after the objects were written, and before their directory was synced."""
+    arrive(store, *MANY)
+    synced = []
+    monkeypatch.setattr(packs_module, "sync_directory", synced.append)
+    assert ObjectStore(store.root).has(IDS[0])
+    assert synced == [store.root / "packs", store.root]
+
+
+def test_a_look_that_the_disk_broke_off_is_no_look(store, monkeypatch):
+    arrive(store, *MANY)
+    again, take_up = ObjectStore(store.root), Packs._take_up
+
+    def refuse(self: Packs, path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Packs, "_take_up", refuse)
+    with pytest.raises(StoreError, match=r"cannot read .*packs"):
+        again.has(IDS[0])
+    monkeypatch.setattr(Packs, "_take_up", take_up)
+    assert all(map(again.has, IDS))
+
+
+def test_an_object_is_there_while_it_is_written(tmp_path):
+    packs = Packs(tmp_path / "packs")
+
+    class Places(dict):
+        def __contains__(self, name: object) -> bool:
+            here = super().__contains__(name)
+            packs._write()  # in another thread
+            return here
+
+    packs._places = Places()
+    packs.append(IDS[0], MANY[0])
+    assert IDS[0] in packs
 
 
 def test_equal_objects_of_two_devices_last_with_either(store, monkeypatch):

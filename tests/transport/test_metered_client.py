@@ -133,3 +133,30 @@ def test_pauses_come_with_many_messages_only() -> None:
     assert not client._is_busy(10.25)  # it is not looked yet
     assert client._is_busy(10.4)
     assert not client._is_busy(10.6)
+
+
+def test_a_flood_of_messages_does_not_hold_up_what_waits_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = bytes([PUBLISH, 0x80 | 0x6E, 0x07]) + b"\x00\x03a/b" + bytes(1 + 1000)  # of QoS 0
+    written, asked = [], 0
+
+    def receive(_: Client, size: int) -> bytes:
+        nonlocal asked
+        asked += 1
+        assert asked < 1000, "the flood does not end"
+        begin = (asked - 1) * 65_536 % len(message)
+        return (message * 80)[begin : begin + 65_536]
+
+    def send(_: Client, data: bytes) -> int:
+        written.append(bytes(data))
+        return len(data)
+
+    monkeypatch.setattr(Client, "_sock_recv", receive)
+    monkeypatch.setattr(Client, "_sock_send", send)
+    monkeypatch.setattr(Client, "_loop", lambda client, timeout: client.loop_read())
+    client = made()
+    client._sock, client.on_message = Mock(), Mock()
+    queued(client, (PUBACK, b"a", 0))
+    assert client._loop() == MQTTErrorCode.MQTT_ERR_SUCCESS
+    assert written == [b"a"]
+    assert client.on_message.call_count > 1000
+    assert client._ahead  # which the next turn takes at once
