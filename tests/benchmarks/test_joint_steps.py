@@ -25,6 +25,9 @@ from edgefl.training.forward import Auxiliary
 from edgefl.training.local_round import _Training
 from edgefl.training.step import prepare
 
+#: A prototype that no program calls (docs/decisions/0105).
+pytestmark = pytest.mark.slow
+
 QUIET = [lambda *_: None] * 3
 
 
