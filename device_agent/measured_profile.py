@@ -72,7 +72,7 @@ STEPS = (
 
 
 class Rates(NamedTuple):
-    """What training steps are measured at: FLOPs and bytes a second, seconds an operation."""
+    """Measured rates of training steps: FLOPs and written bytes a second, seconds an operation."""
 
     flops: float
     operation_s: float

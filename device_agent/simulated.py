@@ -1,9 +1,8 @@
 """Simulated devices of one process: an agent for each that has been asked, the bare machine of each that has not.
 
-Of a thousand devices of which twenty are asked a round, most do no more than say who they are. Until the coordinator
-wants more of a device than that, it has a connection and a state, which the agent's machine steps from event to event;
-its data are read once, for the facts in its hello, and let go. The first message that asks for work makes its agent,
-which goes on from that state over that connection.
+Most devices of a large fleet are never asked to train. Until one is, it has a connection and the agent's state machine;
+its data are read once, for the sample counts in its hello, and freed. The first offer makes its agent, which takes over
+that state and that connection.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Devices:
         self._ended.result()
 
     def expects(self) -> bool:
-        """Whether a device has yet to join the run; not those that have ended, or that it does not want."""
+        """Whether a device has yet to join the run. Devices that have ended, or were turned away, do not count."""
         while self._joining:
             name = next(iter(self._joining))
             state = self.agents[name].state if name in self.agents else self._waiting[name].state
@@ -105,7 +104,7 @@ class Devices:
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""
         self._unread.clear()
-        for device in self._waiting.values():  # whose agent nobody would end
+        for device in self._waiting.values():  # an agent made now would not be stopped
             device.transport.on_message = _ignored
         for agent in self.agents.values():
             agent.stop()

@@ -302,7 +302,7 @@ def changes(before: State, after: State) -> SnapshotChanges:
     deleted: list[tuple[Kind, str]] = []
     if (position := position_of(after)) != position_of(before):
         rows["outline", ""] = position
-    placed = set[str]()  # devices of which another placement is on record now
+    placed = set[str]()  # devices whose placement has changed
     if before.devices is not after.devices:
         for name, device in after.devices.items():
             old = before.devices.get(name)

@@ -26,7 +26,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 REVISION = "0005"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
-#: Statements that stay compiled: of a few ledgers, each of which has a dialect of its own and a dozen tables.
+#: Size of the cache of compiled statements: a dozen tables, in the dialects of a few open ledgers.
 STATEMENTS = 64
 #: Characters of a text column; any other holds an identifier of at most 64.
 _LENGTHS = {
@@ -204,7 +204,7 @@ _Write = Callable[[Any], object]
 
 @cache
 def _columns(kind: type[msgspec.Struct]) -> tuple[Callable[[object], tuple[Any, ...]], list[_Write | None], int]:
-    """What reads a row's columns but for the run, what writes each (None: as it is); columns of the key, 0: none."""
+    """Getter of columns without ``run``, converter of each (None: unchanged), columns of the key (0: no key)."""
     table = TABLES[kind]
     columns = [column for column in table.c if column.name not in {"run", "id"}]
     read = operator.attrgetter(*(column.name for column in columns))

@@ -23,7 +23,7 @@ from edgefl.storage.disk import store_errors
 
 #: Shown live but not kept in the ledger: hundreds a round.
 FLEETING = frozenset({"progress"})
-#: Instructions that nobody else sees.
+#: Instructions without an effect outside this process.
 _IDLE = do.SAVES | {EventRow, do.Fetch}
 #: More than any event has.
 LONGEST_LINE = 2**20

@@ -215,7 +215,7 @@ class MemoryObjects:
 
 
 class MemoryStore:
-    """A simulated device's ``AgentStore``, of which only retained parts, and what goes with them, lie on a disk."""
+    """A simulated device's ``AgentStore``, in memory; only parts that it retains between rounds are on disk."""
 
     flushed = True
     free_bytes = None  # unknown

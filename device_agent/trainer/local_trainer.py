@@ -216,7 +216,7 @@ class LocalTrainer:
                 outcome.kept.clear()
                 if isinstance(store, ObjectStore) and between(
                     job
-                ):  # the next goes on from these, which nobody else has
+                ):  # the next round starts from these, and only this device has them
                     sync_files([store.path(ref.id) for ref in staying.values()])
                 trim()
                 sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
