@@ -105,7 +105,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_the_readmes_code_trains_on_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(code.splitlines()) == 4
+    assert len(code.splitlines()) <= 5
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     activity = rng.integers(0, 2, 80)
