@@ -14,6 +14,10 @@ def echo(body, note):
     return body
 
 
+def variable(body, note):
+    return os.environ.get(body, "")
+
+
 def count(body, note):
     for i in range(body):
         note({"i": i})
@@ -42,7 +46,15 @@ def leave(body, note):
 
 
 if __name__ == "__main__":
-    handlers = {"echo": echo, "count": count, "fail": fail, "chat": chat, "hang": hang, "leave": leave}
+    handlers = {
+        "echo": echo,
+        "variable": variable,
+        "count": count,
+        "fail": fail,
+        "chat": chat,
+        "hang": hang,
+        "leave": leave,
+    }
     pipe = os.dup(1)  # past ``serve``, as a library in C could write there
     handlers["babble"] = lambda body, note: os.write(pipe, bytes.fromhex(body))
     handlers["swell"] = lambda body, note: "x" * body

@@ -48,6 +48,18 @@ def test_calls_are_answered_in_turn_by_one_process(tmp_path):
     scene(tmp_path, play)
 
 
+@pytest.mark.parametrize(("given", "has"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_a_worker_wait_without_spinning_unless_told(tmp_path, monkeypatch, given, has):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+
+    async def play(worker):
+        assert await worker.call("variable", "OMP_WAIT_POLICY") == has
+
+    scene(tmp_path, play)
+
+
 def test_notes_come_in_order_before_the_reply(tmp_path):
     async def play(worker):
         notes = []
