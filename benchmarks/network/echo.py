@@ -95,7 +95,7 @@ def run_file(case: Case, test: Path) -> dict[str, Any]:
             "fusion_width": 8,
         },
         "training": {"rounds": [case.rounds + 1], "batch_size": 10},
-        "round": {"devices": case.agents, "join_s": READY_S, "quorum": 1.0},
+        "round": {"devices": case.agents, "join_s": max(READY_S, 0.15 * case.agents), "quorum": 1.0},
         "evaluate": "stage",
     }
 
