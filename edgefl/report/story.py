@@ -79,18 +79,18 @@ def ratio(one: Saving) -> str:
 
 
 def tightest(report: RunReport) -> resources.Use | None:
-    """The measured budget use nearest to its limit; None without limits or measurements."""
+    """The measured budget use nearest to its limit, of equal ones the first; None without limits or measurements."""
     every = (
         use
         for row in report.assignments
         if row.measured
         for use in resources.uses(resources.device_row(report, row.device), row)
     )
-    return max(every, default=None)
+    return max(every, key=lambda use: use.share, default=None)  # as in the table of budgets
 
 
 def tightest_where(report: RunReport) -> str:
-    """ "Tightest budget: wrist, bytes of a round, 5.33 MiB of 8.00 MiB in stage 2, round 1."; "" without one."""
+    """ "Tightest budget: wrist, payload of a round, 5.33 MiB of 8.00 MiB in stage 2, round 1."; "" without one."""
     if (use := tightest(report)) is None:
         return ""
     spent, allowed = (units.quantity(value, use.unit) for value in (use.spent, use.allowed))

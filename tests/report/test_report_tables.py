@@ -90,7 +90,7 @@ def test_which_device_is_closest_to_its_limit_and_in_what(ran: Ran, read: Callab
     assert tightest is not None
     assert float(most.share) == pytest.approx(tightest.share) == pytest.approx(float(most.measured) / most.allowed)
     used, allowed = (units.quantity(float(most[name]), most.unit) for name in ("measured", "allowed"))
-    what = {"payload_bytes": "bytes of a round", "flops": "FLOPs of a round"}[most.budget]
+    what = {"payload_bytes": "payload of a round", "flops": "FLOPs of a round"}[most.budget]
     where = f"in stage {most.stage}, round {most['round']}."
     assert f"Tightest budget: {most.device}, {what}, {used} of {allowed} {where}" in ran.page
 

@@ -10,7 +10,7 @@ import pytest
 from report_fixture import MIB
 
 from edgefl.records import Budget, EvaluationRow, Figure, Refusal
-from edgefl.report import bills, budget_plots, decisions, fleet_plots, story, timeline
+from edgefl.report import bills, budget_plots, decisions, fleet_plots, story, tables, timeline
 from edgefl.report.writers import to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
 
@@ -54,16 +54,27 @@ def test_the_tightest_budget_is_told_with_both_numbers_and_the_round() -> None:
     )
     narrow = DeviceRow("wrist", budget=Budget(payload_bytes=4 * MIB))
     assert story.tightest_where(msgspec.structs.replace(RUN, devices=(RUN.devices[0], narrow))) == (
-        "Tightest budget: wrist, bytes of a round, 3.00 MiB of 4.00 MiB in stage 1, round 1."
+        "Tightest budget: wrist, payload of a round, 3.00 MiB of 4.00 MiB in stage 1, round 1."
     )
     assert story.tightest_where(RunReport(run="r")) == ""
     assert story.tightest_where(RUN) in to_html(RUN, interactive=False)
 
 
+def test_of_equal_shares_the_sentence_and_the_table_of_budgets_have_the_same_first() -> None:
+    alike = [DeviceRow(name, budget=Budget(payload_bytes=4 * MIB)) for name in ("box", "wrist")]
+    rows = tuple(trained(name, MIB, MIB, MIB, 1e9) for name in ("box", "wrist"))
+    report = msgspec.structs.replace(RUN, devices=tuple(alike), assignments=rows)
+    assert "; the tightest, box, used 50 % of its payload budget" in story.headline(report)
+    columns = tables.COLUMNS["budgets"]
+    told = [dict(zip(columns, row, strict=True)) for row in tables.table(report, "budgets").rows]
+    first = max(told, key=lambda row: row["share"])  # as pandas' nlargest(1, "share")
+    assert (first["device"], first["budget"], first["share"]) == ("box", "payload_bytes", 0.5)
+
+
 def test_a_bill_s_line_holds_what_a_round_took_against_each_budget() -> None:
     told = {bill.device: bill.facts for bill in bills.bills(RUN)}
     assert told["wrist"] == (
-        "trained 1 of 1 rounds · step memory 10.0 MiB of 20.0 MiB · bytes of a round 3.00 MiB of 8.00 MiB"
+        "trained 1 of 1 rounds · step memory 10.0 MiB of 20.0 MiB · payload of a round 3.00 MiB of 8.00 MiB"
     )
     assert told["box"] == "trained 1 of 1 rounds · step memory 12.0 MiB of 100 MiB"  # no other budget
 
