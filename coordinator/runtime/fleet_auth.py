@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from coordinator.core.moves import Decided, Replaced, Revoked
 from coordinator.core.state import Device
-from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
+from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError, some_of
 from edgefl.identity.fleet import Devices, Fleet, fleet_broker, newcomers_broker
 from edgefl.identity.hosts import note_hosts
 from edgefl.identity.issued_tokens import is_expected
@@ -350,7 +350,7 @@ async def _until(fleet: Fleet, guard: Guard, names: Collection[str], limit_s: fl
         if names and not late:
             return
         if limit_s and time.monotonic() > deadline:
-            listed = ", ".join(map(repr, late[:20])) + (f" and {len(late) - 20} more" if len(late) > 20 else "")
+            listed = some_of([*map(repr, late)])
             text = f"device {listed} has not come" if len(late) == 1 else f"{len(late)} devices have not come: {listed}"
             raise IdentityError(text, remedy=f"Print another token for {'it' if len(late) == 1 else 'each'}.")
 
