@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
+from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, not_enrolled, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
 from edgefl.console import write_data
 
@@ -74,9 +74,7 @@ def install(given: InstallOptions) -> None:
     where = whose(place.state or given.state, given.fleet, given.device)
     with _needed(missing):
         if not (given.broker or where.broker):
-            more = f" --state {place.state}" if place.state else ""
-            remedy = f"is needed by a device that is not enrolled; to enrol it: edgefl-agent enroll -{more}"
-            raise typer.BadParameter(remedy, param_hint="--broker")
+            raise not_enrolled(place.state or given.state)
         check_protected(given.broker or where.broker, insecure=given.insecure)
     for fault in profile_faults(profile.plan_only):
         say(f"warning: {profile.name}: {fault.detail} [{fault.id}]\nwhat to do: {fault.remedy}")
