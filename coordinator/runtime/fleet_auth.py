@@ -54,7 +54,7 @@ class Guard:
         self._newcomers: Newcomers | None = None
         self._post: Callable[[str, m.DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning
-        self._welcome: Callable[[str], None] = lambda name: self._say(f"device {name} has enrolled")
+        self._welcome: Callable[[str], None] = lambda name: self._say(f"device {self._shown(name)} has enrolled")
         self._tasks = Tasks(self._failed)
 
     def start(
@@ -120,6 +120,11 @@ class Guard:
                 if not self._is_revoked(name):
                     self._post(name, m.Addresses(self.fleet.urls, self.fleet.record.revision))
         return True
+
+    def _shown(self, name: str) -> str:
+        """ "door-east (dev-01 at the broker)"; a device that was not renamed by its name."""
+        shown = self._devices[name].shown if name in self._devices else ""
+        return f"{shown} ({name} at the broker)" if shown else name
 
     def _is_revoked(self, name: str) -> bool:
         return name in self._devices and self._devices[name].revoked_at is not None
