@@ -171,14 +171,14 @@ def end_tokens(fleet: Fleet, names: Collection[str], now: float) -> None:
                 path.unlink(missing_ok=True)
 
 
-def awaited(fleet: Fleet) -> frozenset[str]:
-    """Names that unused tokens are for. A damaged record of one is left out."""
-    names = set[str]()
+def awaited(fleet: Fleet) -> dict[str, float]:
+    """Name that an unused token is for -> when that ends. A damaged record of one is left out."""
+    names = dict[str, float]()
     for path in (fleet.directory / "tokens").glob("enroll-*"):
         with contextlib.suppress(IdentityError):
             issued = issued_in(path)
-            names |= {issued.name} if issued.answer is None else set()
-    return frozenset(names)
+            names |= {issued.name: issued.expires} if issued.answer is None else {}
+    return names
 
 
 def is_expected(fleet: Fleet, client: str) -> bool:
