@@ -100,14 +100,15 @@ def install(given: InstallOptions) -> None:
 @contextlib.contextmanager
 def _needed(missing: list[str] | None) -> Iterator[None]:
     """Errors inside go to ``missing``; None: they are raised."""
-    from edgefl.errors import EdgeFLError
+    from edgefl.errors import ConfigError, EdgeFLError
 
     try:
         yield
     except EdgeFLError as error:
         if missing is None:
             raise
-        missing.append(f"{error.message}\nwhat to do: {error.remedy}")
+        faults = error.problems if isinstance(error, ConfigError) else [error.message]
+        missing += [f"{fault}\nwhat to do: {error.remedy}" for fault in faults]
     except typer.BadParameter as error:
         if missing is None:
             raise
@@ -139,8 +140,9 @@ def run_words(given: RunOptions) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             text = str(one.value if isinstance(one, Enum) else one)
             path, _, function = text.rpartition(":") if field.name == "trainer" else (text, "", "")
-            is_path = field.name != "trainer" or path.endswith(".py")
-            if field.name in _PATHS and is_path and Path(path).exists():
+            is_code = field.name == "trainer" and not path.endswith(".py")
+            is_path = Path(path).exists() or "/" in path or Path(path).suffix  # else a name, as of a data set
+            if field.name in _PATHS and not is_code and is_path:
                 text = ":".join(filter(None, (str(Path(path).absolute()), function)))
             words += [option] if one is True else [option, text]
     return words
