@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import DEBUG, IDENTITY, say
-from edgefl.console import guarded
+from coordinator.options import DEBUG, IDENTITY
+from edgefl.console import guarded, say
 
 
 def init_command(

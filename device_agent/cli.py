@@ -32,7 +32,7 @@ from device_agent.command import (
     state_of,
     whose,
 )
-from edgefl.console import fit_outputs, write_data
+from edgefl.console import fit_outputs, say, write_data
 
 if TYPE_CHECKING:
     from edgefl.findings import Check
@@ -113,7 +113,7 @@ def enroll(given: EnrollOptions) -> None:
     state, text = given.state, given.text
     if given.file or text == "-":
         text = given.file.read_text(encoding="utf-8") if given.file else _pasted()
-    where = asyncio.run(exchange(text, state, default_state(), given.wait, lambda line: typer.echo(line, err=True)))
+    where = asyncio.run(exchange(text, state, default_state(), given.wait, say))
     more = f" --state {state}" if state is not None else ""
     if state is None and len(enrolled_places()) > 1:
         alike = len(enrolled_places(device=where.name)) > 1

@@ -17,7 +17,7 @@ import typer
 
 from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, not_enrolled, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
-from edgefl.console import write_data
+from edgefl.console import say, write_data
 
 if TYPE_CHECKING:
     from edgefl.config.settings import DeviceProfile
@@ -30,11 +30,6 @@ INSTALL_DRY = typer.Option("--dry-run", help="Print the files and commands, and 
 SYSTEMD = 252
 WHEEL = typer.Argument(metavar="WHEEL", help="The wheel, or a folder with it and what it needs (make wheels).")
 SERVICE = "edgefl-agent"
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    typer.echo(line, err=True)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import typer
 
 from edgefl.api.runs import RUNS, NotBegunError, find_run, read_run, run_directories
 from edgefl.cli.options import RunsOption, show
+from edgefl.console import say
 from edgefl.errors import ConfigError, Problem
 from edgefl.groups import group_of, groups_of
 from edgefl.records import FIGURES
@@ -183,7 +184,7 @@ def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], group: str,
     body = {"run": "", "presence": there, "devices": [], "tokens": tokens}
     show(form, body, presence.fleet_grid(there, fleet.record.fleet, tokens))
     if trouble:
-        typer.echo(trouble, err=True)
+        say(trouble)
 
 
 def _report(directory: Path) -> RunReport:
