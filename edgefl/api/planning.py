@@ -50,7 +50,7 @@ def plan_run(
 
 
 def to_plan(text: str, runs: Path) -> tuple[str, PastRun | None]:
-    """The run file ``text`` names, None; or of a run that has been its file as resolved, and what it told.
+    """The run file ``text`` names, None; or of a run that has been its file as resolved, and its devices.
 
     Raises ConfigError, RunError, StoreError.
     """
