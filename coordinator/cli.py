@@ -16,9 +16,9 @@ import typer
 from coordinator.fleet_commands import enroll_command, enrollments_command, init_command, rename_command
 from coordinator.group_commands import app as group_app
 from coordinator.host_commands import app as host_app
-from coordinator.options import DEBUG, IDENTITY, say
+from coordinator.options import DEBUG, IDENTITY
 from coordinator.runtime.queue_file import QUEUE
-from edgefl.console import fit_outputs, guarded, show_version, write_data
+from edgefl.console import fit_outputs, guarded, say, show_version, write_data
 from edgefl.errors import EdgeFLError, StoreError, missing_dependency
 from edgefl.log_lines import line_writer
 from edgefl.run_records import EventRow
@@ -135,7 +135,7 @@ def run_command(
                 raise typer.Exit(execute_queue(named, options, show, tell, tell if events or log else typer.echo))
             report = execute(options, emit, tell)
         if not events and log is None:
-            typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
+            typer.echo(f"run {report.run} is {report.status}: edgefl report {directory / report.run}")
 
 
 app.add_typer(host_app, name="host")

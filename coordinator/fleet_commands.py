@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator.options import DEBUG, IDENTITY, say
-from edgefl.console import guarded
+from coordinator.options import DEBUG, IDENTITY
+from edgefl.console import guarded, say
 
 
 def init_command(
@@ -68,7 +68,7 @@ def enroll_command(
     goes on until the new one enrols, and is refused from then on; a token that is not used changes nothing. Was it
     stolen, revoke it first: `edgefl devices revoke NAME`.
 
-    With --from, the first column of a CSV file, each name gets a token, or none does: every line at fault is named.
+    With --from, the first column of a CSV file, each name gets a token, or none does: lines at fault are named.
 
     Examples: edgefl-coordinator enroll --name cam-07 --wait · edgefl-coordinator enroll --from names.csv --out tokens
     """

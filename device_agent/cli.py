@@ -26,11 +26,13 @@ from device_agent.command import (
     app,
     command,
     default_state,
+    enrolled_places,
     host_name,
+    not_enrolled,
     state_of,
     whose,
 )
-from edgefl.console import fit_outputs, write_data
+from edgefl.console import fit_outputs, say, write_data
 
 if TYPE_CHECKING:
     from edgefl.findings import Check
@@ -52,7 +54,7 @@ def run(given: RunOptions) -> None:
 
     where = whose(given.state, given.fleet, given.device)
     if not (given.broker or where.broker):
-        raise typer.BadParameter("is needed by a device that is not enrolled", param_hint="--broker")
+        raise not_enrolled(given.state)
     found = load_device(given.profile, given.overrides or [])
     trainer = given.trainer or found.trainer
     if not (given.data or trainer):
@@ -111,8 +113,11 @@ def enroll(given: EnrollOptions) -> None:
     state, text = given.state, given.text
     if given.file or text == "-":
         text = given.file.read_text(encoding="utf-8") if given.file else _pasted()
-    where = asyncio.run(exchange(text, state, default_state(), given.wait, lambda line: typer.echo(line, err=True)))
+    where = asyncio.run(exchange(text, state, default_state(), given.wait, say))
     more = f" --state {state}" if state is not None else ""
+    if state is None and len(enrolled_places()) > 1:
+        alike = len(enrolled_places(device=where.name)) > 1
+        more = f" --device {where.name}" + f" --fleet {where.parent.name}" * alike
     typer.echo(f"enrolled; the identity is in {where}\nNow start it: edgefl-agent run --data PATH{more}")
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 import typer
 
 from edgefl.console import guarded, show_version
+from edgefl.errors import some_of
 
 T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -144,17 +145,32 @@ def whose(state: Path | None, fleet: str, device: str) -> Whose:
 def state_of(state: Path | None, fleet: str, device: str) -> Path:
     """State directory for a command: ``state``, else the matching enrolled one, else the default by name."""
     from edgefl.errors import IdentityError
-    from edgefl.identity.device import DIRECTORY
 
     if state is not None:
         return state
     root = default_state()
-    pattern = f"{fleet or '*'}/{device or '*'}/{DIRECTORY}/device.json"
-    places = [path.parent.parent for path in sorted(root.glob(pattern))]
+    places = enrolled_places(fleet, device)
     if len(places) > 1:
         there = ", ".join(str(place.relative_to(root)) for place in places)
         raise IdentityError(f"several devices are enrolled here: {there}", remedy="Say which by --fleet and --device.")
     return places[0] if places else root / (fleet or "default") / (device or host_name())
+
+
+def enrolled_places(fleet: str = "", device: str = "") -> list[Path]:
+    """State directories of identities below the default one; of this fleet and device alone, where they are named."""
+    from edgefl.identity.device import DIRECTORY
+
+    found = default_state().glob(f"{fleet or '*'}/{device or '*'}/{DIRECTORY}/device.json")
+    return [path.parent.parent for path in sorted(found)]
+
+
+def not_enrolled(state: Path | None) -> typer.BadParameter:
+    """Error of a device without identity and broker: the identities that there are, and how to enrol it."""
+    there = [f"{place.parent.name}/{place.name}" for place in enrolled_places()] if state is None else []
+    known = f" (enrolled here: {some_of(there)})" if there else ""
+    place = f" --state {state}" if state is not None else ""
+    text = f"is needed by a device that is not enrolled{known}; to enrol it: edgefl-agent enroll -{place}"
+    return typer.BadParameter(text, param_hint="--broker")
 
 
 def host_name() -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
+from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, not_enrolled, whose
 from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
-from edgefl.console import write_data
+from edgefl.console import say, write_data
 
 if TYPE_CHECKING:
     from edgefl.config.settings import DeviceProfile
@@ -30,11 +30,6 @@ INSTALL_DRY = typer.Option("--dry-run", help="Print the files and commands, and 
 SYSTEMD = 252
 WHEEL = typer.Argument(metavar="WHEEL", help="The wheel, or a folder with it and what it needs (make wheels).")
 SERVICE = "edgefl-agent"
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    typer.echo(line, err=True)
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,7 @@ def install(given: InstallOptions) -> None:
     where = whose(place.state or given.state, given.fleet, given.device)
     with _needed(missing):
         if not (given.broker or where.broker):
-            more = f" --state {place.state}" if place.state else ""
-            remedy = f"is needed by a device that is not enrolled; to enrol it: edgefl-agent enroll -{more}"
-            raise typer.BadParameter(remedy, param_hint="--broker")
+            raise not_enrolled(place.state or given.state)
         check_protected(given.broker or where.broker, insecure=given.insecure)
     for fault in profile_faults(profile.plan_only):
         say(f"warning: {profile.name}: {fault.detail} [{fault.id}]\nwhat to do: {fault.remedy}")
@@ -102,14 +95,15 @@ def install(given: InstallOptions) -> None:
 @contextlib.contextmanager
 def _needed(missing: list[str] | None) -> Iterator[None]:
     """Errors inside go to ``missing``; None: they are raised."""
-    from edgefl.errors import EdgeFLError
+    from edgefl.errors import ConfigError, EdgeFLError
 
     try:
         yield
     except EdgeFLError as error:
         if missing is None:
             raise
-        missing.append(f"{error.message}\nwhat to do: {error.remedy}")
+        faults = error.problems if isinstance(error, ConfigError) else [error.message]
+        missing += [f"{fault}\nwhat to do: {error.remedy}" for fault in faults]
     except typer.BadParameter as error:
         if missing is None:
             raise
@@ -141,8 +135,9 @@ def run_words(given: RunOptions) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             text = str(one.value if isinstance(one, Enum) else one)
             path, _, function = text.rpartition(":") if field.name == "trainer" else (text, "", "")
-            is_path = field.name != "trainer" or path.endswith(".py")
-            if field.name in _PATHS and is_path and Path(path).exists():
+            is_code = field.name == "trainer" and not path.endswith(".py")
+            is_path = Path(path).exists() or "/" in path or Path(path).suffix  # else a name, as of a data set
+            if field.name in _PATHS and not is_code and is_path:
                 text = ":".join(filter(None, (str(Path(path).absolute()), function)))
             words += [option] if one is True else [option, text]
     return words

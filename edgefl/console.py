@@ -7,11 +7,12 @@ import contextlib
 import io
 import platform
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from edgefl import PROTOCOL_VERSION, __version__
 from edgefl.errors import EdgeFLError, MissingDependencyError, missing_dependency
@@ -44,6 +45,8 @@ _PLAIN = {
     "∞": "inf",
 }
 _PLAIN_ERRORS = "edgefl.plain"
+#: A command in a sentence, and what stands for its spaces while that is broken into lines.
+_COMMAND, _NO_BREAK = re.compile("`[^`\n]*`"), "\ue000"
 _GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
 #: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
 INTERRUPTED = 130
@@ -116,6 +119,24 @@ def safe_lines(text: str) -> str:
     return "\n".join(map(safe_text, text.split("\n")))
 
 
+def for_terminal(text: str, stream: TextIO) -> str:
+    """Prose broken between words at a terminal's width, commands in backticks whole; text for others as it is."""
+    if not stream.isatty():
+        return text
+    import textwrap
+
+    width = max(40, shutil.get_terminal_size().columns)
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
+    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in whole.split("\n"))
+    return "\n".join(part for line in lines for part in line or [""]).replace(_NO_BREAK, " ")
+
+
+def say(text: str) -> None:
+    """Write a line for the person who looks on; standard output is for what a program may read."""
+    sys.stderr.write(f"{for_terminal(text, sys.stderr)}\n")
+    sys.stderr.flush()
+
+
 @contextmanager
 def guarded(debug: bool = False, needs: Sequence[str] = (), tell: Callable[..., None] | None = None) -> Iterator[None]:
     """Run a command's body. Its errors go to stderr as ``error: …`` and ``what to do: …`` and end the program.
@@ -161,9 +182,11 @@ def _end(message: str, remedy: str, code: int, cause: BaseException, tell: Calla
     colour = sys.stderr.isatty()
     bold, plain = ("\033[1;31m", "\033[0m") if colour else ("", "")
     with contextlib.suppress(OSError):  # a log on a full disk: the exit code still tells
-        sys.stderr.write(f"{bold}error:{plain} {safe_lines(message)}\n")
+        told = for_terminal(f"error: {safe_lines(message)}", sys.stderr)
+        sys.stderr.write(f"{bold}error:{plain}{told.removeprefix('error:')}\n")
         if remedy:
             strong = "\033[1m" if colour else ""
-            sys.stderr.write(f"{strong}what to do:{plain} {safe_lines(remedy)}\n")
+            told = for_terminal(f"what to do: {safe_lines(remedy)}", sys.stderr)
+            sys.stderr.write(f"{strong}what to do:{plain}{told.removeprefix('what to do:')}\n")
         sys.stderr.flush()
     raise SystemExit(code) from cause

@@ -62,6 +62,12 @@ TORCH_FIRST = (
 )
 
 
+def some_of(names: Sequence[str], most: int = 20) -> str:
+    """ "a, b and 30 more": the first ``most`` of the names; "none" without any."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}" or "none"
+
+
 class EdgeFLError(Exception):
     """Base class. ``remedy`` is one sentence that tells the user what to do.
 
@@ -92,7 +98,7 @@ class Problem:
 
 
 class ConfigError(EdgeFLError):
-    """A YAML file or an override is wrong; carries every problem found, not just the first."""
+    """A YAML file or an override is wrong; carries every problem found, and shows the first ``most``."""
 
     exit_code = 10
     remedy = (
@@ -100,10 +106,11 @@ class ConfigError(EdgeFLError):
         "`edgefl plan --sizes` the encoder sizes."
     )
 
-    def __init__(self, file: str, problems: list[Problem], *, remedy: str | None = None) -> None:
+    def __init__(self, file: str, problems: list[Problem], *, remedy: str | None = None, most: int = 1000) -> None:
         self.file = file
         self.problems = problems
-        lines = "\n".join(f"  {problem}" for problem in problems)
+        lines = "\n".join(f"  {problem}" for problem in problems[:most])
+        lines += f"\n  and {len(problems) - most} more" * (len(problems) > most)
         noun = "problem" if len(problems) == 1 else "problems"
         super().__init__(f"{file}: {len(problems)} {noun}\n{lines}", remedy=remedy)
 

@@ -22,6 +22,8 @@ _WARNINGS = frozenset(
         *("quarantined", "device_left"),
     )
 )
+#: Event -> fields of its line as text, where it has them all; in JSON, and with ``--debug``, a line has every field.
+_BRIEF = {"trained": ("attempt", "loss"), "unreachable": ("finding", "retry_s")}
 _ERRORS = frozenset({"error", "run_failed"})
 #: An attempt in words: run, stage, round, its number.
 _ATTEMPT = re.compile(r"(?P<run>.+)/s(?P<stage>\d+)/r(?P<round>\d+)/a\d+")
@@ -39,11 +41,11 @@ class Lines(Protocol):
         ...
 
 
-def line_writer(form: str = "text", stream: Lines | None = None, **always: str) -> Emit:
+def line_writer(form: str = "text", stream: Lines | None = None, *, whole: bool = False, **always: str) -> Emit:
     """``emit(event, **fields)`` that writes one line: time, event, fields; empty fields are left out.
 
-    ``always``: fields of every line in JSON, which a person who reads text knows. The field ``at`` is when it was, in
-    seconds since the epoch, default now.
+    ``whole``: text with every field, also of events with many. ``always``: fields of every line in JSON, which a person
+    who reads text knows. The field ``at`` is when it was, in seconds since the epoch, default now.
     """
 
     def emit(event: str, **fields: object) -> None:
@@ -58,6 +60,9 @@ def line_writer(form: str = "text", stream: Lines | None = None, **always: str) 
             line = _to_json({**first, **_place(known), **known, **first})
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(now))
+            brief = _BRIEF.get(event, ())
+            if not whole and brief and known.keys() >= set(brief):
+                known = {name: known[name] for name in brief}
             mark = " " if level == "info" else "!"
             line = f"{clock} {mark} {event:<14} {' '.join(f'{name}={_text(value)}' for name, value in known.items())}"
         out.write(line.rstrip() + "\n")

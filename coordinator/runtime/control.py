@@ -14,7 +14,7 @@ import msgspec
 from coordinator.core.moves import LeaveOutAsked, PauseAsked, Request, ResumeAsked, StopAsked, TakeInAsked
 from coordinator.core.state import ENDED, Phase, State
 from coordinator.runtime.device_logs import DeviceLogs
-from edgefl.errors import ControlError
+from edgefl.errors import ControlError, some_of
 from edgefl.protocol.messages import LogLines
 
 
@@ -140,5 +140,5 @@ class Control:
             return bool(devices[device].left_out)
         near = difflib.get_close_matches(device[:64], devices, n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
-        known = ", ".join(sorted(devices)[:20]) or "none yet"
+        known = some_of(sorted(devices)) if devices else "none yet"
         raise ControlError(f"the run knows no device {device[:64]!r}", remedy=f"{meant}Devices it knows: {known}.")

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from coordinator.core.moves import Decided, Replaced, Revoked
 from coordinator.core.state import Device
-from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
+from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError, some_of
 from edgefl.identity.fleet import Devices, Fleet, fleet_broker, newcomers_broker
 from edgefl.identity.hosts import note_hosts
 from edgefl.identity.issued_tokens import is_expected
@@ -54,7 +54,7 @@ class Guard:
         self._newcomers: Newcomers | None = None
         self._post: Callable[[str, m.DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning
-        self._welcome: Callable[[str], None] = lambda name: self._say(f"device {name} has enrolled")
+        self._welcome: Callable[[str], None] = lambda name: self._say(f"device {self._shown(name)} has enrolled")
         self._tasks = Tasks(self._failed)
 
     def start(
@@ -120,6 +120,11 @@ class Guard:
                 if not self._is_revoked(name):
                     self._post(name, m.Addresses(self.fleet.urls, self.fleet.record.revision))
         return True
+
+    def _shown(self, name: str) -> str:
+        """ "door-east (dev-01 at the broker)"; a device that was not renamed by its name."""
+        shown = self._devices[name].shown if name in self._devices else ""
+        return f"{shown} ({name} at the broker)" if shown else name
 
     def _is_revoked(self, name: str) -> bool:
         return name in self._devices and self._devices[name].revoked_at is not None
@@ -350,7 +355,7 @@ async def _until(fleet: Fleet, guard: Guard, names: Collection[str], limit_s: fl
         if names and not late:
             return
         if limit_s and time.monotonic() > deadline:
-            listed = ", ".join(map(repr, late[:20])) + (f" and {len(late) - 20} more" if len(late) > 20 else "")
+            listed = some_of([*map(repr, late)])
             text = f"device {listed} has not come" if len(late) == 1 else f"{len(late)} devices have not come: {listed}"
             raise IdentityError(text, remedy=f"Print another token for {'it' if len(late) == 1 else 'each'}.")
 

@@ -230,4 +230,4 @@ def _sentence(entry: Entry, options: RunOptions) -> str:
         "failed": f"has failed (code {entry.code})",
     }
     end = ends.get(entry.status, f"is {entry.status}")
-    return f"run {entry.run} {end}; see it with: edgefl report {options.directory / entry.run}"
+    return f"run {entry.run} {end}: edgefl report {options.directory / entry.run}"

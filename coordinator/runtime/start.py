@@ -116,6 +116,8 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
         check_settings(options.web)
     guard = _guard(options.identity, options.fleet)
     fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", options.fleet or "default")
+    with _only_run(guard, options.directory):  # looked at first: to read the data and plan takes seconds
+        pass
     plan, broker = planned(options, say)
     plan = _reached(plan, options, guard, broker)
     directory = options.directory / plan.run

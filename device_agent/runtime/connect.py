@@ -260,7 +260,8 @@ def main() -> None:
     with guarded():
         options, manager = take_options(os.environ), Notify(os.environ)
     recent = RecentLines(sys.stderr, shared=not options.no_logs)
-    emit = line_writer(options.form, recent, program="agent", fleet=options.fleet, device=options.device)
+    always = {"program": "agent", "fleet": options.fleet, "device": options.device}
+    emit = line_writer(options.form, recent, whole=options.debug, **always)
     logging.basicConfig(handlers=[LineHandler(emit)], level=logging.WARNING, force=True)
     with guarded(options.debug, tell=emit if options.form == "json" else None):
         asyncio.run(run_agent(options, emit, manager, recent))

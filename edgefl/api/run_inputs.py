@@ -20,13 +20,15 @@ from edgefl.data.prepare import Prepared, Share, prepare_shares
 from edgefl.data.sources import as_test, has_manifest, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
+from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, RunPlan
 from edgefl.plan.preparation import read_as
 from edgefl.plan.stages import OWN_HOLDOUT, by_holdouts
-from edgefl.records import Capabilities
+from edgefl.records import Budget, Capabilities
 from edgefl.registry import choose
 from edgefl.report.grid import Cell, Column, Grid, table
+from edgefl.run_records import DeviceRow
 
 #: Whose accounting ``--convention`` knows.
 CONVENTIONS = ("lw-fedmml",)
@@ -77,6 +79,13 @@ def _data_of(config: RunConfig, devices: Sequence[str]) -> tuple[Data, tuple[str
     return (test.signature(), test.label_names, shares), ()
 
 
+def _data_in(past: PastRun) -> tuple[Data, tuple[str, ...]]:
+    """The devices' data as a run had it."""
+    shapes = {modality: encoder.input_shape for modality, encoder in past.model.encoders.items()}
+    shares = [Share(row.device, "", row.samples, row.class_counts) for row in past.devices]
+    return (shapes, past.model.label_names, shares), ()
+
+
 def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
     """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError."""
     if config.data.source is None:
@@ -117,11 +126,22 @@ def shares_table(name: str, prepared: Prepared) -> Grid:
     return table(f"Shares of {name}", columns, prepared.shares, notes)
 
 
+class PastRun(NamedTuple):
+    """A run that has been: its model and devices; ``wire``, ``idle``: bytes counted, as ``months`` takes them."""
+
+    run: str
+    model: ModelSpec
+    devices: Sequence[DeviceRow]
+    wire: Mapping[str, float]
+    idle: Mapping[str, float]
+
+
 class PlanOptions(NamedTuple):
     """Options of ``edgefl plan``; what is left out is the run's.
 
     ``profiles``: of the devices to plan for; ``samples``: per device; ``batch_sizes``: to price the schedules with.
-    ``runs_a_month``: to price a month of each device; 0: none.
+    ``runs_a_month``: to price a month of each device; 0: none. ``past``: a run whose devices to plan for, without
+    ``profiles``.
     """
 
     profiles: Sequence[str] = ()
@@ -130,6 +150,7 @@ class PlanOptions(NamedTuple):
     convention: str = ""
     batch_sizes: Sequence[int] = ()
     runs_a_month: int = 0
+    past: PastRun | None = None
 
 
 def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> RunPrice:
@@ -138,8 +159,9 @@ def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> Run
         known = ", ".join(CONVENTIONS)
         raise ConfigError("--convention", [Problem("value", f"{options.convention!r} is none of: {known}")])
     config, recipe = load_run(file, overrides)
-    devices = _devices(config, options.profiles)
-    (shapes, labels, own), warned = _data_of(config, [device for device, _ in devices])
+    past = None if options.profiles else options.past
+    devices = _devices(config, options.profiles) if past is None else []
+    (shapes, labels, own), warned = _data_of(config, [name for name, _ in devices]) if past is None else _data_in(past)
     plan = compile_run(config, recipe, run="plan", shapes=shapes, label_names=labels)
     shares = {share.device: _scaled(share, options.samples) for share in own}
     # torch only now: errors in the files are reported before it has taken its seconds.
@@ -162,6 +184,10 @@ def price_of(file: RunSource, overrides: Overrides, options: PlanOptions) -> Run
     planned = [
         PlannedDevice(profile.name, _candidate(profile, shares[device], plan, base)) for device, profile in devices
     ]
+    for row in past.devices if past is not None else ():
+        told = 0 if options.trainer_base else row.capabilities.trainer_base_bytes
+        has = msgspec.structs.replace(row.capabilities, trainer_base_bytes=told or base)
+        planned.append(PlannedDevice(row.profile, _joined(shares[row.device], has, row.budget, plan)))
     schedule = choose("schedule", recipe.slots)
     batch_size = config.training.batch_size
     sizes = list(dict.fromkeys(options.batch_sizes)) or [batch_size]
@@ -174,13 +200,20 @@ def assumptions(file: RunSource, overrides: Overrides, options: PlanOptions) -> 
     """Assumptions of a plan about settings that the run file leaves out, as sentences."""
     config, recipe = load_run(file, overrides)
     found = []
-    if not options.profiles and not config.fleet:
+    past = None if options.profiles else options.past
+    if past is not None:
+        count = len(past.devices)
+        found.append(
+            f"As in run {past.run}: its {count} device{'' if count == 1 else 's'}, with the samples, the budgets and "
+            "the memory of an idle trainer that they told."
+        )
+    elif not options.profiles and not config.fleet:
         count = max(1, config.round.devices or 1)
         found.append(
             f"The run file names no fleet: planned for {count} device{'' if count == 1 else 's'} of profile "
             f"{UNKNOWN_DEVICE}, without a budget; --device PROFILE plans for yours."
         )
-    if config.data.source is None and options.samples is None:
+    if past is None and config.data.source is None and options.samples is None:
         found.append("data.source is not given: each device has as many samples as the test set; --samples says other.")
     if config.training.holdout is None and (needing := by_holdouts(recipe.slots)):
         found.append(
@@ -210,23 +243,24 @@ def _scaled(share: Share, samples: int | None) -> Share:
 
 
 def _candidate(profile: DeviceProfile, share: Share, plan: RunPlan, base: int) -> Candidate:
-    samples, card = share.samples, profile.gpu_memory_bytes or 0
+    card = profile.gpu_memory_bytes or 0
     untold = profile.torch_device == "cuda" and not card and not profile.unified  # where is the step?
-    return Candidate(
-        device=share.device,
-        capabilities=Capabilities(
-            memory_total_bytes=0 if untold else profile.memory_bytes or 0,
-            gpu_memory_bytes=card,
-            trainer_base_bytes=base,
-            speed=profile.speed.record(),
-            torch_device=profile.torch_device,
-            gpu_free_bytes=max(1, card - CUDA_CONTEXT_BYTES) if card else 0,
-        ),
-        budget=profile.budget.record(),
-        samples=samples,
-        modalities={m: encoder.input_shape for m, encoder in plan.model.encoders.items() if samples.get(m)},
-        class_counts=share.class_counts,
+    has = Capabilities(
+        memory_total_bytes=0 if untold else profile.memory_bytes or 0,
+        gpu_memory_bytes=card,
+        trainer_base_bytes=base,
+        speed=profile.speed.record(),
+        torch_device=profile.torch_device,
+        gpu_free_bytes=max(1, card - CUDA_CONTEXT_BYTES) if card else 0,
     )
+    return _joined(share, has, profile.budget.record(), plan)
+
+
+def _joined(share: Share, has: Capabilities, budget: Budget, plan: RunPlan) -> Candidate:
+    """A device with this share, as it would join the run."""
+    samples, encoders = share.samples, plan.model.encoders
+    held = {modality: encoder.input_shape for modality, encoder in encoders.items() if samples.get(modality)}
+    return Candidate(share.device, has, budget, samples, held, share.class_counts)
 
 
 def encoder_sizes() -> Grid:

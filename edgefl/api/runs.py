@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.errors import DataError, ModelError, RunError, StoreError
+from edgefl.errors import DataError, ModelError, RunError, StoreError, some_of
 from edgefl.run_records import EndToEnd, Reference, RunReport
 from edgefl.storage.disk import EVENTS, REFERENCE, SHARES, TEST, is_held, ledger_file, ledger_of, write_new
 
@@ -58,7 +58,7 @@ def find_run(text: str, runs: Path) -> Path:
     fitting = exact or [path for path in directories if text and path.name.startswith(text)]
     if len(fitting) == 1:
         return fitting[0]
-    known = ", ".join(path.name for path in (fitting or directories)[:10])
+    known = some_of([path.name for path in fitting or directories], 10)
     if fitting:
         raise RunError(f"{text!r} fits {len(fitting)} runs: {known}", remedy="Type more of the run's id, or `latest`.")
     near = difflib.get_close_matches(text, [path.name for path in directories], n=1)

@@ -406,12 +406,16 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class DeviceMonth(msgspec.Struct, frozen=True):
-    """A device's month: bytes of its runs and of waiting, on the link; joules of its runs, None: unknown."""
+    """A device's month: bytes of its runs and of waiting, on the link; joules of its runs, None: unknown.
+
+    ``counted``: which of "runs" and "waiting" are counts of a run that has been, not predictions.
+    """
 
     device: str = ""
     runs_bytes: int = 0
     idle_bytes: int = 0
     energy_j: float | None = None
+    counted: tuple[str, ...] = ()
 
 
 class RunPrice(msgspec.Struct, frozen=True):

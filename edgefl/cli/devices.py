@@ -10,6 +10,7 @@ import typer
 
 from edgefl.api.runs import RUNS, NotBegunError, find_run, read_run, run_directories
 from edgefl.cli.options import RunsOption, show
+from edgefl.console import say
 from edgefl.errors import ConfigError, Problem
 from edgefl.groups import group_of, groups_of
 from edgefl.records import FIGURES
@@ -116,7 +117,7 @@ def devices_command(
     if not run and group and identity is not None:
         _of_fleet(place, group)
     if not run and (identity is not None or ((place / "fleet.json").is_file() and not run_directories(runs))):
-        _between_runs(place, enrolled, sort, format)
+        _between_runs(place, enrolled, group, sort, format)
         return
     found = [find_run(run or "latest", runs)]
     report, now = _of_group(_report(found[0]), group), time.time()
@@ -158,13 +159,14 @@ def devices_command(
     show(format, whole, presence.presence_grid(there, now), *grids)
 
 
-def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], sort: SortBy, form: str) -> None:
-    """Show the fleet's devices, and which of them are connected."""
+def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], group: str, sort: SortBy, form: str) -> None:
+    """Show the fleet's devices, all or of a group, and which of them are connected; unused tokens, too."""
     import asyncio
 
     from edgefl.cli.connected import connected
     from edgefl.errors import BrokerError
     from edgefl.identity.fleet import Fleet
+    from edgefl.identity.issued_tokens import awaited
     from edgefl.report import presence
 
     fleet, trouble, answers = Fleet(directory), "", None
@@ -172,11 +174,17 @@ def _between_runs(directory: Path, enrolled: Mapping[str, Enrolled], sort: SortB
         shown = fleet.shown()
         answers = {shown[name]: one for name, one in asyncio.run(connected(fleet)).items()} if enrolled else {}
     except BrokerError as error:
-        trouble = f"which of them are connected is not known: {error.message}"
-    there = presence.between_runs(enrolled, answers, time.time(), sort)
-    show(form, {"run": "", "presence": there, "devices": []}, presence.fleet_grid(there, fleet.record.fleet))
+        way = f"It runs with a run, or by: edgefl-coordinator enrollments --identity {directory}"
+        trouble = f"which of them are connected is not known: {error.message}\n"
+        trouble += f"what to do: {error.remedy if fleet.record.broker else way}"
+    there, named = presence.between_runs(enrolled, answers, time.time(), sort), fleet.groups().get(group, ())
+    tokens = {
+        one: until for one, until in awaited(fleet).items() if until > time.time() and (not group or one in named)
+    }
+    body = {"run": "", "presence": there, "devices": [], "tokens": tokens}
+    show(form, body, presence.fleet_grid(there, fleet.record.fleet, tokens))
     if trouble:
-        typer.echo(trouble, err=True)
+        say(trouble)
 
 
 def _report(directory: Path) -> RunReport:

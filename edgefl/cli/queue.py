@@ -25,7 +25,8 @@ def add(file: str, runs: Path, form: str) -> None:
     from coordinator.runtime.start import RunOptions
 
     made = append(file, RunOptions(directory=runs))
-    _tell(made, runs, form, f"{made.entries[-1].run} waits, at place {len(made.of('waiting'))}")
+    own = "by its file alone: --set of the queue's first files is not for it"
+    _tell(made, runs, form, f"{made.entries[-1].run} waits, at place {len(made.of('waiting'))}\n{own}")
 
 
 def reorder(run: str, place: int, runs: Path, form: str) -> None:

@@ -135,7 +135,14 @@ def _show_sizes(wanted: bool) -> None:
 
 
 def plan_command(
-    run: RunFile,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN.yaml",
+            help="Run file, or the name of a shipped one: demo, har. Or a run that has been: its id, the beginning of "
+            "one, or `latest`.",
+        ),
+    ],
     device: Annotated[
         list[str] | None,
         typer.Option(metavar="PROFILE", help="Device profile to plan for, instead of the run's fleet; repeatable."),
@@ -171,6 +178,7 @@ def plan_command(
     ] = False,
     html: Html = None,
     format: Format = "terminal",  # noqa: A002 - the option's own name
+    runs: RunsOption = RUNS,
     set_: Overrides = None,
 ) -> None:
     """Predict what each stage costs on each device, and who can train it, without running anything.
@@ -178,12 +186,15 @@ def plan_command(
     The first sentence is the verdict: who fits, and whose budget is tightest; or who does not fit, by which numbers,
     and what would help. Then what each device would train in each stage, and this schedule beside the others.
 
-    Examples: edgefl plan demo --device jetson-nano --device single-stage · edgefl plan demo --runs-a-month 30
+    Of a run that has been: for its devices, with their samples; bytes of a month as counted, where they were.
+
+    Examples: edgefl plan demo --device jetson-nano --device single-stage · edgefl plan latest --runs-a-month 30
     """
-    from edgefl.api.planning import plan_of
+    from edgefl.api.planning import plan_of, to_plan
     from edgefl.api.run_inputs import PlanOptions
 
-    options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [], runs_a_month)
+    run, past = to_plan(run, runs)
+    options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [], runs_a_month, past)
     plan = plan_of(run, set_ or [], options)
     if wrote_page(html, Path("plan.html"), plan.to_html):
         return

@@ -30,7 +30,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from edgefl.errors import IdentityError, StoreError
+from edgefl.errors import IdentityError, StoreError, some_of
 from edgefl.identity import authority as x
 from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, user_of
 from edgefl.identity.device import MOST_ADDRESSES
@@ -167,7 +167,7 @@ def enrolled_id(devices: Devices, name: str) -> str:
     """``id_of`` an enrolled device. Raises IdentityError."""
     own = id_of(devices, name)
     if own not in devices:
-        there = ", ".join(sorted(device.shown or one for one, device in devices.items())[:20]) or "none"
+        there = some_of(sorted(device.shown or one for one, device in devices.items()))
         raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
     return own
 

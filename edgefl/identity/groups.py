@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgefl.errors import IdentityError
+from edgefl.errors import IdentityError, some_of
 from edgefl.identity.fleet import Fleet, Groups
 from edgefl.identity.issued_tokens import awaited
 from edgefl.protocol.topics import check_name
@@ -17,7 +17,7 @@ def add_to_group(fleet: Fleet, group: str, named: Sequence[str]) -> Groups:
         known = {*fleet.shown(devices).values(), *awaited(fleet)}
         if unknown := sorted(set(named) - known):
             text = f"no device {', '.join(map(repr, unknown))} is enrolled or has a token"
-            raise IdentityError(text, remedy=f"There are: {', '.join(sorted(known)[:20]) or 'none'}.")
+            raise IdentityError(text, remedy=f"There are: {some_of(sorted(known))}.")
         groups = fleet.groups()
         fleet.write_groups({**groups, group: (*groups.get(group, ()), *named)})
         return fleet.groups()
@@ -32,7 +32,7 @@ def remove_from_group(fleet: Fleet, group: str, named: Sequence[str] = ()) -> Gr
             raise IdentityError(text, remedy=f"Groups there are: {', '.join(groups) or 'none'}.")
         if unknown := sorted(set(named) - set(groups[group])):
             text = f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not in group {group!r}"
-            raise IdentityError(text, remedy=f"In it are: {', '.join(groups[group][:20])}.")
+            raise IdentityError(text, remedy=f"In it are: {some_of(groups[group])}.")
         left = tuple(name for name in groups[group] if name not in named) if named else ()
         fleet.write_groups({**groups, group: left})
         return fleet.groups()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edgefl.errors import IdentityError
+from edgefl.errors import IdentityError, some_of
 from edgefl.identity import authority as x
 from edgefl.identity.device import MOST_ADDRESSES
 from edgefl.identity.fleet import Devices, Fleet
@@ -89,7 +89,7 @@ def remove_host(fleet: Fleet, host: str, now: float, *, force: bool = False) -> 
             text = f"{host} is the only name of the server"
             raise IdentityError(text, remedy="Add another first: edgefl-coordinator host add NAME")
         if (lost := cut_off(fleet, rest, now)) and not force:
-            listed = ", ".join(lost[:20]) + (f" and {len(lost) - 20} more" if len(lost) > 20 else "")
+            listed = some_of(lost)
             text = f"{len(lost)} device{'' if len(lost) == 1 else 's'} would be cut off, which may know no other name"
             remedy = "Leave a run or `enrollments` running until they have been there; --force cuts them off."
             raise IdentityError(f"{text}: {listed}", remedy=remedy)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.errors import ConfigError, EdgeFLError, IdentityError, Problem, StoreError
+from edgefl.errors import ConfigError, EdgeFLError, IdentityError, Problem, StoreError, some_of
 from edgefl.identity import token as t
 from edgefl.identity.fleet import Devices, Fleet, id_of, names_of
 from edgefl.identity.keys import make_private_directory, read_private, write_private
@@ -21,6 +21,8 @@ from edgefl.storage.disk import store_errors
 _LOG = logging.getLogger(__name__)
 #: A token is used within a day of being printed, or printed again.
 TOKEN_LIFE_S = 86400.0
+#: Faults of a list that are shown; the others are counted.
+MOST_NAMED = 8
 #: How long spent tokens are kept, so that a later use is refused with its reason.
 REMEMBERED_S = 7 * 86400.0
 #: Longest name of a device that is replaced, and machines of a name: "~999" and it are a common name's 64 characters.
@@ -73,7 +75,7 @@ def issue_tokens(
                 "No token was made. Mend these lines, or name another --out; for machines of names in use, give a list "
                 "with --replace."
             )
-            raise ConfigError(str(file), problems, remedy=remedy)
+            raise ConfigError(str(file), problems, remedy=remedy, most=MOST_NAMED)
         if not out.is_dir():
             make_private_directory(out)
         names = [name for _, name, _ in listed]
@@ -169,14 +171,14 @@ def end_tokens(fleet: Fleet, names: Collection[str], now: float) -> None:
                 path.unlink(missing_ok=True)
 
 
-def awaited(fleet: Fleet) -> frozenset[str]:
-    """Names that unused tokens are for. A damaged record of one is left out."""
-    names = set[str]()
+def awaited(fleet: Fleet) -> dict[str, float]:
+    """Name that an unused token is for -> when that ends. A damaged record of one is left out."""
+    names = dict[str, float]()
     for path in (fleet.directory / "tokens").glob("enroll-*"):
         with contextlib.suppress(IdentityError):
             issued = issued_in(path)
-            names |= {issued.name} if issued.answer is None else set()
-    return frozenset(names)
+            names |= {issued.name: issued.expires} if issued.answer is None else {}
+    return names
 
 
 def is_expected(fleet: Fleet, client: str) -> bool:
@@ -193,7 +195,7 @@ def check_issuable(fleet: Fleet, devices: Devices, name: str, *, replace: bool =
         check_free(devices, name)
         return
     if name not in devices:
-        there = ", ".join(sorted(fleet.shown(devices).values())[:20]) or "none"
+        there = some_of(sorted(fleet.shown(devices).values()))
         remedy = f"Leave --replace away for a new device. Enrolled are: {there}."
         raise IdentityError(f"no device {name!r} is enrolled", remedy=remedy)
     if len(name) > LONGEST_REPLACED or devices[name].generation >= MOST_MACHINES:

@@ -15,7 +15,7 @@ def rename(fleet: Fleet, old: str, new: str) -> None:
     check_name("device", new)
     with fleet.changing() as devices:
         own = enrolled_id(devices, old)
-        if new in names_of(devices, but=own) or new == COORDINATOR or new in awaited(fleet) - {own}:
+        if new in names_of(devices, but=own) or new == COORDINATOR or new in awaited(fleet).keys() - {own}:
             raise IdentityError(f"{new!r} is another's name", remedy="Choose a name that no device has or had.")
         groups, before = fleet.groups(), devices[own].shown or own
         if new == before:

@@ -269,7 +269,7 @@ def bills(report: RunReport) -> Iterator[DeviceBill]:
 
 
 def _facts(device: DeviceRow, spent: Sequence[_Spent]) -> str:
-    """ "single-stage · trained 12 of 12 rounds · step memory 13.4 of 24.0 MiB · bytes of a round 5.33 of 8.00 MiB"."""
+    """ "single-stage · trained 12 of 12 rounds · step memory 13.4 of 24.0 MiB · payload of a round 5.33 of 8 MiB"."""
     whole = spent[-1] if spent else _Spent(device, 0, (), 0)
     done = _finished(whole)
     largest = measured("step_peak_bytes", whole.assignments).value

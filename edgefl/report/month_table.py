@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import fmean
+from types import MappingProxyType
 
 import msgspec
 
@@ -12,6 +13,7 @@ from edgefl.plan.job import Placement
 from edgefl.plan.periods import whole_exchanges
 from edgefl.records import Cost
 from edgefl.report import units
+from edgefl.report.folding import listed
 from edgefl.report.grid import Cell, Column, Grid, measure, table
 
 #: Waiting: a ping and its answer over TLS a minute (edgefl/transport/link.py), 246 bytes with headers; 43,200 minutes.
@@ -21,20 +23,30 @@ IDLE_BYTES_A_MONTH = 43_200 * 246
 PACKET_SHARE = 0.05
 
 
-def months(price: RunPrice, runs: int) -> tuple[DeviceMonth, ...]:
-    """A month of ``runs`` runs for each device, on the link: payload with its packets, and the idle connection."""
-    return tuple(_months(price, runs))
+def months(
+    price: RunPrice,
+    runs: int,
+    wire: Mapping[str, float] = MappingProxyType({}),
+    idle: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[DeviceMonth, ...]:
+    """A month of ``runs`` runs for each device, on the link: payload with its packets, and the idle connection.
+
+    ``wire``: device -> bytes of a run at the broker's socket, ``idle``: of a month of waiting, where counted.
+    """
+    return tuple(_months(price, runs, wire, idle))
 
 
-def _months(price: RunPrice, runs: int) -> Iterator[DeviceMonth]:
+def _months(price: RunPrice, runs: int, wire: Mapping[str, float], idle: Mapping[str, float]) -> Iterator[DeviceMonth]:
     for name in dict.fromkeys(plan.device for plan in price.devices):
         fitting = [p.placement for p in price.devices if p.device == name and p.placement.refusal is None]
         held = [placement for placement in fitting if placement.stage.rounds]
         costs = [stage_total(one, price.period, joins=one is held[0]) for one in held]
-        payload = sum(cost.payload_down_bytes + cost.payload_up_bytes for cost in costs)
+        payload = wire.get(name, sum(cost.payload_down_bytes + cost.payload_up_bytes for cost in costs))
         joules = [one.stage.rounds * usual(one).energy_j for one in held]
         energy = runs * sum(joules) if held and all(joules) else None
-        yield DeviceMonth(name, round(runs * payload * (1 + PACKET_SHARE)), IDLE_BYTES_A_MONTH, energy)
+        waiting = round(idle.get(name, IDLE_BYTES_A_MONTH))
+        counted = tuple(what for what, known in (("runs", wire), ("waiting", idle)) if name in known)
+        yield DeviceMonth(name, round(runs * payload * (1 + PACKET_SHARE)), waiting, energy, counted)
 
 
 def month_table(price: RunPrice) -> Grid:
@@ -55,9 +67,16 @@ def month_table(price: RunPrice) -> Grid:
         f"Runs: payload up and down of every round, and {100 * PACKET_SHARE:.0f} % for the packets it travels in; no "
         "losses. Waiting: MQTT's keep-alive over TLS. Joules of the rounds, without those of waiting."
     )
+    counts = {what: [row.device for row in price.months if what in row.counted] for what in ("runs", "waiting")}
+    notes = [
+        f"Counted in the run, not predicted: bytes of {what}, "
+        f"{'every device' if len(names) == len(price.months) else listed(names)}."
+        for what, names in counts.items()
+        if names
+    ]
     plural = "s" if price.runs_a_month != 1 else ""
     title = f"A month of {price.runs_a_month} run{plural}"
-    return table(title, columns, price.months, [note])
+    return table(title, columns, price.months, [note, *notes])
 
 
 def usual(placement: Placement) -> Cost:

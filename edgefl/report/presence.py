@@ -60,6 +60,8 @@ class Presence(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()
 
 
+#: Devices with a token that are named; more are counted.
+MOST_NAMED = 8
 _KEYS: dict[str, Callable[[Presence], object]] = {
     "device": lambda one: one.device,
     "state": lambda one: one.state,
@@ -169,8 +171,19 @@ def presence_grid(found: list[Presence], now: float) -> Grid:
     return table("Who is there", columns, found, notes, "No device has joined yet.")
 
 
-def fleet_grid(found: list[Presence], fleet: str) -> Grid:
-    """One row per device of a fleet without a run, within 80 columns."""
+def tokens_out(tokens: Mapping[str, float]) -> str:
+    """ "2 tokens are out, until 2026-12-01 10:00: cam-01, cam-02." of name -> expiry; "" without any."""
+    if not tokens:
+        return ""
+    ends = dict.fromkeys(units.moment(at)[:16] for at in sorted(tokens.values()))
+    until = f"the last until {list(ends)[-1]}" if len(ends) > 1 else f"until {next(iter(ends))}"
+    many = f"{len(tokens)} tokens are" if len(tokens) > 1 else "1 token is"
+    named = f": {', '.join(sorted(tokens))}" if len(tokens) <= MOST_NAMED else "; --format json names the devices"
+    return f"{many} out, {until}{named}."
+
+
+def fleet_grid(found: list[Presence], fleet: str, tokens: Mapping[str, float] = MappingProxyType({})) -> Grid:
+    """One row per device of a fleet without a run, within 80 columns. ``tokens``: name -> expiry of unused ones."""
 
     def day(at: float | None) -> str:
         return units.moment(at)[:10]
@@ -184,5 +197,6 @@ def fleet_grid(found: list[Presence], fleet: str) -> Grid:
         Column("identity until", lambda row: day(row.certificate_until), text=True, whole=True),
         *_groups(found),
     ]
-    empty = "No device is enrolled: edgefl-coordinator enroll --name cam-01"
-    return table(f"Devices of fleet {fleet}", columns, found, empty=empty)
+    out = tokens_out(tokens)
+    empty = f"No device is enrolled{' yet' if out else ': edgefl-coordinator enroll --name cam-01'}"
+    return table(f"Devices of fleet {fleet}", columns, found, [out] if out else [], f"{empty}. {out}".rstrip())

@@ -20,7 +20,7 @@ CLOSING = " (closing round: every eligible device, the model does not change)"
 #: Seconds of 30 days; a shorter wait, with the connection's handshake in it, says little of a month.
 MONTH_S, LEAST_WAIT_S = 30 * 86400, 600.0
 _NO_LINK = "not told: no TCP connection, or a kernel without its count"
-_SHORT_WAIT = "had no run for less than ten minutes since its start, or its link is not counted"
+_SHORT_WAIT = "waited for less than ten minutes without a run"
 _LINK_NOTE = (
     "Bytes on the link, both ways. In this run: at the broker's socket, from offer to update. The others by the "
     "kernel, with TLS, IP and TCP, since the agent's start, up to its last hello; waiting: while it had no run."
@@ -187,6 +187,9 @@ def devices(report: RunReport) -> Grid:
     def traffic(row: DeviceRow) -> Traffic:
         return row.capabilities.traffic
 
+    def month(row: DeviceRow) -> Cell:
+        return amount(idle_month(traffic(row)), "B", why=no_idle_month(traffic(row)))
+
     wire = wire_bytes(report)
     moded = any(row.capabilities.power_mode for row in report.devices)
     columns: list[Column[DeviceRow]] = [
@@ -209,7 +212,7 @@ def devices(report: RunReport) -> Grid:
         measure(
             "waiting", lambda row: traffic(row).idle_bytes if traffic(row).seconds else None, "B", link, why=_NO_LINK
         ),
-        measure("waiting, a month", lambda row: idle_month(traffic(row)), "B", link, why=_SHORT_WAIT),
+        Column("waiting, a month", month, units.printed_unit("B"), link),
         Column("last seen", lambda row: units.moment(last_seen(report, row.device)), text=True),
     ]
     notes = [_LINK_NOTE] if any(traffic(row).seconds for row in report.devices) else []
@@ -229,6 +232,11 @@ def wire_bytes(report: RunReport) -> dict[str, float]:
 def idle_month(traffic: Traffic) -> float | None:
     """Bytes of a month of waiting, at the measured rate; None of a wait under ten minutes."""
     return traffic.idle_bytes / traffic.idle_s * MONTH_S if traffic.idle_s >= LEAST_WAIT_S else None
+
+
+def no_idle_month(traffic: Traffic) -> str:
+    """Reason why a month of waiting is not known; "" where it is."""
+    return (_SHORT_WAIT if traffic.seconds else _NO_LINK) if idle_month(traffic) is None else ""
 
 
 def last_seen(report: RunReport, device: str) -> float | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from edgefl.records import EvaluationRow, Figure
 from edgefl.report import decisions, quality, resources, rounds, units
 from edgefl.report.attendance import attendance
 from edgefl.report.totals import totals
+from edgefl.report.waits import Wait, waits
 from edgefl.run_records import Reference, RoundRow, RunReport
 
 _PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
@@ -79,23 +81,45 @@ def ratio(one: Saving) -> str:
 
 
 def tightest(report: RunReport) -> resources.Use | None:
-    """The measured budget use nearest to its limit; None without limits or measurements."""
-    every = (
-        use
-        for row in report.assignments
-        if row.measured
-        for use in resources.uses(resources.device_row(report, row.device), row)
-    )
-    return max(every, default=None)
+    """The measured budget use nearest to its limit, of equal ones the first; None without limits or measurements."""
+    return max(_uses(report), key=lambda use: use.share, default=None)  # as in the table
+
+
+def _uses(report: RunReport) -> Iterator[resources.Use]:
+    """Measured use of every budget by every assignment."""
+    devices = {row.device: row for row in report.devices}
+    for row in report.assignments:
+        if row.measured and row.device in devices:
+            yield from resources.uses(devices[row.device], row)
 
 
 def tightest_where(report: RunReport) -> str:
-    """ "Tightest budget: wrist, bytes of a round, 5.33 MiB of 8.00 MiB in stage 2, round 1."; "" without one."""
+    """ "Tightest budget: wrist, payload of a round, 5.33 MiB of 8.00 MiB in stage 2, round 1."; "" without one."""
     if (use := tightest(report)) is None:
         return ""
     spent, allowed = (units.quantity(value, use.unit) for value in (use.spent, use.allowed))
     what = resources.LIMITED[use.what]
     return f"Tightest budget: {use.device}, {what}, {spent} of {allowed} in stage {use.stage}, round {use.round}."
+
+
+def slowest(report: RunReport) -> str:
+    """ "Slowest: stage 1, round 2, 55.2 s, waited for cam-08: training 46.0 s."; "" for a single round."""
+    took = {_where(row): row.ended_at - row.started_at for row in report.rounds if row.ended_at is not None}
+    if len(took) < 2:
+        return ""
+    stage, number = longest = max(took, key=lambda one: took[one])
+    why = waits(report).get(longest, Wait()).text
+    round_ = f"Slowest: stage {stage}, round {number}, {units.seconds(took[longest])}"
+    return f"{round_}, waited for {why}." if why else f"{round_}."
+
+
+def payload_used(report: RunReport) -> str:
+    """ "Payload of a round at most: wrist 5.33 MiB of 8.00 MiB; each device's: --html."; "" without such a budget."""
+    most = max((use for use in _uses(report) if use.what == "payload"), key=lambda use: use.share, default=None)
+    if most is None:
+        return ""
+    spent, allowed = (units.quantity(value, most.unit) for value in (most.spent, most.allowed))
+    return f"Payload of a round at most: {most.device} {spent} of {allowed}; each device's: --html."
 
 
 def in_all(report: RunReport) -> str:
@@ -150,7 +174,7 @@ def no_saving(report: RunReport) -> str:
         return "It trains end to end itself, so there is no saving against that."
     if quality.by_own_code(report):
         return "The devices' own code (model.own) is not priced end to end, so no saving is told."
-    return "No price of the same run end to end is on record, so no saving is told: that takes the planner, and torch."
+    return "No saving is told: the price of the run end to end takes torch to make."
 
 
 def _score(report: RunReport) -> list[str]:

@@ -9,7 +9,7 @@ from edgefl.groups import groups_of
 from edgefl.records import FIGURES, Figure, Traffic
 from edgefl.report import decisions, resources
 from edgefl.report.resources import step_limit
-from edgefl.report.rounds import idle_month, wire_bytes
+from edgefl.report.rounds import idle_month, no_idle_month, wire_bytes
 from edgefl.report.totals import totals
 from edgefl.report.waits import Wait, waits
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, RunReport
@@ -47,7 +47,7 @@ COLUMNS = {
         "run device profile samples:i step_memory_limit:f payload_limit:f flops_limit:f energy_limit:f disk_limit:f "
         "agent_version machine rounds_trained:i end_to_end_step_peak_bytes:f end_to_end_flops:f "
         "end_to_end_payload_bytes:f end_to_end_refusal wire_bytes:f link_bytes:f idle_bytes:f idle_s:f "
-        "idle_month_bytes:f groups"
+        "idle_month_bytes:f groups idle_month_reason"
     ),
     "groups": _types(
         "run group devices:i rounds_trained:i figure unit measured:f predicted:f end_to_end:f reason end_to_end_reason"
@@ -146,7 +146,7 @@ def _devices(report: RunReport) -> Iterator[Row]:
         yield (
             *(row.device, row.profile, row.samples.get("", 0), *limits, row.agent_version, row.capabilities.machine),
             *(trained, *_price(price, trained), wire.get(row.device), *_link(row.capabilities.traffic)),
-            "; ".join(groups_of(row.device, report.groups)),
+            *("; ".join(groups_of(row.device, report.groups)), no_idle_month(row.capabilities.traffic)),
         )
 
 

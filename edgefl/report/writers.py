@@ -130,6 +130,8 @@ def print_report(report: RunReport, console: Console, *, verbose: bool = False) 
     for text in story.troubles(report):
         console.print(Text(text, style="red" if report.status == "failed" else "yellow"))
     if not verbose:
+        for why in filter(None, (story.slowest(report), story.payload_used(report))):
+            console.print(Text(why, style="dim"))
         grids = [quality.evaluation(report, bound=False), *with_rows(quality.personal(report))]
         grids.append(bills.brief_bill(report))
         grids += with_rows(bills.group_totals(report))

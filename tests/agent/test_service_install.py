@@ -222,6 +222,18 @@ def test_the_unit_that_was_installed_is_its_own_and_can_be_changed_and_removed(t
     assert Remove(place.unit) in uninstall_steps(place, tmp_path / "state", False)
 
 
+def test_a_dry_run_names_each_path_at_fault_and_makes_what_is_missing_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = agent("install", "--dry-run", "--data", "shares/cam.npz", "--broker", "mqtt://127.0.0.1")
+    assert done.returncode == 0, done.stderr
+    assert f'EDGEFL_RUN_OPTIONS="--data {tmp_path / "shares/cam.npz"}"' in done.stdout
+    assert "problem" not in done.stderr
+    if str(tmp_path).startswith("/tmp/"):
+        assert f"missing: {tmp_path / 'shares/cam.npz'}: is in a directory for temporary files" in done.stderr
+    done = agent("install", "--dry-run", "--data", "basic_motions", "--broker", "mqtt://127.0.0.1")
+    assert "--data basic_motions" in done.stdout, "a data set's name is no path"
+
+
 def test_a_dry_run_shows_the_unit_and_hides_the_password(tmp_path):
     broker = "mqtt://u:secret@127.0.0.1"
     done = agent("install", "--user", "--dry-run", "--data", "basic_motions", "--broker", broker, HOME=str(tmp_path))

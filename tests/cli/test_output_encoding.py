@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from report_fixture import SIZES, run_report
 
 from edgefl import console
 from edgefl.cli import main
+from edgefl.console import for_terminal, guarded
+from edgefl.errors import StoreError
 from edgefl.storage.disk import LEDGER
 
 ENCODINGS = ["ascii", "latin-1", "cp1252"]
@@ -98,3 +101,31 @@ def test_another_way_that_was_chosen_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stdout", chosen)
     console.fit_outputs()
     assert chosen.errors == "xmlcharrefreplace"
+
+
+class Terminal(io.StringIO):
+    """Something a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_prose_is_broken_between_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = (
+        "error: device 'cam-99' has no identity here, and no broker was named\n"
+        "what to do: leave `edgefl-coordinator enrollments --identity /srv/edgefl/warehouse/fleet`, or a run, running "
+        "until cam-99 has come"
+    )
+    assert for_terminal(text, io.StringIO()) == text
+    shown = for_terminal(text, Terminal())
+    assert max(map(len, shown.splitlines())) <= 80
+    assert " ".join(shown.split()) == " ".join(text.split())
+    assert "`edgefl-coordinator enrollments --identity /srv/edgefl/warehouse/fleet`" in shown, "in one piece"
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with pytest.raises(SystemExit), guarded():
+        raise StoreError("the disk is full " * 12, remedy="Free space, or name another directory. " * 6)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in stream.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert [line.partition(":")[0] for line in lines if ":" in line] == ["error", "what to do"]

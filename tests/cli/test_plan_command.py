@@ -9,11 +9,15 @@ import pytest
 import yaml
 from fleet_fixture import RUN, share
 
+import edgefl
+from edgefl.api.planning import plan_of, to_plan
 from edgefl.api.run_inputs import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.budget.fit import RunPrice
+from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.pricing.round_price import price_step, process_pricer
 from edgefl.records import GPU_MEMORY, HOST
+from edgefl.report.month_table import month_table
 from edgefl.report.price_tables import price_grids
 from edgefl.report.units import mib
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
@@ -81,6 +85,38 @@ def test_a_device_s_step_memory_is_a_stage_s_tensors_and_the_libraries(tmp_path:
     note = price_grids(price)[1].notes[0]
     most = max(one.libraries_bytes for one in price.schedules)
     assert f"and, on a CPU, {mib(most)} of libraries besides." in note
+
+
+def test_a_run_that_has_been_is_planned_for_its_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    share(40, "acc", "gyro").save_npz(tmp_path / "all.npz")
+    fleet = [{"name": "a", "budget": {"payload_bytes": "1 MiB"}}, {"name": "b", "budget": {"flops": 1e9}}]
+    fields = yaml.safe_load(RUN) | {"data": {"source": str(tmp_path / "all.npz")}, "name": "been", "fleet": fleet}
+    run = edgefl.run(fields, directory=tmp_path / "runs", in_process=True, export=False, page=False)
+    (tmp_path / "all.npz").unlink()  # a run's samples may be elsewhere
+    file, past = to_plan("latest", tmp_path / "runs")
+    assert past is not None
+    assert file == str(run.directory / "run.yaml")
+    options = PlanOptions(runs_a_month=30, past=past._replace(wire={"a": 1e6}, idle={"b": 5.0}))
+    plan = plan_of(file, (), options)
+    rows = {row.device: row for row in run.report.record.devices}
+    assert {one.device for one in plan.price.devices} == set(rows) == {"a", "b"}
+    assert plan.price.samples == round(sum(row.samples[""] for row in rows.values()) / 2)
+    assert plan.assumptions[0].startswith(f"As in run {run.id}: its 2 devices, with the samples")
+    first, second = plan.price.months
+    assert (first.runs_bytes, first.counted) == (31_500_000, ("runs",))
+    assert (second.idle_bytes, second.counted) == (5, ("waiting",))
+    assert "not predicted: bytes of runs, a." in " ".join(month_table(plan.price).notes)
+    assert plan_of(file, ["training.epochs=1"], options).price.months[0].counted == (), "another run"
+    for text in (run.id, run.id[:6], str(run.directory)):
+        assert to_plan(text, tmp_path / "runs") == (file, past)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main.main(["plan", "beem"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "no file and no shipped profile of this name" in told
+    assert f"Nor is it a run: no run 'beem' in runs. Did you mean {run.id}?" in told or "Runs there:" in told
 
 
 @pytest.mark.slow

@@ -172,3 +172,5 @@ def test_a_fleet_has_one_run_at_a_time_and_the_other_is_named(tmp_path: Path, ru
     assert refused.returncode == StoreError.exit_code
     assert "/elsewhere/runs/r0" in refused.stderr
     assert "one run at a time" in refused.stderr
+    assert "waiting for" not in refused.stderr
+    assert not (tmp_path / "runs").exists(), "nothing was made for it"

@@ -317,7 +317,8 @@ def test_terminals_edit_a_queue_that_nobody_works_through(
     assert "There is no queue" in capfd.readouterr().out
     for _ in range(2):
         assert edgefl("runs", "add", str(run_file), "--runs", str(runs)) == 0
-    assert "waits, at place 2\nIt stands still" in capfd.readouterr().out
+    assert "waits, at place 2\nby its file alone: --set " in (told := capfd.readouterr().out)
+    assert "\nIt stands still" in told
     first, second = (entry.run for entry in read(runs).entries)
     assert edgefl("runs", "reorder", second, "--runs", str(runs)) == 2
     assert "at which place? 1 is the next" in " ".join(capfd.readouterr().err.split())

@@ -37,6 +37,31 @@ def test_a_line_begins_with_the_same_keys_whatever_its_fields_are_called() -> No
     assert line["loss"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("event", "fields", "brief"),
+    [
+        ("trained", {"attempt": "demo-20261129-235938/s1/r12/a1", "loss": 0.588, "steps": 24}, ("steps=",)),
+        (
+            "unreachable",
+            {"text": "cannot", "remedy": "Ask", "finding": "broker-idle", "retry_s": 0.74},
+            ("text", "rem"),
+        ),
+        ("unreachable", {"text": "cannot", "retry_s": 0.74}, ()),
+    ],
+)
+def test_long_events_are_short_as_text_and_whole_to_debug(
+    event: str, fields: dict[str, Any], brief: tuple[str]
+) -> None:
+    out = io.StringIO()
+    line_writer("text", out)(event, **fields)
+    assert len(out.getvalue()) <= 80
+    assert all(word not in out.getvalue() for word in brief)
+    out = io.StringIO()
+    line_writer("text", out, whole=True)(event, **fields)
+    assert all(f"{name}=" in out.getvalue() for name in fields)
+    assert line_of(event, **fields).keys() >= fields.keys()
+
+
 def test_what_json_can_not_say_is_null_or_text() -> None:
     line = line_of("update", loss=float("nan"), inner={"x": [float("inf")]}, path=Path("a"), text="zwei\nZeilen \ud800")
     assert (line["loss"], line["inner"], line["path"]) == (None, {"x": [None]}, "a")

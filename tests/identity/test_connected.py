@@ -17,6 +17,7 @@ import edgefl
 from edgefl.cli.connected import connected
 from edgefl.cli.main import main
 from edgefl.identity.fleet import Device, Fleet, fleet_broker
+from edgefl.identity.issued_tokens import issue_token, issue_tokens
 from edgefl.identity.membership import revoke
 from edgefl.report.presence import Enrolled, between_runs, fleet_grid
 
@@ -109,6 +110,30 @@ def test_fifty_devices_take_a_line_each_at_eighty_columns(
     lines = [line for line in out.splitlines() if "warehouse-camera-" in line]
     assert len(lines) == 50
     assert all("2255-03-1" in line and "2026-09-2" in line and " 2 " in line for line in lines)
+
+
+def test_tokens_that_are_out_are_counted_and_few_are_named(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--identity", str(fleet.directory), "--runs", str(tmp_path / "runs")]
+    assert "No device is enrolled: edgefl-coordinator enroll" in shown(capsys, monkeypatch, *given)[0]
+    file = tmp_path / "names.csv"
+    file.write_text("name,groups\n" + "\n".join(f"dev-{n:02d},{'roof' if n < 2 else ''}" for n in range(50)))
+    issue_tokens(fleet, file, tmp_path / "tokens", time.time())
+    end = time.strftime("%Y-%m-%d", time.localtime(time.time() + 86400))
+    out = " ".join(shown(capsys, monkeypatch, *given)[0].split())
+    assert f"No device is enrolled yet. 50 tokens are out, until {end}" in out
+    out = " ".join(shown(capsys, monkeypatch, *given, "--group", "roof")[0].split())
+    assert f"2 tokens are out, until {end}" in out
+    assert out.endswith(": dev-00, dev-01.")
+    enrolled(fleet, "dev-00", tmp_path / "dev-00")
+    text, trouble = shown(capsys, monkeypatch, *given)
+    assert "49 tokens are out" in " ".join(text.split())
+    assert f"edgefl-coordinator enrollments --identity {fleet.directory}" in trouble, "the broker is down"
+    tokens = json.loads(shown(capsys, monkeypatch, *given, "--format", "json")[0])["tokens"]
+    assert len(tokens) == 49
+    issue_token(fleet, "late", time.time() - 90000)
+    assert "late" not in json.loads(shown(capsys, monkeypatch, *given, "--format", "json")[0])["tokens"], "it has ended"
 
 
 def test_a_fleets_devices_are_sorted_and_say_revoked_and_expired() -> None:

@@ -57,10 +57,16 @@ def test_groups_are_added_to_listed_and_removed(fleet: Fleet) -> None:
     assert says("list") == "roof: cam-b, cam-c\n"
 
 
-def test_a_device_that_nobody_knows_is_in_no_group(fleet: Fleet) -> None:
+def test_a_device_that_nobody_knows_is_in_no_group(fleet: Fleet, tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="no device 'cam-9' is enrolled or has a token") as caught:
         add_to_group(fleet, "night", ["cam-a", "cam-9"])
-    assert "cam-a, cam-b, cam-c" in caught.value.remedy
+    assert "There are: cam-a, cam-b, cam-c." in caught.value.remedy
+    file = tmp_path / "names.txt"
+    file.write_text("\n".join(f"dev-{n:02d}" for n in range(47)))
+    issue_tokens(fleet, file, tmp_path / "tokens", time.time())
+    with pytest.raises(IdentityError) as caught:
+        add_to_group(fleet, "night", ["typo"])
+    assert caught.value.remedy.endswith("dev-15, dev-16 and 30 more.")
     assert fleet.groups() == {}
     issue_token(fleet, "cam-9", time.time())
     add_to_group(fleet, "night", ["cam-9"])
@@ -102,7 +108,8 @@ def test_only_eligible_devices_train_and_the_report_has_the_groups_of_the_start(
     by_figure = {row[names.index("figure")]: row[names.index("measured")] for row in rows}
     whole = {row[1]: row[3] for row in tables.table(report, "totals").rows}
     assert by_figure == whole, "one device: the group's totals are the fleet's"
-    assert tables.table(report, "devices").rows[0][-1] == "night"
+    devices = tables.table(report, "devices")
+    assert devices.rows[0][list(devices.types).index("groups")] == "night"
 
 
 def test_totals_of_a_group_are_its_devices_alone(tmp_path: Path) -> None:

@@ -500,6 +500,45 @@ def test_the_programs_lead_from_nothing_to_a_token_and_say_what_is_wrong(
     assert "not enrolled" in unenrolled.err
 
 
+def test_a_device_without_identity_learns_which_there_are_and_how_to_enrol(
+    fleet: Fleet, tmp_path: Path, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "300")
+    root = tmp_path / "home" / "edgefl" / "agents"
+    for name in ("cam-1", "cam-2"):
+        enrolled(fleet, name, root / FLEET / name)
+    done = command("device_agent.cli", "run", "--data", "x.npz", "--device", "cam-99")
+    assert done.code == 2
+    assert "enrolled here: default/cam-1, default/cam-2" in done.err
+    assert "to enrol it: edgefl-agent enroll -" in done.err
+
+
+@pytest.mark.parametrize(
+    ("there", "hint"),
+    [
+        (["default/cam-2"], ""),
+        (["default/cam-1", "default/cam-2"], " --device cam-2"),
+        (["default/cam-2", "roof/cam-2"], " --device cam-2 --fleet default"),
+    ],
+)
+def test_after_enrolling_the_command_to_start_is_the_devices_own(
+    tmp_path: Path, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, there: list[str], hint: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    root = tmp_path / "edgefl" / "agents"
+    for place in there:
+        (root / place / "credentials").mkdir(parents=True)
+        (root / place / "credentials" / "device.json").touch()
+
+    async def exchange(*_: object) -> Path:
+        return root / "default" / "cam-2"
+
+    monkeypatch.setattr("device_agent.enroll.enroll", exchange)
+    done = command("device_agent.cli", "enroll", "token")
+    assert done.out.endswith(f"Now start it: edgefl-agent run --data PATH{hint}\n")
+
+
 def test_a_key_that_is_none_is_named() -> None:
     with pytest.raises(IdentityError, match="not a private key"):
         x.load_key(b"rubbish", "ca.key")

@@ -66,6 +66,19 @@ def test_each_line_at_fault_is_named_and_nothing_is_written(fleet: Fleet, tmp_pa
     assert [path.name for path in (tmp_path / "tokens").iterdir()] == ["cam-05.token"]
 
 
+def test_of_a_list_that_was_used_already_the_first_lines_are_shown(fleet: Fleet, tmp_path: Path) -> None:
+    file = listed(tmp_path, "\n".join(f"cam-{n:02d}" for n in range(50)))
+    issue_tokens(fleet, file, tmp_path / "tokens", time.time())
+    with pytest.raises(ConfigError) as caught:
+        issue_tokens(fleet, file, tmp_path / "tokens", time.time())
+    first, *lines = caught.value.message.splitlines()
+    assert first == f"{file}: 50 problems"
+    assert len(lines) == 9
+    assert "cam-07.token is there already" in lines[7]
+    assert lines[8].strip() == "and 42 more"
+    assert len(caught.value.problems) == 50
+
+
 def test_a_directory_that_is_there_keeps_its_permissions(fleet: Fleet, tmp_path: Path) -> None:
     out = tmp_path / "shared"
     out.mkdir()

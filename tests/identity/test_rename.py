@@ -92,6 +92,19 @@ def test_a_name_belongs_to_one_device_for_good(fleet: Fleet) -> None:
             issue_token(fleet, taken, time.time())
 
 
+def test_a_renamed_device_that_enrols_again_is_told_by_both_names(fleet: Fleet) -> None:
+    rename(fleet, "cam-a", "door")
+    guard, told = Guard(fleet), list[str]()
+    guard.start(lambda *_: None, told.append)
+    for name in ("cam-a", "cam-b", "cam-new"):
+        guard._welcome(name)
+    assert told == [
+        "device door (cam-a at the broker) has enrolled",
+        "device cam-b has enrolled",
+        "device cam-new has enrolled",
+    ]
+
+
 def test_a_replaced_machine_of_a_renamed_device_is_told_to_the_run_by_the_runs_name(fleet: Fleet) -> None:
     rename(fleet, "cam-a", "door")
     with fleet.changing() as devices:

@@ -84,7 +84,7 @@ def test_the_sentence_says_who_trained_some_of_the_rounds_and_of_which_rounds_th
 def test_a_report_without_a_saving_says_why() -> None:
     assert story.no_saving(RUN) == ""
     bare = replace(RUN, end_to_end={}, stages=({"index": 1, "trained": ["a"]},), part_bytes={"a": 1, "b": 1})
-    assert story.no_saving(bare).startswith("No price of the same run end to end is on record")
+    assert story.no_saving(bare).startswith("No saving is told: the price")
     whole = replace(bare, stages=({"index": 1, "trained": ["a", "b"]},))
     assert story.no_saving(whole) == "It trains end to end itself, so there is no saving against that."
     assert story.no_saving(whole) in to_html(whole, interactive=False)

@@ -90,7 +90,7 @@ def test_which_device_is_closest_to_its_limit_and_in_what(ran: Ran, read: Callab
     assert tightest is not None
     assert float(most.share) == pytest.approx(tightest.share) == pytest.approx(float(most.measured) / most.allowed)
     used, allowed = (units.quantity(float(most[name]), most.unit) for name in ("measured", "allowed"))
-    what = {"payload_bytes": "bytes of a round", "flops": "FLOPs of a round"}[most.budget]
+    what = {"payload_bytes": "payload of a round", "flops": "FLOPs of a round"}[most.budget]
     where = f"in stage {most.stage}, round {most['round']}."
     assert f"Tightest budget: {most.device}, {what}, {used} of {allowed} {where}" in ran.page
 
@@ -141,6 +141,26 @@ def test_bytes_of_a_month(ran: Ran, read: Callable[[str], Any]) -> None:
     assert told[2] == units.number(float(devices.link_bytes.wide) / MIB)
     assert told[3] == units.number(float(devices.idle_bytes.wide) / MIB)
     assert devices.idle_month_bytes.isna().all()
+    assert (devices.idle_month_reason == "waited for less than ten minutes without a run").all()
+
+
+def test_the_pages_question_on_a_month_has_a_figure_or_the_reason(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "tables").symlink_to(ran.folder / "csv")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    snippet = (
+        (Path(__file__).parents[2] / "docs/report.md")
+        .read_text(encoding="utf-8")
+        .rpartition("```python\n")[2]
+        .partition("```")[0]
+    )
+    exec(compile(snippet, "docs/report.md", "exec"), names)  # noqa: S102 - the page's own example
+    shown = dict(zip(names["devices"].device, names["month"], strict=True))
+    assert shown["wide"] == "waited for less than ten minutes without a run"
+    assert not names["month"].isna().any()
 
 
 def test_accuracy_by_round_and_modality(ran: Ran, read: Callable[[str], Any]) -> None:

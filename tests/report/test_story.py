@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 import pytest
 from report_fixture import MIB
+from rich.console import Console
 
 from edgefl.records import Budget, EvaluationRow, Figure, Refusal
-from edgefl.report import bills, budget_plots, decisions, fleet_plots, story, timeline
-from edgefl.report.writers import to_html
+from edgefl.report import bills, budget_plots, decisions, fleet_plots, story, tables, timeline
+from edgefl.report.writers import print_report, to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
 
 
@@ -54,16 +56,46 @@ def test_the_tightest_budget_is_told_with_both_numbers_and_the_round() -> None:
     )
     narrow = DeviceRow("wrist", budget=Budget(payload_bytes=4 * MIB))
     assert story.tightest_where(msgspec.structs.replace(RUN, devices=(RUN.devices[0], narrow))) == (
-        "Tightest budget: wrist, bytes of a round, 3.00 MiB of 4.00 MiB in stage 1, round 1."
+        "Tightest budget: wrist, payload of a round, 3.00 MiB of 4.00 MiB in stage 1, round 1."
     )
     assert story.tightest_where(RunReport(run="r")) == ""
     assert story.tightest_where(RUN) in to_html(RUN, interactive=False)
 
 
+def test_the_short_report_names_the_slowest_round_and_the_payload_budget() -> None:
+    second = RoundRow(1, 2, 1, "done", 20.0, 95.2, ("box", "wrist"))
+    later = tuple(msgspec.structs.replace(row, round=2) for row in RUN.assignments)
+    events = (EventRow(89.0, "update", 1, 2, "box"), EventRow(95.2, "update", 1, 2, "wrist"))
+    report = msgspec.structs.replace(
+        RUN, rounds=(*RUN.rounds, second), assignments=(*RUN.assignments, *later), events=events
+    )
+    told = story.slowest(report)
+    assert told == "Slowest: stage 1, round 2, 1 min 15 s, waited for wrist: training 1 min 15 s."
+    assert story.slowest(RUN) == "", "a single round"
+    budgets = "Payload of a round at most: wrist 3.00 MiB of 8.00 MiB; each device's: --html."
+    assert story.payload_used(report) == budgets
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_report(report, console)
+    shown = console.export_text()
+    assert told in shown
+    assert budgets in shown
+
+
+def test_of_equal_shares_the_sentence_and_the_table_of_budgets_have_the_same_first() -> None:
+    alike = [DeviceRow(name, budget=Budget(payload_bytes=4 * MIB)) for name in ("box", "wrist")]
+    rows = tuple(trained(name, MIB, MIB, MIB, 1e9) for name in ("box", "wrist"))
+    report = msgspec.structs.replace(RUN, devices=tuple(alike), assignments=rows)
+    assert "; the tightest, box, used 50 % of its payload budget" in story.headline(report)
+    columns = tables.COLUMNS["budgets"]
+    told = [dict(zip(columns, row, strict=True)) for row in tables.table(report, "budgets").rows]
+    first = max(told, key=lambda row: row["share"])  # as pandas' nlargest(1, "share")
+    assert (first["device"], first["budget"], first["share"]) == ("box", "payload_bytes", 0.5)
+
+
 def test_a_bill_s_line_holds_what_a_round_took_against_each_budget() -> None:
     told = {bill.device: bill.facts for bill in bills.bills(RUN)}
     assert told["wrist"] == (
-        "trained 1 of 1 rounds · step memory 10.0 MiB of 20.0 MiB · bytes of a round 3.00 MiB of 8.00 MiB"
+        "trained 1 of 1 rounds · step memory 10.0 MiB of 20.0 MiB · payload of a round 3.00 MiB of 8.00 MiB"
     )
     assert told["box"] == "trained 1 of 1 rounds · step memory 12.0 MiB of 100 MiB"  # no other budget
 
