@@ -16,7 +16,8 @@ from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import Overrides, parse_bytes
 from edgefl.data.label_sets import plain_names
 from edgefl.data.levels import levels_in
-from edgefl.data.prepare import Prepared, Share, prepare_shares
+from edgefl.data.population import ROWS, Population
+from edgefl.data.prepare import Prepared, Share, prepare_population, prepare_shares
 from edgefl.data.sources import as_test, has_manifest, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
@@ -77,12 +78,23 @@ def _data_of(config: RunConfig, devices: Sequence[str]) -> tuple[Data, tuple[str
     return (test.signature(), test.label_names, shares), ()
 
 
-def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
-    """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError."""
+def shares_of(config: RunConfig, devices: Sequence[str], folder: Path, *, together: bool = False) -> Prepared:
+    """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError.
+
+    ``together``: the shares as rows of one file.
+    """
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
     encoders = read_as(config, folder=has_manifest(config.data.source))
-    return prepare_shares(config.shared, devices, folder, config.seed, encoders)
+    prepare = prepare_population if together else prepare_shares
+    return prepare(config.shared, devices, folder, config.seed, encoders)
+
+
+def population_of(config: RunConfig, folder: Path) -> Population | None:
+    """The fleet's shares below ``folder``; None where they are files of their own. Raises DataError."""
+    if not (folder / ROWS).is_file():
+        return None
+    return Population.load(folder, list(config.device_names), config.shared, config.seed)
 
 
 def shares_table(name: str, prepared: Prepared) -> Grid:

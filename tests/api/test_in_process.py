@@ -20,7 +20,9 @@ from coordinator.ledger.ledger import Ledger
 from device_agent.trainer.process import Trainers
 from edgefl.api.local_run import LocalOptions, LocalRun
 from edgefl.api.simulation import drawn_fleet, kinds_of
-from edgefl.errors import ConfigError
+from edgefl.data.dataset import Dataset
+from edgefl.data.population import Population
+from edgefl.errors import ConfigError, DataError
 from edgefl.records import Manifest
 from edgefl.report.decisions import not_offered
 from edgefl.run_records import RunReport
@@ -184,17 +186,19 @@ def test_a_busy_machine_changes_nothing(
 
 
 @pytest.mark.timeout(60)
-def test_the_first_round_does_not_wait_for_an_agent_that_has_ended(source: Path, tmp_path: Path) -> None:
+def test_the_first_round_does_not_wait_for_an_agent_that_has_ended(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = fields(source, recipe="lw-fedmml", round={"devices": 3, "join_s": 1.0, "quorum": 0.5})
     local = LocalRun(LocalOptions(given, runs=tmp_path, in_process=True), lambda _: None)
-    prepare = local._prepare
+    share = Population.share
 
-    def prepared() -> Path:
-        file = prepare()
-        (local.directory / "shares" / "only-a.npz").write_bytes(b"no archive")
-        return file
+    def damaged(self: Population, device: str) -> Dataset:
+        if device == "only-a":
+            raise DataError("no archive")
+        return share(self, device)
 
-    local._prepare = prepared  # type: ignore[method-assign]
+    monkeypatch.setattr(Population, "share", damaged)
     asyncio.run(local.train())
     with Ledger(local.directory / LEDGER, create=False) as ledger:
         report = ledger.report(local.run)
