@@ -413,7 +413,7 @@ class SizedFleet(Values):
     """A fleet by its size and the kinds of its devices, which are evenly spread."""
 
     devices: Annotated[int, Field(ge=1, le=10_000_000)] = Field(description="number of devices")
-    kinds: list[FleetKind] = Field([FleetKind()], min_length=1, description="their kinds")
+    kinds: list[FleetKind] = Field([FleetKind()], min_length=1, max_length=256, description="their kinds")
 
     def __len__(self) -> int:
         return self.devices
@@ -477,7 +477,10 @@ class RunConfig(Values):
     )
     transfer: TransferConfig = Field(TransferConfig(), description="how tensors cross the broker")
     broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")
-    fleet: list[FleetDevice] | SizedFleet = Field([], description="devices of local mode, by name or by their number")
+    fleet: Annotated[
+        Annotated[list[FleetDevice], pydantic.Tag("FleetDevice")] | Annotated[SizedFleet, pydantic.Tag("SizedFleet")],
+        pydantic.Discriminator(lambda given: "SizedFleet" if isinstance(given, dict | SizedFleet) else "FleetDevice"),
+    ] = Field([], description="devices of local mode: a list, or their number")
 
     @pydantic.field_validator("broker")
     @classmethod
