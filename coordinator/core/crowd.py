@@ -17,7 +17,7 @@ from coordinator.core.state import Crowd, Phase, State
 from edgefl.data.arrays import Indices
 from edgefl.models.spec import unscaled
 from edgefl.plan.job import RunPlan
-from edgefl.plan.periods import period_of
+from edgefl.plan.periods import period_length
 from edgefl.plan.preparation import preparation_of
 from edgefl.registry import choose
 from edgefl.run_records import OPEN
@@ -32,7 +32,8 @@ def meets_all(plan: RunPlan) -> bool:
     """
     repair, preparation = choose("repair", plan.server), preparation_of(plan)
     blind = choose("select", plan.server).method.blind
-    looks = repair.method.unlikely is not None or period_of(plan.server["repair"]).rounds > 1
+    periods = any(period_length(plan, stage) > 1 for stage in plan.stages)
+    looks = repair.method.unlikely is not None or periods
     return not blind or plan.policy.mode == "async" or bool(preparation.id or unscaled(plan.model)) or looks
 
 
