@@ -87,6 +87,8 @@ class Trainers:
         try:
             return self._active.train(request, note)
         finally:
+            if self._share is not None and self._active.cache.is_empty:  # its share is at hand for the next round
+                self.leave(request.settings, note)
             self._active = None
 
     def leave(self, body: object, note: Note) -> None:
