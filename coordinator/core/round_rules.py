@@ -104,9 +104,12 @@ def open_round(steps: Steps) -> None:
     behind = {"behind": sorted(state.stragglers)} if state.stragglers else {}
     later = sorted(set(able) - set(members)) if members else []
     waiting = {"next_period": later} if later else {}
+    crowd = {"crowd": len(able)} if state.crowd is not None else {}
     stage = stage_in(state.plan, state.stage, state.number)
     drawn = {"drawn": trained_stages(stage)} if stage.draw else {}
-    steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **drawn, **behind, **waiting})
+    steps.emit(
+        "round_started", data={"participants": names, "attempt": number.attempt, **crowd, **drawn, **behind, **waiting}
+    )
     if state.memory.period and not members:
         steps.warn("too few devices of the period can go on with it; another period begins with this round")
     if not members:

@@ -281,4 +281,7 @@ def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_a
     assert synced
     assert not [path for path in synced if "/devices/" in path]
     assert len(looked) == 0
-    assert [row[0].text for row in not_offered(report).rows] == ["27 devices"]
+    firsts = {"device-00", "device-28"}  # of each size of share
+    assert {row.device for row in report.devices} == {*firsts, *report.rounds[0].participants}, "nobody else came"
+    rows = [[cell.text for cell in row[:3]] for row in not_offered(report).rows]
+    assert rows == [[name, "not chosen (select: random)", "1 / 1"] for name in sorted(firsts)]

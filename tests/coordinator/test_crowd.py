@@ -183,4 +183,3 @@ def test_values_that_are_made_when_they_are_asked_for() -> None:
     assert (squares[-1], squares[1:3], len(squares)) == (16, [1, 4], 5)
     with pytest.raises(IndexError):
         squares[5]
-
