@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.runtime.connect import Options
 from edgefl.api.local_processes import end, event_of, last_words, lines_of, start
-from edgefl.api.run_inputs import check_data_known, population_of, shares_of
+from edgefl.api.run_inputs import check_data_known, population_of, shared_together, shares_of
 from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import FleetDevice, RunConfig, SizedFleet
@@ -34,6 +34,7 @@ from edgefl.transport.broker import start_broker
 
 if TYPE_CHECKING:
     from edgefl.api.in_process import CrowdData
+    from edgefl.data.population import Population
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
 AGENT_GRACE_S = 5.0
@@ -129,6 +130,7 @@ class LocalRun:
             run, self._made = begin_run(runs, self.config.name)
             self.directory = runs / run
         check_name("run", self.run)
+        self._population: Population | None = None  # where this process has shared the data out
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
     @property
@@ -173,7 +175,10 @@ class LocalRun:
         files = (Path(ALL).stem, TEST) if together else (*wanted, TEST)
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in files):
             with gone_if_empty(self._made):
-                prepared = shares_of(given, wanted, folder, together=alone)
+                if alone:
+                    prepared, self._population = shared_together(given, wanted, folder)
+                else:
+                    prepared = shares_of(given, wanted, folder)
                 try:
                     self._check(encoders_of(given, prepared.signature))
                 except EdgeFLError:
@@ -243,7 +248,7 @@ class LocalRun:
         """The fleet's shares and kinds; None where the shares are files, as of a run that was begun by processes."""
         from edgefl.api.in_process import CrowdData
 
-        population = population_of(self.config, self.directory / SHARES)
+        population = self._population or population_of(self.config, self.directory / SHARES)
         if population is None:
             return None
         fleet, known = self.config.fleet, dict[object, int]()

@@ -21,6 +21,7 @@ from edgefl.data.prepare import Prepared, Share, prepare_population, prepare_sha
 from edgefl.data.sources import as_test, has_manifest, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
+from edgefl.models.spec import EncoderSpec
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, RunPlan
 from edgefl.plan.preparation import read_as
@@ -78,16 +79,20 @@ def _data_of(config: RunConfig, devices: Sequence[str]) -> tuple[Data, tuple[str
     return (test.signature(), test.label_names, shares), ()
 
 
-def shares_of(config: RunConfig, devices: Sequence[str], folder: Path, *, together: bool = False) -> Prepared:
-    """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError.
+def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
+    """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError."""
+    return prepare_shares(config.shared, devices, folder, config.seed, _read_as(config))
 
-    ``together``: the shares as rows of one file.
-    """
+
+def shared_together(config: RunConfig, devices: Sequence[str], folder: Path) -> tuple[Prepared, Population]:
+    """The same with the shares as rows of one file, and these in memory."""
+    return prepare_population(config.shared, list(devices), folder, config.seed, _read_as(config))
+
+
+def _read_as(config: RunConfig) -> Mapping[str, EncoderSpec]:
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
-    encoders = read_as(config, folder=has_manifest(config.data.source))
-    prepare = prepare_population if together else prepare_shares
-    return prepare(config.shared, devices, folder, config.seed, encoders)
+    return read_as(config, folder=has_manifest(config.data.source))
 
 
 def population_of(config: RunConfig, folder: Path) -> Population | None:

@@ -69,12 +69,12 @@ def prepare_shares(
 
 def prepare_population(
     config: DataConfig, devices: Sequence[str], directory: Path, seed: int, modalities: Encoders | None = None
-) -> Prepared:
-    """The same shares as rows of one file (``edgefl.data.population``), which are not counted in the answer."""
+) -> tuple[Prepared, Population]:
+    """The same shares as rows of one file (``edgefl.data.population``), which nobody has counted; and in memory."""
     population, tested, prepared = _shared_out(config, devices, seed, modalities)
     population.save(directory)
     tested.save_npz(directory / f"{TEST}.npz")
-    return msgspec.structs.replace(prepared, test=str(directory / f"{TEST}.npz"))
+    return msgspec.structs.replace(prepared, test=str(directory / f"{TEST}.npz")), population
 
 
 def _shared_out(

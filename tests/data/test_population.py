@@ -67,7 +67,7 @@ def same(one: Dataset, other: Dataset) -> None:
 def test_rows_give_what_files_give(tmp_path: Path, label: str, how: dict[str, Any]) -> None:
     config = DataConfig(source=str(source(tmp_path, label)), **how)
     ready = prepare_shares(config, FLEET, tmp_path / "files", 3)
-    prepared = prepare_population(config, FLEET, tmp_path / "rows", 3)
+    prepared, first = prepare_population(config, FLEET, tmp_path / "rows", 3)
     assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == sorted([ALL, ROWS, "test.npz"])
     assert (tmp_path / "rows" / "test.npz").read_bytes() == (tmp_path / "files" / "test.npz").read_bytes()
     population = Population.load(tmp_path / "rows", FLEET, config, 3)
@@ -75,6 +75,7 @@ def test_rows_give_what_files_give(tmp_path: Path, label: str, how: dict[str, An
     for share in ready.shares:
         data = population.share(share.device)
         same(data.as_saved(), Dataset.load_npz(share.path))
+        same(first.share(share.device).as_saved(), Dataset.load_npz(share.path))
         assert population.counted(share.device).samples() == share.samples
         assert population.counted(share.device).class_counts() == share.class_counts
     facts = [(tuple(sorted(share.samples.items())), sum(share.class_counts)) for share in ready.shares]
@@ -91,7 +92,7 @@ def test_rows_give_what_files_give(tmp_path: Path, label: str, how: dict[str, An
 def test_a_device_draws_the_same_whoever_else_is_there(tmp_path: Path) -> None:
     """So there may be more devices than samples, and no list of their rows."""
     config = DataConfig(source=str(source(tmp_path, "classes")), partition={"drawn": {"each": 9}})
-    few = prepare_population(config, ["device-5", "z"], tmp_path / "few", 3)
+    few, _ = prepare_population(config, ["device-5", "z"], tmp_path / "few", 3)
     many = [f"device-{n}" for n in range(5000)]
     prepare_population(config, many, tmp_path / "many", 3)
     one = Population.load(tmp_path / "few", ["device-5", "z"], config, 3)
