@@ -78,7 +78,7 @@ class Method:
     ``rules``: what a recipe with it needs and excludes; ``conflicts``: the same by a function, where that is no trait.
     ``per_round``: it makes something of all devices of one round together: no updates of earlier rounds.
     ``partial``: it leaves devices out of a round: no asynchronous rounds.
-    ``blind``: it does so by their names and clusters alone, also of devices that nobody has met.
+    ``blind``: it does so by their names and clusters alone, also of devices that are not known yet.
     ``headless``: why it has no meaning for a model without projection heads.
     ``shape``: (encoders by modality, options) -> the fields of the model's specification that it decides.
     ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).

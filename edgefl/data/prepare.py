@@ -70,7 +70,7 @@ def prepare_shares(
 def prepare_population(
     config: DataConfig, devices: Sequence[str], directory: Path, seed: int, modalities: Encoders | None = None
 ) -> tuple[Prepared, Population]:
-    """The same shares as rows of one file (``edgefl.data.population``), which nobody has counted; and in memory."""
+    """The same shares as rows of one file (``edgefl.data.population``), without counts, and the population."""
     population, tested, prepared = _shared_out(config, devices, seed, modalities)
     population.save(directory)
     tested.save_npz(directory / f"{TEST}.npz")
