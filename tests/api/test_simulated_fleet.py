@@ -18,6 +18,7 @@ from device_agent.runtime.connect import Options
 from device_agent.runtime.memory_store import Pool
 from device_agent.runtime.trainer_process import WarmRequest
 from device_agent.simulated import READ_AT_ONCE, Devices, Surroundings
+from device_agent.trainer.process import Trainers
 from edgefl.api import in_process
 from edgefl.plan.job import Preparation
 from edgefl.process.inline_worker import InlineWorker
@@ -141,11 +142,14 @@ def test_a_run_goes_on_with_devices_that_come_when_they_are_asked(source: Path, 
 def test_only_devices_that_were_asked_have_an_agent_and_nothing_else_differs(
     source: Path, tmp_path: Path, fleets: list[Devices], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trainers: list[Trainers] = []
+    monkeypatch.setattr(in_process, "Trainers", lambda **given: trainers.append(Trainers(**given)) or trainers[-1])
     lazy = run_in(tmp_path / "lazy", source)
     asked = {row.device for row in lazy.report.record.assignments}
     assert ASKED <= len(asked) <= 2 * ASKED
     assert set(fleets[0].agents) == asked
     assert set(fleets[0]._around.pool.stores) == asked
+    assert trainers[0]._trainers == {}, "every share was let go after its round"
     logs = {path.stem for path in (lazy.directory / "logs").iterdir()}
     assert {name for name in logs if name.startswith("device-")} == asked
     assert {path.name for path in (lazy.directory / "devices").glob("*")} <= asked
