@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -68,9 +69,19 @@ class _Device:
 
 
 class Devices:
-    """The devices of a fleet. ``run`` until ``stop``; ``agents``: of those that have been asked."""
+    """The devices of a fleet. ``run`` until ``stop``; ``agents``: of those that have been asked.
 
-    def __init__(self, every: Sequence[Options], surroundings: Surroundings) -> None:
+    ``firsts``: devices that connect at once, None: all; the others, when they are called, by ``names``, which are
+    sorted, and those of ``every``.
+    """
+
+    def __init__(
+        self,
+        every: Sequence[Options],
+        surroundings: Surroundings,
+        names: Sequence[str] = (),
+        firsts: Sequence[str] | None = None,
+    ) -> None:
         self.agents: dict[str, Agent] = {}
         self._around = surroundings
         self._hosted = HostedTrainers([surroundings.worker])
@@ -78,18 +89,38 @@ class Devices:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(self._fail)
         self._unread: dict[str, Preparation] = {}
-        self._waiting = {one.device: self._device(one) for one in every}
+        self._every, self._names = every, names
+        self._waiting = {one.device: self._device(one) for one in (every if firsts is None else map(self._of, firsts))}
         self._joining = set(self._waiting)
+        self._lost = set[str]()
+        self._caller = MemoryTransport(surroundings.broker, "caller") if firsts is not None else None
 
     async def run(self) -> None:
         """Connect every device, and go on until an error that ``lost`` raises."""
+        if self._caller is not None:
+            self._caller.on_message = self._called
+            await self._caller.connect()
+            await self._caller.subscribe([topics.build("down", self._every[0].fleet, "+")])
         for device in list(self._waiting.values()):
-            fleet, name = device.options.fleet, device.options.device
-            await device.transport.connect()
-            await device.transport.subscribe(topics.device_subscriptions(fleet, name))
-            self._take(device, v.Connected())
+            await self._sign_on(device)
         await asyncio.wait([self._ended])  # which is not cancelled with this
         self._ended.result()
+
+    async def _sign_on(self, device: _Device) -> None:
+        await device.transport.connect()
+        await device.transport.subscribe(topics.device_subscriptions(device.options.fleet, device.options.device))
+        self._take(device, v.Connected())
+
+    def _called(self, topic: str, payload: bytes) -> None:
+        """A message for any device: one that has not been asked before introduces itself."""
+        name = topics.parse(topic).device
+        if name not in self._waiting and name not in self.agents and name not in self._lost:
+            device = self._waiting[name] = self._device(self._of(name))
+            self._tasks.spawn(self._sign_on(device))
+
+    def _of(self, name: str) -> Options:
+        """The options of a device."""
+        return self._every[bisect_left(self._names, name)]
 
     def expects(self) -> bool:
         """Whether a device has yet to join the run. Devices that have ended, or were turned away, do not count."""
@@ -104,6 +135,8 @@ class Devices:
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""
         self._unread.clear()
+        if self._caller is not None:
+            self._caller.on_message = _ignored
         for device in self._waiting.values():  # an agent made now would not be stopped
             device.transport.on_message = _ignored
         for agent in self.agents.values():
@@ -209,6 +242,7 @@ class Devices:
     def _lose(self, name: str, error: Exception) -> None:
         """A device has ended by itself."""
         self._joining.discard(name)
+        self._lost.add(name)
         self._unread.pop(name, None)
         if (device := self._waiting.pop(name, None)) is not None:
             gone = m.Presence(name, device.state.session, online=False)

@@ -55,7 +55,7 @@ TERM_WEIGHT = Option(1.0, "factor of the term", least=0)
 MIN_COUNT = Option(  # a mean of few samples tells which these are: of two, 84 to 90 % of the time, of five, 63 to 70
     5, "fewest samples of a class on a device whose mean it sends; fewer would give them away", least=1
 )
-DEVICE_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.01, most=1)
+DEVICE_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=1e-7, most=1)
 
 
 class Rule(NamedTuple):
@@ -78,6 +78,7 @@ class Method:
     ``rules``: what a recipe with it needs and excludes; ``conflicts``: the same by a function, where that is no trait.
     ``per_round``: it makes something of all devices of one round together: no updates of earlier rounds.
     ``partial``: it leaves devices out of a round: no asynchronous rounds.
+    ``blind``: it does so by their names and clusters alone, also of devices that are not known yet.
     ``headless``: why it has no meaning for a model without projection heads.
     ``shape``: (encoders by modality, options) -> the fields of the model's specification that it decides.
     ``returns``: it goes by the devices' returns, for which each sets samples apart (``training.holdout``).
@@ -94,6 +95,7 @@ class Method:
     conflicts: Callable[[Recipe], list[Problem]] | None = None
     per_round: bool = False
     partial: bool = False
+    blind: bool = False
     headless: str = ""
     shape: Callable[Concatenate[Mapping[str, Any], ...], Mapping[str, object]] | None = None
     returns: bool = False

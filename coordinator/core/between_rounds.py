@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from coordinator.core import moves as m
+from coordinator.core.crowd import lacks_firsts
 from coordinator.core.known_devices import ask, nearest_refusal, without
 from coordinator.core.moves import Steps
 from coordinator.core.returning import expects_back, online, wanted
@@ -17,7 +18,7 @@ replace = msgspec.structs.replace
 
 def begin_round_if_enough(steps: Steps) -> None:
     """Leave joining with enough devices, or after ``join_s`` with any; fail without one."""
-    if expects_back(steps):
+    if expects_back(steps) or (lacks_firsts(steps.state) and steps.at < steps.state.until):
         return
     state, there = steps.state, online(steps.state)
     needed, waited = wanted(state), state.policy.join_s

@@ -30,6 +30,7 @@ from coordinator.core.between_rounds import (
     try_again,
     wait_for_devices,
 )
+from coordinator.core.crowd import call_at_work, came, end
 from coordinator.core.known_devices import (
     MOST_CONNECTIONS,
     ask,
@@ -108,6 +109,7 @@ def _begin(steps: Steps, event: m.Begin) -> None:
         steps.do(m.Evaluate(last))
     elif steps.state.open is not None:
         steps.set(phase=Phase.ROUND)
+        call_at_work(steps)
         check_close(steps)
     elif following is None:
         _finish(steps)
@@ -147,8 +149,11 @@ def _joined(steps: Steps, event: m.Joined) -> None:
     forget(steps, hello.device)
     if first:
         expect_others(steps, hello.device)
+    called = _came(steps, hello.device)
     if steps.state.devices[hello.device].out:
         steps.do(m.SendDrain(hello.device, LEFT_OUT))
+        return
+    if called:
         return
     replies.resync(steps, hello.device, hello.working_on)
     if phase is Phase.JOINING:
@@ -159,6 +164,14 @@ def _joined(steps: Steps, event: m.Joined) -> None:
             ask(steps, [hello.device])
         elif phase is Phase.WAITING:
             next_round(steps)
+
+
+def _came(steps: Steps, name: str) -> bool:
+    """True for a device that was called; the last one begins the round."""
+    called = name in steps.state.called
+    if called and came(steps, name):
+        next_round(steps)
+    return called
 
 
 def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
@@ -176,8 +189,10 @@ def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
 
 def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
     device = steps.state.devices.get(event.device)
+    end(steps, event.device)
     if device is None or not device.online:
         steps.drop("duplicate")
+        _came(steps, event.device)
         return
     steps.set_device(event.device, online=False)
     expect(steps, event.device)

@@ -29,7 +29,7 @@ def missing(state: State, present: Collection[str]) -> int:
 
 def continuing(state: State, able: Sequence[str]) -> list[str]:
     """Members of the period among ``able``; none without a quorum, or at a period's begin."""
-    members = [name for name in able if name in state.memory.period]
+    members = [name for name in able if name in state.memory.period] if state.memory.period else []
     return members if len(members) >= state.policy.share(len(members) + missing(state, members)) else []
 
 

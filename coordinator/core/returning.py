@@ -7,7 +7,9 @@ from coordinator.core.state import ENDED, Device, Phase, State
 
 
 def online(state: State) -> int:
-    """Number of connected devices that take part."""
+    """Number of connected devices that take part, and of a crowd's, which can be called."""
+    if state.crowd is not None:
+        return len(state.crowd.names) - len({*state.gone, *(n for n, device in state.devices.items() if device.out)})
     return sum(device.online and not device.out for device in state.devices.values())
 
 

@@ -8,10 +8,13 @@ both: what other stages trained is other parts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
 from coordinator.core.assignments import offer, placement_in, put, put_earlier, row_of
+from coordinator.core.crowd import call_absent, free_in, sort_out
 from coordinator.core.known_devices import count_rejected, not_asked, readmit, reason_text, wait_for_able
 from coordinator.core.lateness import late
 from coordinator.core.moves import Aggregate, CollectGarbage, EndTransfers, Fail, SavedRound, SendAbort, Steps
@@ -75,14 +78,17 @@ def open_round(steps: Steps) -> None:
     """Offer the next attempt to every chosen device; wait, or fail, when there is none."""
     readmit(steps)
     _drop_outdated(steps)
+    sort_out(steps)
     state, at = steps.state, steps.at
     able = _free(state)
-    if not able and not state.buffered and not any(state.devices[name].online for name in state.stragglers):
+    if not len(able) and not state.buffered and not any(state.devices[name].online for name in state.stragglers):
         wait_for_able(steps)
         return
     number = Attempt(state.plan.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     members = continuing(state, able)
-    names = members or _chosen(state, able)
+    names = list(members or _chosen(state, able))
+    if call_absent(steps, names):
+        return
     periods = period_rounds(state, names, resumes=bool(members))
     placed = {name: placement for name in names if (placement := state.devices[name].placement) is not None}
     assignments = {
@@ -98,9 +104,12 @@ def open_round(steps: Steps) -> None:
     behind = {"behind": sorted(state.stragglers)} if state.stragglers else {}
     later = sorted(set(able) - set(members)) if members else []
     waiting = {"next_period": later} if later else {}
+    crowd = {"crowd": len(able)} if state.crowd is not None else {}
     stage = stage_in(state.plan, state.stage, state.number)
     drawn = {"drawn": trained_stages(stage)} if stage.draw else {}
-    steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **drawn, **behind, **waiting})
+    steps.emit(
+        "round_started", data={"participants": names, "attempt": number.attempt, **crowd, **drawn, **behind, **waiting}
+    )
     if state.memory.period and not members:
         steps.warn("too few devices of the period can go on with it; another period begins with this round")
     if not members:
@@ -112,8 +121,11 @@ def open_round(steps: Steps) -> None:
         check_close(steps)
 
 
-def _free(state: State) -> list[str]:
+def _free(state: State) -> Sequence[str]:
     """Devices free for an offer, by name; one set aside only if there is no other."""
+    if state.crowd is not None:
+        crowd, aside = free_in(state), state.set_aside
+        return (aside[:2] == (state.stage, state.number) and crowd.without(aside[2])) or crowd
     free = sorted(
         name
         for name, device in state.devices.items()
@@ -123,7 +135,7 @@ def _free(state: State) -> list[str]:
     return [name for name in free if state.set_aside != (state.stage, state.number, name)] or free
 
 
-def _chosen(state: State, able: list[str]) -> list[str]:
+def _chosen(state: State, able: Sequence[str]) -> Sequence[str]:
     """Devices for the next attempt's offers: all in the closing round, else by the slot "select"."""
     if in_closing_round(state):
         return able

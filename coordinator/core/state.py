@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -184,6 +184,17 @@ class Undo(msgspec.Struct, frozen=True):
     device: str
 
 
+class Crowd(NamedTuple):
+    """A simulated fleet, most of whose devices have not introduced themselves (``coordinator.core.crowd``).
+
+    ``names``: sorted; ``kinds`` [N]: the kind of each; ``firsts``: the first device of each kind, by kind.
+    """
+
+    names: Sequence[str]
+    kinds: Sequence[int]
+    firsts: tuple[str, ...]
+
+
 class State(msgspec.Struct, frozen=True):
     """A run. ``stage`` and ``number`` name the round that is open or comes next; ``attempt`` is its last attempt begun.
 
@@ -205,6 +216,11 @@ class State(msgspec.Struct, frozen=True):
     paused: str = ""  # who paused the run; "": it is not. An open round is finished first
     planned_stage: int = 0  # the stage the devices' placements belong to
     devices: dict[str, Device] = {}
+    crowd: Crowd | None = None  # of a simulated fleet
+    able: Sequence[str] = ()  # those of the crowd that can train the stage ``sorted_stage``
+    sorted_stage: int = 0
+    called: frozenset[str] = frozenset()  # those that the next round needs and that are to introduce themselves
+    gone: frozenset[str] = frozenset()  # those that have ended
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
     regained: bool = False  # whether the first device back after an outage of all has given the others their grace
     links: dict[str, Link] = {}  # of devices at work, shortly before the open attempt's deadline and after it
@@ -383,6 +399,8 @@ def resumed(was: State, at: float) -> State:
         parts = _without_times(was.open.assignments)
         opened = replace(was.open, opened_at=at, deadline_at=was.deadline(at), assignments=parts)
     there = {*was.returning, *(name for name, device in was.devices.items() if device.online)}
+    if was.crowd is not None:  # the others are called when they are asked
+        there &= set(was.crowd.firsts)
     return replace(
         was,
         phase=Phase.ROUND if opened is not None else Phase.JOINING,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from coordinator.core.state import Crowd
 from coordinator.core.timeouts import Timeouts
 from edgefl.run_records import EventRow
 from edgefl.transport.interface import Transport
@@ -46,7 +47,8 @@ class Environment(NamedTuple):
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
     ``watch``: link to the live page, if there is one. ``expects``: whether a device has yet to join; until none
-    has, the time to join does not begin. Of simulated fleets alone, where time says how busy their machine is.
+    has, the time to join does not begin; ``crowd``: devices that introduce themselves when they are called. Both of
+    simulated fleets alone, where time says how busy their machine is.
     """
 
     directory: Path
@@ -60,3 +62,4 @@ class Environment(NamedTuple):
     guard: Guard | None = None
     watch: Watch | None = None
     expects: Callable[[], bool] = bool
+    crowd: Crowd | None = None

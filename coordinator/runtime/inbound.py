@@ -141,7 +141,8 @@ class Inbound:
             if device not in self._sessions:  # its hello follows, unless it was sent before this process listened
                 self._strangers[device] = (now, 0)
             return None
-        self._strangers.pop(device, None)
+        if self._strangers.pop(device, None) is not None:  # it has ended before it has introduced itself
+            return DeviceOffline(now, device, "offline")
         self._hellos.pop(device, None)
         if self._sessions.get(device) != message.session or self._heard.pop(device, None) is None:
             return None

@@ -88,7 +88,7 @@ class Runner:
     def __init__(self, plan: RunPlan, environment: Environment, ledger: Ledger, journal: Journal) -> None:
         self.plan = plan
         self.timeouts = timeouts = environment.timeouts
-        self.state = State(plan, timeouts)
+        self.state = State(plan, timeouts, crowd=environment.crowd)
         self._environment = environment
         self._directory = environment.directory
         self._transport = environment.transport

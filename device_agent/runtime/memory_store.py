@@ -89,7 +89,7 @@ class ArrivingObject:
         offset, length = chunk_span(self.ref.size, self._chunk_bytes, index)
         if len(data) != length:
             raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
-        if self.bytes is None:
+        if self.bytes is None and index in self._lacking:
             self._data[offset : offset + length] = data
         self._lacking.discard(index)
 
@@ -101,9 +101,11 @@ class ArrivingObject:
                 self._lacking = set(range(chunk_count(self.ref.size, self._chunk_bytes)))
         return self.verified
 
-    def taken(self) -> bytes:
-        """The bytes that came."""
-        return bytes(self._data)
+    def taken(self, pool: Pool) -> Bytes:
+        """The object, which is left to who takes it: what received it may be kept for long."""
+        taken = self.bytes or pool.share(self.ref.id, bytes(self._data))
+        self.bytes, self._data = None, bytearray()
+        return taken
 
 
 class MemoryObjects:
@@ -172,7 +174,7 @@ class MemoryObjects:
         for one in partials:
             if self._open.pop(one.ref.id, None) is not None:
                 self._sizes[one.ref.id] = one.ref.size
-                self._held[one.ref.id] = one.bytes or self._pool.share(one.ref.id, one.taken())
+                self._held[one.ref.id] = one.taken(self._pool)
 
     def used_bytes(self) -> int:
         """See ``ObjectStore.used_bytes``."""

@@ -28,6 +28,7 @@ from edgefl.resources.process_memory import give_back_at_once
 
 if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to be good
     from device_agent.trainer.local_trainer import LocalTrainer
+    from edgefl.data.dataset import Dataset
     from edgefl.models.reuse import Models
     from edgefl.training.flop_cache import FlopCounts
 
@@ -35,11 +36,19 @@ if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to b
 class Trainers:
     """The trainers of this process by device, and the active one.
 
-    ``alone``: the process serves one device's trainer only. ``store``: opens its objects, None: on disk.
+    ``alone``: the process serves one device's trainer only. ``store``: opens its objects, None: on disk. ``share``:
+    gives a device's data by its name, None: they are read from its files.
     """
 
-    def __init__(self, *, alone: bool = True, store: Callable[[TrainerSettings], Objects] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        alone: bool = True,
+        store: Callable[[TrainerSettings], Objects] | None = None,
+        share: Callable[[str], Dataset] | None = None,
+    ) -> None:
         self._alone = alone
+        self._share = share
         self._store = store
         self._trainers: dict[TrainerSettings, LocalTrainer] = {}
         self._active: LocalTrainer | None = None
@@ -78,6 +87,8 @@ class Trainers:
         try:
             return self._active.train(request, note)
         finally:
+            if self._share is not None and self._active.cache.is_empty:  # its share is at hand for the next round
+                self.leave(request.settings, note)
             self._active = None
 
     def leave(self, body: object, note: Note) -> None:
@@ -89,7 +100,9 @@ class Trainers:
     def _trainer(self, settings: TrainerSettings) -> LocalTrainer:
         if settings not in self._trainers:
             dataset = None
-            if not settings.code:
+            if self._share is not None:
+                dataset = self._share(settings.device)
+            elif not settings.code:
                 from edgefl.data.sources import load
 
                 # Before torch is loaded: bad data is found at once.

@@ -83,7 +83,9 @@ shipped run `har` trains on ([public data sets](public_data.md)).
 
 `partition: natural` (by group; a group that is called as a device is that device's), `uniform`, or `{{dirichlet:
 {{alpha: 0.5, minimum: 1}}}}`: a small alpha gives each device few classes (`within: 1` shares out each group); or
-`shards`, one a class, dealt at random (`{{shards: {{each: 2}}}}`: of equal size, two a device).
+`shards`, one a class, dealt at random (`{{shards: {{each: 2}}}}`: of equal size, two a device). With `{{drawn: {{each:
+20}}}}` each device draws its own by its name, and others may have them too, so that there may be more devices than
+samples; `alpha` skews its classes.
 `missing: {{rate: 0.2, keep: one, devices: {{wrist: [gyro]}}}}` then takes modalities away, each by itself, or
 (`lose: one`) exactly one of a fixed share of the samples; devices named in `complete` are spared, those in
 `unlabelled` lose their labels. All of it follows from `seed`, whatever method trains on it.

@@ -22,11 +22,10 @@ def _fields(schema: dict[str, Any], path: str, here: dict[str, Any] | None = Non
     for name, field in node["properties"].items():
         place = f"{path}{name}"
         required = name in node.get("required", ())
-        inner, suffix = _inner(schema, field)
-        default = "required" if required else _default(field, nested=inner is not None)
+        inner = _inner(schema, field)
+        default = "required" if required else _default(field, nested=bool(inner))
         rows.append((f"`{place}`", _type(schema, field, name), default, field.get("description", "")))
-        if inner is not None:
-            below.append((f"{place}{suffix}", inner))
+        below += [(f"{place}{suffix}", fields) for fields, suffix in inner]
     yield from table(("field", "type", "default", "meaning"), rows)
     for place, inner in below:
         yield f"### `{place}`\n"
@@ -40,30 +39,32 @@ def _resolved(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _inner(schema: dict[str, Any], field: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """The fields below a field, and what to add to its path; None when it has none."""
+def _inner(schema: dict[str, Any], field: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """The fields below a field, and what to add to its path; of a field in one of several forms, those of each."""
     node = _resolved(schema, field)
     options = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
     if len(options) == 1:  # or nothing
         return _inner(schema, options[0])
+    if "oneOf" in node:
+        return [one for form in node["oneOf"] for one in _inner(schema, form)]
     if "properties" in node:
-        return node, ""
+        return [(node, "")]
     for key, suffix in (("items", ".<n>"), ("additionalProperties", ".<name>")):
         if isinstance(node.get(key), dict) and "properties" in (found := _resolved(schema, node[key])):
-            return found, suffix
-    return None, ""
+            return [(found, suffix)]
+    return []
 
 
 def _type(schema: dict[str, Any], field: dict[str, Any], name: str = "") -> str:
     node = _resolved(schema, field)
-    if "anyOf" in node:
-        kinds = [_type(schema, option, name) for option in node["anyOf"] if option.get("type") != "null"]
+    if forms := node.get("anyOf") or node.get("oneOf"):
+        kinds = [_type(schema, option, name) for option in forms if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in node or "const" in node:
         return ", ".join(f"`{choice}`" for choice in node.get("enum", [node.get("const")]))
     if "properties" in node:
         return "fields below"
-    if name in ROLES:
+    if name in ROLES and node.get("type") != "number":
         return "a slot"
     if node.get("type") == "array":
         return f"list of {_type(schema, node['items'])}"

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
+from coordinator.core.crowd import crowd_of, meets_all
+from coordinator.core.state import Crowd
 from coordinator.core.timeouts import Timeouts
 from device_agent.many_agents import check_shared, open_more_files
 from device_agent.runtime.connect import Options
@@ -24,6 +28,7 @@ from device_agent.runtime.memory_store import Pool
 from device_agent.simulated import Devices, Lost, Surroundings
 from device_agent.trainer.process import Trainers
 from edgefl.config.settings import RunConfig
+from edgefl.data.population import Population
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.job import RunPlan
 from edgefl.plan.preparation import preparation_of
@@ -31,11 +36,14 @@ from edgefl.process.inline_worker import InlineWorker
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import EventRow, RunReport
+from edgefl.sequences import Made
 from edgefl.storage.disk import make_private, store_errors
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 if TYPE_CHECKING:
     from coordinator.runtime.start import RunOptions
+
+replace = msgspec.structs.replace
 
 OPTION = "--in-process"
 #: No device is lost for its silence, which says how busy this machine is and would change what a run gives; one that
@@ -43,10 +51,17 @@ OPTION = "--in-process"
 SIMULATED = Timeouts(heartbeat_s=math.inf, silence_s=math.inf)
 
 
-def check_in_process(config: RunConfig, every: Sequence[Options], file: object, others: Sequence[str]) -> None:
+class CrowdData(NamedTuple):
+    """Data of a fleet's devices: their shares, and the number of each one's profile and budget."""
+
+    population: Population
+    kinds: Sequence[int]
+
+
+def check_in_process(config: RunConfig, kinds: Sequence[Options], file: object, others: Sequence[str]) -> None:
     """Raise ConfigError for what takes processes: a broker elsewhere, memory budgets, other options of the coordinator.
 
-    ``others``: those options as they were given.
+    ``kinds``: a device of each kind; ``others``: those options as they were given.
     """
     if "://" in config.broker:
         text = "names a broker, and a run in one process has none"
@@ -54,11 +69,17 @@ def check_in_process(config: RunConfig, every: Sequence[Options], file: object, 
     if others:
         problem = Problem(others[0].partition("=")[0], "needs the coordinator's own process")
         raise ConfigError(str(file), [problem], remedy=f"Leave {OPTION} away, or this option.")
-    for one in every:
+    for one in kinds:
         check_shared(one.device, one.budget, OPTION)
 
 
-async def execute(options: RunOptions, every: Sequence[Options], emit: Callable[[EventRow], None], lost: Lost) -> None:
+async def execute(
+    options: RunOptions,
+    every: Sequence[Options],
+    emit: Callable[[EventRow], None],
+    lost: Lost,
+    crowd: CrowdData | None = None,
+) -> None:
     """``coordinator.runtime.start.execute`` and the agents of a local fleet, in this event loop. Raises EdgeFLError."""
     from coordinator.runtime import start
     from coordinator.runtime.observers import tracked
@@ -68,7 +89,7 @@ async def execute(options: RunOptions, every: Sequence[Options], emit: Callable[
     make_private(directory)
     start.write_run_file(plan, directory / start.RUN_FILE)
     with tracked(emit, options.track, plan, directory) as shown:
-        await run_fleet(plan, directory, every, shown, lost, resume=bool(options.resume))
+        await run_fleet(plan, directory, every, shown, lost, resume=bool(options.resume), crowd=crowd)
 
 
 async def run_fleet(
@@ -79,32 +100,55 @@ async def run_fleet(
     lost: Lost,
     *,
     resume: bool = False,
+    crowd: CrowdData | None = None,
 ) -> RunReport:
     """Carry out ``plan`` in ``directory`` with an agent for each of ``every``, all of one fleet; its report.
 
     Nothing is decided by the clock: rounds have no deadline, and the first waits for every agent that is joining.
-    ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. Raises EdgeFLError.
+    ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. ``crowd``: has the
+    shares of ``every``, in their order, None: files of their own. With it devices that are never asked do nothing,
+    unless the run has to know all of them first. Raises EdgeFLError.
     """
     from coordinator.runtime import evaluator
     from coordinator.runtime.environment import Environment
     from coordinator.runtime.runner import run as coordinate
 
-    plan = msgspec.structs.replace(plan, policy=msgspec.structs.replace(plan.policy, deadline_s=0.0))
+    plan = replace(plan, policy=replace(plan.policy, deadline_s=0.0))
     open_more_files()
     logs, broker, pool = directory / "logs", MemoryBroker(), Pool(directory / "objects")
-    trainers = Trainers(alone=False, store=lambda settings: pool.stores[settings.device])
+    share = (lambda device: crowd.population.share(device).as_saved()) if crowd is not None else None
+    trainers = Trainers(alone=False, store=lambda settings: pool.stores[settings.device], share=share)
+    order, names, met = _in_order(plan, crowd, len(every))
+    quiet = Made(len(every), lambda place: replace(every[order[place]], heartbeat_s=SIMULATED.heartbeat_s))
     with store_errors("create", logs):
         logs.mkdir(parents=True, exist_ok=True)
     async with _one_thread() as thread:
         worker = InlineWorker(evaluator.handlers, thread, logs / "evaluator.log")
         training = InlineWorker(trainers.handlers, thread, logs / "trainers.log", trainers.leave_off)
         around = Surroundings(broker, training, pool, capabilities(logs), preparation_of(plan), logs, lost)
-        devices = Devices([msgspec.structs.replace(one, heartbeat_s=SIMULATED.heartbeat_s) for one in every], around)
+        devices = Devices(quiet, around, names, met.firsts if met is not None else None)
         transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
-        environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED)
+        environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED, crowd=met)
         environment = environment._replace(expects=devices.expects)
         run = asyncio.create_task(coordinate(plan, environment, resume=resume))
         return await _together(run, devices)
+
+
+def _in_order(plan: RunPlan, crowd: CrowdData | None, count: int) -> tuple[Sequence[int], Sequence[str], Crowd | None]:
+    """Places of the devices in the order of their names, these, and the crowd as the coordinator knows it.
+
+    Without a crowd that the run can have, the order is the given one.
+    """
+    order: Sequence[int] = range(count)
+    if crowd is None or meets_all(plan):
+        return order, (), None
+    names, samples = crowd.population.devices, crowd.population.kinds()
+    if any(before > after for before, after in itertools.pairwise(names)):
+        order = sorted(order, key=names.__getitem__)
+        names = [names[place] for place in order]
+    profiles = np.array(list(crowd.kinds))
+    kinds = (samples * (profiles.max() + 1) + profiles)[np.asarray(order)]
+    return order, names, crowd_of(plan, names, kinds)
 
 
 @contextlib.asynccontextmanager

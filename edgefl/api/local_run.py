@@ -10,25 +10,31 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from device_agent.runtime.connect import Options
 from edgefl.api.local_processes import end, event_of, last_words, lines_of, start
-from edgefl.api.run_inputs import check_data_known, shares_of
+from edgefl.api.run_inputs import check_data_known, population_of, shared_together, shares_of
 from edgefl.api.runs import RUNS, find_run
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
-from edgefl.config.settings import RunConfig
+from edgefl.config.settings import FleetDevice, RunConfig, SizedFleet
 from edgefl.config.yaml_files import Overrides, yaml_text
+from edgefl.data.population import ALL, ROWS
 from edgefl.encoder_kinds import given_here
 from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.preparation import encoders_of
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
+from edgefl.sequences import Made
 from edgefl.storage.disk import SHARES, TEST, begin_run, gone_if_empty, hold_directory, store_errors, write_new
 from edgefl.transport.broker import start_broker
+
+if TYPE_CHECKING:
+    from edgefl.api.in_process import CrowdData
+    from edgefl.data.population import Population
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
 AGENT_GRACE_S = 5.0
@@ -76,6 +82,19 @@ def check_installed_kinds(config: RunConfig, file: RunSource, why: str, way: str
         )
 
 
+@cache  # a fleet has many devices of few kinds
+def _profile(name: str, overrides: tuple[str, ...]) -> Options:
+    """An agent's options by its profile alone."""
+    profile = load_device(name, overrides)
+    return Options(
+        profile=profile.name,
+        budget=profile.budget.record(),
+        speed=profile.speed.record(),
+        heartbeat_s=profile.heartbeat_s,
+        torch_device=profile.torch_device,
+    )
+
+
 class LocalRun:
     """One run in local mode, from its shares to its last round.
 
@@ -105,12 +124,13 @@ class LocalRun:
             from edgefl.api.in_process import check_in_process  # with it comes the coordinator, which else is a process
 
             others = ["--trainers"] * bool(options.trainers) + list(options.more)
-            check_in_process(self.config, self._every(), source_name(options.file), others)
+            check_in_process(self.config, self._kinds(), source_name(options.file), others)
         self._made: list[Path] = []  # directories made for this run
         if not (options.resume or options.run):  # last: what is refused before leaves no directory behind
             run, self._made = begin_run(runs, self.config.name)
             self.directory = runs / run
         check_name("run", self.run)
+        self._population: Population | None = None  # where this process has shared the data out
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
     @property
@@ -148,12 +168,17 @@ class LocalRun:
     def _prepare(self) -> Path:
         """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""
         folder, path, given = self.directory / SHARES, self.directory / "run.yaml", self.config
+        alone = self.options.in_process
         if self.resume and path.is_file():
             self.config = self._as_begun(path)
-        wanted = [device.name for device in self.config.fleet]
-        if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
+        wanted, together = self.config.device_names, alone and (folder / ROWS).is_file()
+        files = (Path(ALL).stem, TEST) if together else (*wanted, TEST)
+        if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in files):
             with gone_if_empty(self._made):
-                prepared = shares_of(given, wanted, folder)
+                if alone:
+                    prepared, self._population = shared_together(given, wanted, folder)
+                else:
+                    prepared = shares_of(given, wanted, folder)
                 try:
                     self._check(encoders_of(given, prepared.signature))
                 except EdgeFLError:
@@ -197,7 +222,7 @@ class LocalRun:
         file = self.directory / "agents.json"
         with store_errors("write", logs):
             logs.mkdir(parents=True, exist_ok=True)
-            write_new(file, msgspec.json.encode(self._every()))
+            write_new(file, msgspec.json.encode(list(self._every())))
         arguments = ["device_agent.many_agents", str(file), str(logs), "--trainers", str(self.options.trainers)]
         yield "the agents' process", arguments, logs / "agents.log"
 
@@ -205,26 +230,37 @@ class LocalRun:
         """A device's share, and its agent's directory."""
         return str(self.directory / SHARES / f"{device}.npz"), str(self.directory / "devices" / device)
 
-    def _every(self) -> list[Options]:
+    def _every(self) -> Sequence[Options]:
         """The agents' options, but for the broker."""
-        every: list[Options] = []
-        read = cache(load_device)  # a fleet has many devices of few kinds
-        for device in self.config.fleet:
-            profile = read(device.profile, tuple(budget_overrides(device.budget)))
-            data, state = self._places(device.name)
-            agent = Options(
-                fleet=self.run,
-                device=device.name,
-                data=data,
-                state=state,
-                profile=profile.name,
-                budget=profile.budget.record(),
-                speed=profile.speed.record(),
-                heartbeat_s=profile.heartbeat_s,
-                torch_device=profile.torch_device,
+        return Made(len(self.config.fleet), lambda place: self._options(self.config.fleet[place]))
+
+    def _kinds(self) -> list[Options]:
+        """A device of each kind."""
+        fleet = self.config.fleet
+        if isinstance(fleet, SizedFleet):
+            named = (
+                FleetDevice(name=f"kind-{n}", profile=k.profile, budget=k.budget) for n, k in enumerate(fleet.kinds)
             )
-            every.append(agent)
-        return every
+            return [self._options(device) for device in named]
+        return [self._options(device) for device in fleet]
+
+    def _crowd(self) -> CrowdData | None:
+        """The fleet's shares and kinds; None where the shares are files, as of a run that was begun by processes."""
+        from edgefl.api.in_process import CrowdData
+
+        population = self._population or population_of(self.config, self.directory / SHARES)
+        if population is None:
+            return None
+        fleet, known = self.config.fleet, dict[object, int]()
+        if isinstance(fleet, SizedFleet):
+            return CrowdData(population, fleet.numbers())
+        kinds = ((one.profile, tuple(budget_overrides(one.budget))) for one in fleet)
+        return CrowdData(population, [known.setdefault(kind, len(known)) for kind in kinds])
+
+    def _options(self, device: FleetDevice) -> Options:
+        kind = _profile(device.profile, tuple(budget_overrides(device.budget)))
+        data, state = self._places(device.name)
+        return msgspec.structs.replace(kind, fleet=self.run, device=device.name, data=data, state=state)
 
     async def _in_process(self, run_file: Path) -> None:
         """The same without processes."""
@@ -241,7 +277,13 @@ class LocalRun:
         run, resume = ("", self.run) if self.resume else (self.run, "")
         runs = self.directory.parent
         options = RunOptions(str(run_file), run, resume, fleet=self.run, directory=runs, track=self.options.track)
-        await execute(options, self._every(), feed, lambda device, error: self._lost(f"the agent of {device}", error))
+        await execute(
+            options,
+            self._every(),
+            feed,
+            lambda device, error: self._lost(f"the agent of {device}", error),
+            await asyncio.to_thread(self._crowd),
+        )
         if done and self.finish is not None:
             await asyncio.to_thread(self.finish, self.directory)
 

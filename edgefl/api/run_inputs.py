@@ -16,11 +16,12 @@ from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import Overrides, parse_bytes
 from edgefl.data.label_sets import plain_names
 from edgefl.data.levels import levels_in
-from edgefl.data.prepare import Prepared, Share, prepare_shares
+from edgefl.data.population import ROWS, Population
+from edgefl.data.prepare import Prepared, Share, prepare_population, prepare_shares
 from edgefl.data.sources import as_test, has_manifest, load
 from edgefl.encoder_kinds import encoder_kind, kind_names
 from edgefl.errors import ConfigError, Problem
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, RunPlan
 from edgefl.plan.preparation import read_as
@@ -88,10 +89,25 @@ def _data_in(past: PastRun) -> tuple[Data, tuple[str, ...]]:
 
 def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
     """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError."""
+    return prepare_shares(config.shared, devices, folder, config.seed, _read_as(config))
+
+
+def shared_together(config: RunConfig, devices: Sequence[str], folder: Path) -> tuple[Prepared, Population]:
+    """The same with the shares as rows of one file, and these in memory."""
+    return prepare_population(config.shared, list(devices), folder, config.seed, _read_as(config))
+
+
+def _read_as(config: RunConfig) -> Mapping[str, EncoderSpec]:
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
-    encoders = read_as(config, folder=has_manifest(config.data.source))
-    return prepare_shares(config.shared, devices, folder, config.seed, encoders)
+    return read_as(config, folder=has_manifest(config.data.source))
+
+
+def population_of(config: RunConfig, folder: Path) -> Population | None:
+    """The fleet's shares below ``folder``; None where they are files of their own. Raises DataError."""
+    if not (folder / ROWS).is_file():
+        return None
+    return Population.load(folder, list(config.device_names), config.shared, config.seed)
 
 
 def shares_table(name: str, prepared: Prepared) -> Grid:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from edgefl.errors import DataError, ModelError, RunError, StoreError, some_of
 from edgefl.run_records import EndToEnd, Reference, RunReport
 from edgefl.storage.disk import EVENTS, REFERENCE, SHARES, TEST, is_held, ledger_file, ledger_of, write_new
+
+if TYPE_CHECKING:
+    from edgefl.data.dataset import Dataset
 
 RUNS = Path("runs")
 #: A run's page, in its directory.
@@ -132,13 +136,14 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
     with suppress(OSError, msgspec.DecodeError):  # absent, or not whole: it is made again
         return msgspec.structs.replace(report, reference=msgspec.json.decode(kept.read_bytes(), type=Reference))
     shares = [path for row in report.devices if (path := directory / SHARES / f"{row.device}.npz").is_file()]
-    if report.status != "done" or not shares or not test.is_file():
+    if report.status != "done" or not test.is_file():
         return report
     try:
         from edgefl.api.reference import reference_scores
         from edgefl.data.dataset import Dataset
 
-        scores = reference_scores([Dataset.load_npz(path) for path in shares], Dataset.load_npz(test))
+        samples = _together(directory) or [Dataset.load_npz(path) for path in shares]
+        scores = reference_scores(samples, Dataset.load_npz(test))
     except DataError:
         return report
     except ModuleNotFoundError as error:
@@ -150,6 +155,16 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
     with suppress(OSError):  # another user's run can be read and not written: it is made each time
         write_new(kept, msgspec.json.encode(scores))
     return msgspec.structs.replace(report, reference=scores)
+
+
+def _together(directory: Path) -> list[Dataset]:
+    """Every sample that devices trained on, of a run whose shares are rows of one file; else []."""
+    from edgefl.api.run_inputs import population_of
+    from edgefl.config.profiles import load_run
+
+    file = directory / "run.yaml"
+    population = population_of(load_run(str(file))[0], directory / SHARES) if file.is_file() else None
+    return [] if population is None else population.shares()
 
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:

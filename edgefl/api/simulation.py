@@ -35,7 +35,7 @@ def kinds_of(texts: Sequence[str]) -> list[DeviceKind]:
     return found or [DeviceKind("cpu")]
 
 
-def drawn_fleet(count: int, kinds: Sequence[DeviceKind]) -> list[dict[str, object]]:
+def drawn_fleet(count: int, kinds: Sequence[DeviceKind]) -> dict[str, object]:
     """``fleet`` of a run file: ``count`` devices, the kinds by their weights and evenly spread.
 
     Budgets of memory are taken out, since one process measures no device's memory. Raises ConfigError for a profile
@@ -43,19 +43,9 @@ def drawn_fleet(count: int, kinds: Sequence[DeviceKind]) -> list[dict[str, objec
     """
     from edgefl.config.profiles import load_device
 
-    total = sum(kind.weight for kind in kinds)
-    limits = {kind.profile: load_device(kind.profile).budget for kind in kinds}
-    free = {
-        name: {field: None for field in _NOT_MEASURED if getattr(budget, field) is not None}
-        for name, budget in limits.items()
-    }
-    width, given, fleet = len(str(count - 1)), [0] * len(kinds), []
-    for number in range(count):
-        # Whose share is furthest behind what its weight has earned by now.
-        behind = [kind.weight / total * (number + 1) - have for kind, have in zip(kinds, given, strict=True)]
-        best = behind.index(max(behind))
-        given[best] += 1
-        profile = kinds[best].profile
-        device: dict[str, object] = {"name": f"device-{number:0{width}d}", "profile": profile}
-        fleet.append(device | ({"budget": free[profile]} if free[profile] else {}))
-    return fleet
+    found: list[dict[str, object]] = []
+    for kind in kinds:
+        budget = load_device(kind.profile).budget
+        free = {field: None for field in _NOT_MEASURED if getattr(budget, field) is not None}
+        found.append({**kind._asdict(), **({"budget": free} if free else {})})
+    return {"devices": count, "kinds": found}

@@ -131,13 +131,15 @@ def budget_overrides(budget: dict[str, object]) -> list[str]:
 
 def _fleet(values: dict[str, object]) -> Iterator[tuple[str, str, dict[str, object]]]:
     """(path, profile, budget) of each device, where these are well-formed; the run file's own check tells the rest."""
-    fleet = values.get("fleet")
+    fleet, place = values.get("fleet"), "fleet"
+    if isinstance(fleet, dict):
+        fleet, place = fleet.get("kinds"), "fleet.kinds"
     for index, device in enumerate(fleet if isinstance(fleet, list) else []):
         given = device if isinstance(device, dict) else {"profile": None}
         profile = given.get("profile", FleetDevice.model_fields["profile"].default)
         budget = given.get("budget", {})
         if isinstance(profile, str) and isinstance(budget, dict):
-            yield f"fleet.{index}.{'budget' if budget else 'profile'}", profile, budget
+            yield f"{place}.{index}.{'budget' if budget else 'profile'}", profile, budget
 
 
 def _valid_slots(values: dict[str, object]) -> dict[str, object]:

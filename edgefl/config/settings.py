@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import pydantic
@@ -27,6 +30,7 @@ from edgefl.config.yaml_files import (
 from edgefl.errors import Problem
 from edgefl.groups import Groups, group_of, members, unknown_groups
 from edgefl.records import MAX_CELL_NAME, Budget, Packing, Speed
+from edgefl.sequences import Made
 
 
 class BudgetConfig(Values):
@@ -182,9 +186,10 @@ class DataConfig(Values):
         None,
         description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; shared out in local mode",
     )
-    partition: dict[Literal["natural", "uniform", "dirichlet", "shards"], dict[str, float] | None] = Field(
+    partition: dict[Literal["natural", "uniform", "dirichlet", "shards", "drawn"], dict[str, float] | None] = Field(
         {"uniform": {}},
-        description="natural (by person, speaker, vendor), uniform, {dirichlet: {alpha: 0.5}}, or shards by class",
+        description="natural (by person, speaker, vendor), uniform, {dirichlet: {alpha: 0.5}}, shards by class, or "
+        "{drawn: {each: 20}}: each device draws its own, so that there may be more devices than samples",
     )
     missing: MissingConfig = Field(MissingConfig(), description="modalities taken away")
     bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
@@ -206,7 +211,8 @@ class DataConfig(Values):
         if isinstance(value, str):
             value = {value: {}}
         if isinstance(value, dict) and len(value) != 1:
-            raise ValueError("takes one choice: natural, uniform, {dirichlet: {alpha: 0.5}} or {shards: {each: 2}}")
+            choices = "natural, uniform, {dirichlet: {alpha: 0.5}}, {shards: {each: 2}} or {drawn: {each: 20}}"
+            raise ValueError(f"takes one choice: {choices}")
         return value
 
 
@@ -395,6 +401,54 @@ class FleetDevice(Values):
     groups: list[Name] = Field([], description="its groups; those of a fleet with an identity are in its directory")
 
 
+class FleetKind(Values):
+    """Devices of one profile in a fleet that is given by its size."""
+
+    profile: str = Field("cpu", description="device profile (name or file)")
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(1.0, description="its weight among the kinds")
+    budget: dict[str, object] = Field({}, description="budget fields that differ from the profile's")
+
+
+class SizedFleet(Values):
+    """A fleet by its size and the kinds of its devices, which are evenly spread."""
+
+    devices: Annotated[int, Field(ge=1, le=10_000_000)] = Field(description="number of devices")
+    kinds: list[FleetKind] = Field([FleetKind()], min_length=1, max_length=256, description="their kinds")
+
+    def __len__(self) -> int:
+        return self.devices
+
+    def __getitem__(self, place: int) -> FleetDevice:
+        kind = self.kinds[self.numbers()[place]]
+        return FleetDevice(name=self.names()[place], profile=kind.profile, budget=kind.budget)
+
+    def names(self) -> Sequence[str]:
+        """The devices' names, in order."""
+        width = len(str(self.devices - 1))
+        return Made(self.devices, lambda place: f"device-{place:0{width}d}")
+
+    def numbers(self) -> bytes:
+        """The number of each device's kind."""
+        return spread(self.devices, tuple(kind.weight for kind in self.kinds))
+
+    def __iter__(self) -> Iterator[FleetDevice]:  # type: ignore[override]  # its devices, as of a fleet that lists them
+        return map(self.__getitem__, range(self.devices))
+
+
+@lru_cache(maxsize=4)
+def spread(count: int, weights: tuple[float, ...]) -> bytes:
+    """The kind of each of ``count`` devices: the one whose share is furthest behind what its weight has earned."""
+    if len(weights) == 1:
+        return bytes(count)
+    total, given, places = sum(weights), [0] * len(weights), bytearray()
+    for number in range(count):
+        behind = [weight / total * (number + 1) - have for weight, have in zip(weights, given, strict=True)]
+        best = behind.index(max(behind))
+        given[best] += 1
+        places.append(best)
+    return bytes(places)
+
+
 def _kept(optimizer: str, momentum: float) -> float:
     """How many copies of the weights an optimiser keeps, about."""
     return {"adamw": 2.0, "sgd": float(momentum > 0), "adafactor": 0.1, "apollo": 0.1}[optimizer]
@@ -423,7 +477,10 @@ class RunConfig(Values):
     )
     transfer: TransferConfig = Field(TransferConfig(), description="how tensors cross the broker")
     broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")
-    fleet: list[FleetDevice] = Field([], description="devices of local mode")
+    fleet: Annotated[
+        Annotated[list[FleetDevice], pydantic.Tag("FleetDevice")] | Annotated[SizedFleet, pydantic.Tag("SizedFleet")],
+        pydantic.Discriminator(lambda given: "SizedFleet" if isinstance(given, dict | SizedFleet) else "FleetDevice"),
+    ] = Field([], description="devices of local mode: a list, or their number")
 
     @pydantic.field_validator("broker")
     @classmethod
@@ -433,8 +490,15 @@ class RunConfig(Values):
         return value
 
     @property
+    def device_names(self) -> Sequence[str]:
+        """Names of the devices of local mode, in their order."""
+        return self.fleet.names() if isinstance(self.fleet, SizedFleet) else [device.name for device in self.fleet]
+
+    @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Group -> its devices of local mode."""
+        if isinstance(self.fleet, SizedFleet):
+            return {}
         names = sorted({group for device in self.fleet for group in device.groups})
         return {group: tuple(sorted(one.name for one in self.fleet if group in one.groups)) for group in names}
 
@@ -470,8 +534,9 @@ class RunConfig(Values):
 
     def _unknown_names(self) -> list[Problem]:
         missing, found = self.data.missing, list[Problem]()
-        names = [device.name for device in self.fleet]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        names = self.device_names
+        listed = Counter(names) if isinstance(names, list) else {}
+        twice = sorted(name for name, count in listed.items() if count > 1)
         found += [Problem("fleet", f"names the device {name!r} twice") for name in twice]
         for field, given in (
             ("devices", [*missing.devices]),
@@ -483,12 +548,12 @@ class RunConfig(Values):
                 found.append(Problem(f"data.missing.{field}", f"no device of the fleet is in group {group!r}; {known}"))
         for field, given in (("complete", missing.complete), ("unlabelled", missing.unlabelled)):
             for device in sorted({one for one in given if not group_of(one)} - set(names)) if names else ():
-                known = valid_names(device, list(dict.fromkeys(names)))
+                known = valid_names(device, list(names))
                 found.append(Problem(f"data.missing.{field}", f"{device!r} is not in the fleet; {known}"))
         for device, lacks in missing.devices.items():
             path = f"data.missing.devices.{device}"
             if names and device not in names and not group_of(device):
-                found.append(Problem(path, f"is not in the fleet; {valid_names(device, list(dict.fromkeys(names)))}"))
+                found.append(Problem(path, f"is not in the fleet; {valid_names(device, list(names))}"))
             for modality in sorted(set(lacks) - set(self.model.encoders)):
                 known = valid_names(modality, list(self.model.encoders))
                 found.append(Problem(path, f"the model has no modality {modality!r}; {known}"))

@@ -317,7 +317,7 @@ def _path(loc: Sequence[str | int], values: object, *, missing: bool) -> tuple[s
 def _message(item: ErrorDetails, model: type[pydantic.BaseModel], path: tuple[str, ...]) -> str:
     message: str = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return f"unknown field; {valid_names(path[-1], _fields(model, path[:-1]))}"
+        return f"unknown field; {valid_names(path[-1], _fields(model, item['loc'][:-1]))}"
     if item["type"] == "missing":
         return "is required"
     if item["type"] == "value_error":
@@ -332,11 +332,14 @@ def _message(item: ErrorDetails, model: type[pydantic.BaseModel], path: tuple[st
     return f"should {told}{own}" if told != message else f"{message[0].lower()}{message[1:]}{own}"
 
 
-def _fields(model: type[pydantic.BaseModel], path: tuple[str, ...]) -> list[str]:
-    """Names of the fields at ``path``: those of the innermost model on the way there."""
-    for key in path:
+def _fields(model: type[pydantic.BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """Names of the fields at ``loc``: those of the innermost model on the way there; of a union, the one it names."""
+    among: list[type[pydantic.BaseModel]] = []
+    for key in loc:
         if key in model.model_fields:
-            model = next(_models(model.model_fields[key].annotation), model)
+            among = list(_models(model.model_fields[str(key)].annotation)) or [model]
+            model = among[0]
+        model = next((one for one in among if one.__name__ == key), model)
     return list(model.model_fields)
 
 

@@ -210,6 +210,13 @@ class Dataset:
 
     def save_npz(self, path: Path | str) -> None:
         """Write to ``path``, whole or not at all. Raises StoreError."""
+        write_npz(Path(path), self._arrays())
+
+    def as_saved(self) -> Dataset:
+        """The samples as ``load_npz`` reads what ``save_npz`` writes."""
+        return _assemble(self._arrays(), list(self.modalities), {})
+
+    def _arrays(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {m: np.asarray(values) for m, values in self.modalities.items()}
         arrays |= {f"{m}.present": p for m, p in self.present.items()}
         if self.labels is not None:
@@ -222,7 +229,7 @@ class Dataset:
             arrays["group"] = self.groups
         if self.recordings is not None:
             arrays[_RECORDING] = self.recordings
-        write_npz(Path(path), arrays)
+        return arrays
 
     @staticmethod
     def load_npz(path: Path | str, encoders: Encoders | None = None) -> Dataset:

@@ -6,6 +6,9 @@ small α: each device sees few classes.
 shards: samples in order of class are cut into shards, which are dealt at random, as many to each device or one more:
 one for each class (FedMVP, arXiv 2406.11048, section 4: C/10 classes to each of 10 devices), or ``each`` a device
 (McMahan et al., arXiv 1602.05629: 2, of equal size).
+drawn: each device draws ``each`` samples by itself, without replacement; others may have them too, so that there may be
+more devices than samples. With ``alpha`` its classes have proportions drawn from Dirichlet(alpha); of a class that is
+drawn more often than it has samples, some come twice.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from edgefl.errors import DataError
 
 Options = Mapping[str, float]
 #: Method of a partition -> its options.
-How = Mapping[Literal["natural", "uniform", "dirichlet", "shards"], Options | None]
+How = Mapping[Literal["natural", "uniform", "dirichlet", "shards", "drawn"], Options | None]
 
 
 class Samples(NamedTuple):
@@ -41,11 +44,16 @@ _Method = Callable[[Samples, Sequence[str], Options, Generator], list[Indices]]
 def partition(samples: Samples, devices: Sequence[str], how: How, seed: int) -> list[Indices]:
     """One share (sorted indices) a device, disjoint, together every sample; the same for the same seed.
 
-    ``how``: one of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}} and
-    {"shards": {"each": 2}}. Raises DataError for an unknown method or option, and rather than returning an empty share.
+    ``how``: one of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}}, {"shards": {"each":
+    2}} and {"drawn": {"each": 20}}, whose shares overlap. Raises DataError for an unknown method or option, and rather
+    than returning an empty share.
     """
+    if (draw := drawing(samples, how, seed)) is not None:
+        return [draw(device) for device in devices]
     if len(how) != 1 or next(iter(how)) not in METHODS:
-        raise DataError(f"unknown partition {', '.join(how) or '(none)'!s}", remedy=f"Valid: {', '.join(METHODS)}.")
+        raise DataError(
+            f"unknown partition {', '.join(how) or '(none)'!s}", remedy=f"Valid: {', '.join((*METHODS, DRAWN))}."
+        )
     ((method, given),) = how.items()
     (split, valid), options, total, n = METHODS[method], dict(given or {}), samples.total, len(devices)
     if unknown := sorted(set(options) - set(valid)):
@@ -54,8 +62,36 @@ def partition(samples: Samples, devices: Sequence[str], how: How, seed: int) -> 
             remedy=f"Valid options: {', '.join(valid) or 'none'}.",
         )
     if total < n:
-        raise _empty(devices[total], f"there are {total} samples for {n} devices", f"Use at most {total} devices.")
+        remedy = f"Use at most {total} devices, or data.partition {{drawn: {{each: 20}}}}, whose shares overlap."
+        raise _empty(devices[total], f"there are {total} samples for {n} devices", remedy)
     return [np.sort(share) for share in split(samples, devices, options, np.random.default_rng(seed))]
+
+
+def drawing(samples: Samples, how: How, seed: int) -> Callable[[str], Indices] | None:
+    """The draw of a device's share (sorted indices) by its name alone; None for a partition. Raises DataError."""
+    if DRAWN not in how:
+        return None
+    options = dict(how[DRAWN] or {})
+    each, alpha = options.get("each", 0), float(options.get("alpha", 0))
+    if set(options) - {"each", "alpha"} or not (1 <= each <= samples.total and each == int(each)) or alpha < 0:
+        given = ", ".join(f"{name}: {value:g}" for name, value in options.items()) or "no options"
+        raise DataError(
+            f"partition drawn has {given}, and there are {samples.total} samples",
+            remedy="Give each, the samples of a device, and alpha above 0 where its classes are to be skewed.",
+        )
+    if alpha and samples.labels is None:
+        raise DataError("partition drawn by classes needs labels, and there are none", remedy="Leave alpha out.")
+    groups = [] if samples.labels is None else [np.flatnonzero(samples.labels == c) for c in np.unique(samples.labels)]
+
+    def draw(device: str) -> Indices:
+        rng = generator(seed, f"drawn {device}")
+        if not alpha:
+            return np.sort(rng.choice(samples.total, int(each), replace=False))
+        counts = rng.multinomial(int(each), rng.dirichlet(np.full(len(groups), alpha)))
+        few = [rng.choice(rows, n, replace=n > len(rows)) for rows, n in zip(groups, counts, strict=True)]
+        return np.sort(np.concatenate(few))
+
+    return draw
 
 
 def _empty(device: str, why: str, remedy: str) -> DataError:
@@ -171,6 +207,8 @@ def _shards(samples: Samples, devices: Sequence[str], options: Options, rng: Gen
     return [np.concatenate([shards[i] for i in dealt[device::n]]) for device in range(n)]
 
 
+#: The rule by which each device draws its own samples.
+DRAWN: Literal["drawn"] = "drawn"
 #: Name -> the method and its options.
 METHODS: dict[str, tuple[_Method, tuple[str, ...]]] = {
     "natural": (_natural, ()),
@@ -190,7 +228,7 @@ def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Da
     DataError when no sample is left.
     """
     if device in missing.unlabelled:
-        dataset = replace(dataset, labels=None, label_names=())
+        dataset = replace(dataset, labels=None, label_names=(), targets=None, sets=None)
     lacks: Collection[str] = missing.devices.get(device, ())
     if unknown := sorted(set(lacks) - set(dataset.modalities)):
         raise DataError(

@@ -1,7 +1,8 @@
-"""Prepares a fleet's data: load, share out, take modalities away; one .npz a device and test.npz."""
+"""Prepares a fleet's data: load, share out, take modalities away; one .npz a device, or one of all, and test.npz."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.encoders import Encoders
 from edgefl.data.hold_out import hold_out, split_warnings
 from edgefl.data.levels import level_names
-from edgefl.data.partition import Samples, drop, partition
+from edgefl.data.population import Population
 from edgefl.data.sources import as_test, load, load_pair
 from edgefl.errors import DataError
 from edgefl.storage.disk import TEST
@@ -32,7 +33,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Files that ``prepare_shares`` wrote."""
+    """Files that were written, and what is said of them."""
 
     shares: tuple[Share, ...] = ()
     test: str = ""  # path of test.npz
@@ -53,6 +54,33 @@ def prepare_shares(
     given, else the official one of a named source, else held out (see ``hold_out``). Nothing is taken away from the
     test set. Raises DataError (an empty share names its device), StoreError when the disk refuses.
     """
+    population, tested, prepared = _shared_out(config, devices, seed, modalities)
+    for name in devices:  # an error leaves no half of a fleet behind
+        population.counted(name)
+    shares = []
+    for name in devices:
+        path, share = directory / f"{name}.npz", population.share(name)
+        share.save_npz(path)
+        discarded = len(population.rows(name)) - len(share)
+        shares.append(Share(name, str(path), share.samples(), share.class_counts(), discarded))
+    tested.save_npz(directory / f"{TEST}.npz")
+    return msgspec.structs.replace(prepared, shares=tuple(shares), test=str(directory / f"{TEST}.npz"))
+
+
+def prepare_population(
+    config: DataConfig, devices: Sequence[str], directory: Path, seed: int, modalities: Encoders | None = None
+) -> tuple[Prepared, Population]:
+    """The same shares as rows of one file (``edgefl.data.population``), without counts, and the population."""
+    population, tested, prepared = _shared_out(config, devices, seed, modalities)
+    population.save(directory)
+    tested.save_npz(directory / f"{TEST}.npz")
+    return msgspec.structs.replace(prepared, test=str(directory / f"{TEST}.npz")), population
+
+
+def _shared_out(
+    config: DataConfig, devices: Sequence[str], seed: int, modalities: Encoders | None
+) -> tuple[Population, Dataset, Prepared]:
+    """The devices' shares, the test set, and what is said of both. Raises DataError."""
     _check_devices(devices)
     data, official = load_pair(config.source or {}, bad_samples=config.bad_samples, modalities=modalities)
     if config.test:
@@ -71,19 +99,9 @@ def prepare_shares(
             )
         data, tested = data.relabelled(names), tested.relabelled(names)
     _check_shapes(data, tested)
-    groups = data.recordings if data.groups is None else data.groups
-    parts = partition(Samples(data.labels, groups, len(data)), devices, config.partition, seed)
-    own = [drop(data.subset(rows), config.missing, seed, name) for name, rows in zip(devices, parts, strict=True)]
-    shares = []  # only now is anything written: an error leaves no half of a fleet behind
-    for name, share, rows in zip(devices, own, parts, strict=True):
-        path = directory / f"{name}.npz"
-        share.save_npz(path)
-        shares.append(Share(name, str(path), share.samples(), share.class_counts(), len(rows) - len(share)))
-    tested.save_npz(directory / f"{TEST}.npz")
+    population = Population(data, devices, config, seed)
     silent = _silent([data, tested], modalities or {})
-    return Prepared(
-        shares=tuple(shares),
-        test=str(directory / f"{TEST}.npz"),
+    prepared = Prepared(
         test_samples=len(tested),
         test_origin=origin,
         signature=data.signature(),
@@ -91,6 +109,7 @@ def prepare_shares(
         warnings=(*split_warnings(data, tested, origin), *silent),
         skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
+    return population, tested, prepared
 
 
 def _silent(parts: Sequence[Dataset], encoders: Encoders) -> list[str]:
@@ -130,7 +149,7 @@ def _check_shapes(data: Dataset, tested: Dataset) -> None:
 def _check_devices(devices: Sequence[str]) -> None:
     if not devices:
         raise DataError("there is no device to share data out to", remedy="Name devices in the run file's fleet.")
-    twice = sorted({name for name in devices if list(devices).count(name) > 1})
+    twice = sorted(name for name, count in Counter(devices).items() if count > 1)
     if twice:
         raise DataError(f"device named twice: {', '.join(twice)}", remedy="Give each device a name of its own.")
     for name in devices:

@@ -12,17 +12,20 @@ _ROUNDING = 1e-3
 
 
 def as_values(array: Array, kind: str = "") -> Array:
-    """Numbers as an encoder of ``kind`` takes them: float32, or int64 token ids; bytes of an image become 0..1."""
+    """Numbers as an encoder of ``kind`` takes them: float32, or int64 token ids; bytes of an image become 0..1.
+
+    The array itself where it is of that type.
+    """
     if kind == "text" or (not kind and array.dtype.kind in "iu" and array.dtype != np.uint8):
         if array.dtype.kind not in "iu":
             raise DataError(f"token ids have to be integers, not {array.dtype}")
-        return array.astype(np.int64)
+        return array.astype(np.int64, copy=False)
     if array.dtype.kind not in "fiub":
         raise DataError(f"values of type {array.dtype} are not numbers")
     if array.dtype == np.uint8 and kind in {"", "vision"}:
         return np.asarray(array.astype(np.float32) / np.float32(255))
     with np.errstate(over="ignore"):  # what is too large becomes infinite and is reported as not finite
-        return array.astype(np.float32)
+        return array.astype(np.float32, copy=False)
 
 
 def as_cells(array: Array) -> Array:

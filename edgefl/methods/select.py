@@ -7,7 +7,7 @@ Where clusters are known a draw is made inside each; ``seats`` says how many eac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from edgefl.aggregation.history import NO_CLUSTER, Memory
 from edgefl.registry import DEVICE_SHARE, register
 from edgefl.roles import Select
+from edgefl.sequences import SortedNames
 
 #: Devices of a cluster that train together, where it has as many: one alone has no donor and no coalition.
 TOGETHER = 2
@@ -33,7 +34,7 @@ def at_random(
     It depends on the generator and the set of names, not on their order.
     """
 
-    def evenly(names: list[str], n: int) -> list[str]:
+    def evenly(names: Sequence[str], n: int) -> list[str]:
         return sorted(names[i] for i in rng.choice(len(names), size=n, replace=False))
 
     return by_cluster(devices, count_of(len(devices), share), rng, memory, evenly)
@@ -44,7 +45,7 @@ def by_cluster(
     count: int,
     rng: np.random.Generator,
     memory: Memory | None,
-    draw: Callable[[list[str], int], list[str]],
+    draw: Callable[[Sequence[str], int], list[str]],
 ) -> list[str]:
     """``count`` devices, drawn inside each cluster; as one group while no cluster is known. Sorted.
 
@@ -57,8 +58,11 @@ def by_cluster(
     return sorted(name for m, names in groups.items() if given[m] for name in draw(names, given[m]))
 
 
-def clusters_of(devices: Iterable[str], memory: Memory | None) -> dict[int, list[str]]:
+def clusters_of(devices: Sequence[str], memory: Memory | None) -> Mapping[int, Sequence[str]]:
     """cluster -> its devices, sorted. Those whose cluster is not known yet are one group."""
+    tracks = memory.devices.values() if memory is not None else ()
+    if isinstance(devices, SortedNames) and all(track.cluster == NO_CLUSTER for track in tracks):
+        return {NO_CLUSTER: devices}  # a crowd is not walked through
     found: dict[int, list[str]] = {}
     for name in sorted(devices):
         track = memory.devices.get(name) if memory is not None else None
@@ -119,5 +123,5 @@ def count_of(devices: int, share: float) -> int:
 
 register(
     Select("all", "every eligible device", default=True, draw=everyone),
-    Select("random", "a random share of them", {"share": DEVICE_SHARE}, partial=True, draw=at_random),
+    Select("random", "a random share of them", {"share": DEVICE_SHARE}, partial=True, blind=True, draw=at_random),
 )

@@ -108,7 +108,9 @@ def compile_run(
 def _policy(config: RunConfig, recipe: RecipeConfig) -> RoundPolicy:
     who = RoundPolicy(eligible=tuple(config.round.eligible), excluded=tuple(config.round.excluded))
     taken = RunPlan(policy=who, groups=config.groups).takes
-    devices = config.round.devices or max(1, sum(taken(device.name) for device in config.fleet))
+    names = config.device_names
+    present = sum(map(taken, names)) if who.eligible or who.excluded else len(names)
+    devices = config.round.devices or max(1, present)
     given = config.round.model_dump(exclude={"devices", "buffer", "eligible", "excluded"}) | uncompared(recipe.slots)
     buffer = config.round.buffer or (devices + 1) // 2
     return msgspec.structs.replace(who, devices=devices, mode=config.rounds, buffer=buffer, **given)

@@ -37,6 +37,8 @@ _REQUESTS = {
 }
 BEHIND = "at work on an earlier round"
 NOT_CHOSEN = "not chosen"
+#: Stands for the devices that are not named.
+_OTHERS = ""
 NEXT_PERIOD = "waits for the next period"
 
 _NOTE = (
@@ -304,14 +306,18 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
                 continue
             why = "not on record"
             if key in begun:
-                why = begun[key].get(device, NOT_JOINED) or not_chosen
+                why = begun[key].get(device, begun[key].get(_OTHERS, NOT_JOINED)) or not_chosen
             found.setdefault(device, {}).setdefault(why, []).append(key)
     return found
 
 
 def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
-    """Round -> device -> reason for absence at the begin of its last attempt; "": available."""
+    """Round -> device -> reason for absence at the begin of its last attempt; "": available.
+
+    Devices of a crowd are available until they leave, also those that have not joined yet (``_OTHERS``).
+    """
     away: dict[str, str] = {}
+    left: set[str] = set()
     left_out: dict[str, str] = {}
     found: dict[_Round, dict[str, str]] = {}
     for event in report.events:
@@ -319,7 +325,9 @@ def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
             away = {device: REVOKED if why == REVOKED else OFFLINE for device, why in away.items()}
         elif event.kind == "device_joined":
             away[event.device] = ""
+            left.discard(event.device)
         elif event.kind == "device_left":
+            left.add(event.device)
             away[event.device] = str(event.data.get("reason") or OFFLINE)
         elif event.kind in {"left_out", "taken_in"}:
             left_out.pop(event.device, None)
@@ -331,7 +339,10 @@ def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
         elif event.kind == "round_started":
             busy = dict.fromkeys(event.data.get("behind", ()), BEHIND)
             busy |= dict.fromkeys(event.data.get("next_period", ()), NEXT_PERIOD)
-            found[event.stage, event.round] = away | busy | left_out
+            there = away
+            if "crowd" in event.data:
+                there = {device: why for device, why in away.items() if device in left} | {_OTHERS: ""}
+            found[event.stage, event.round] = there | busy | left_out
     return found
 
 

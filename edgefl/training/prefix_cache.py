@@ -68,6 +68,11 @@ class PrefixCache:
     identify: Callable[[str], object] = str
     _kept: list[_Kept] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is kept for the next round."""
+        return not self._kept
+
     def encoded(self, job: Job, dataset: Dataset, parts: Mapping[str, Tensors], device: str) -> Dataset:
         """``dataset`` with the prefixes' outcome in place of its values, computed where it is not there yet.
 

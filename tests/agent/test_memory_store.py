@@ -79,6 +79,22 @@ def test_equal_objects_of_two_devices_are_one_and_checked_once(tmp_path: Path, m
     assert second.read(ref.id) is first.read(ref.id)
 
 
+def test_what_received_an_object_keeps_no_bytes_of_it(tmp_path: Path) -> None:
+    """A transfer's last state is kept with the agent: of a thousand that were asked, a thousand models."""
+    pool = Pool(tmp_path / "objects")
+    objects = MemoryStore(tmp_path / "a", "a", None, pool).objects
+    ref = ObjectRef(object_id(b"abcdef"), 6)
+    arriving = objects.partial(ref, CHUNK)
+    arriving.write(0, b"abcd")
+    arriving.write(1, b"ef")
+    assert arriving.verify()
+    objects.publish([arriving])
+    assert (arriving.bytes, len(arriving._data)) == (None, 0)
+    arriving.write(1, b"ef")  # once more, and too late
+    assert (arriving.verify(), len(arriving._data)) == (True, 0)
+    assert objects.read(ref.id) == b"abcdef"
+
+
 def test_what_a_device_does_not_need_now_is_a_name_and_comes_from_the_coordinator(tmp_path: Path) -> None:
     source = ObjectStore(tmp_path / "objects")
     ref = source.put(b"0123456789")

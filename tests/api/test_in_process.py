@@ -20,7 +20,9 @@ from coordinator.ledger.ledger import Ledger
 from device_agent.trainer.process import Trainers
 from edgefl.api.local_run import LocalOptions, LocalRun
 from edgefl.api.simulation import drawn_fleet, kinds_of
-from edgefl.errors import ConfigError
+from edgefl.data.dataset import Dataset
+from edgefl.data.population import Population
+from edgefl.errors import ConfigError, DataError
 from edgefl.records import Manifest
 from edgefl.report.decisions import not_offered
 from edgefl.run_records import RunReport
@@ -184,17 +186,19 @@ def test_a_busy_machine_changes_nothing(
 
 
 @pytest.mark.timeout(60)
-def test_the_first_round_does_not_wait_for_an_agent_that_has_ended(source: Path, tmp_path: Path) -> None:
+def test_the_first_round_does_not_wait_for_an_agent_that_has_ended(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = fields(source, recipe="lw-fedmml", round={"devices": 3, "join_s": 1.0, "quorum": 0.5})
     local = LocalRun(LocalOptions(given, runs=tmp_path, in_process=True), lambda _: None)
-    prepare = local._prepare
+    share = Population.share
 
-    def prepared() -> Path:
-        file = prepare()
-        (local.directory / "shares" / "only-a.npz").write_bytes(b"no archive")
-        return file
+    def damaged(self: Population, device: str) -> Dataset:
+        if device == "only-a":
+            raise DataError("no archive")
+        return share(self, device)
 
-    local._prepare = prepared  # type: ignore[method-assign]
+    monkeypatch.setattr(Population, "share", damaged)
     asyncio.run(local.train())
     with Ledger(local.directory / LEDGER, create=False) as ledger:
         report = ledger.report(local.run)
@@ -277,4 +281,7 @@ def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_a
     assert synced
     assert not [path for path in synced if "/devices/" in path]
     assert len(looked) == 0
-    assert [row[0].text for row in not_offered(report).rows] == ["27 devices"]
+    firsts = {"device-00", "device-28"}  # of each size of share
+    assert {row.device for row in report.devices} == {*firsts, *report.rounds[0].participants}, "nobody else came"
+    rows = [[cell.text for cell in row[:3]] for row in not_offered(report).rows]
+    assert rows == [[name, "not chosen (select: random)", "1 / 1"] for name in sorted(firsts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from device_agent.runtime.connect import Options
 from device_agent.runtime.memory_store import Pool
 from device_agent.runtime.trainer_process import WarmRequest
 from device_agent.simulated import READ_AT_ONCE, Devices, Surroundings
+from device_agent.trainer.process import Trainers
+from edgefl.api import in_process
 from edgefl.plan.job import Preparation
 from edgefl.process.inline_worker import InlineWorker
 from edgefl.protocol import messages as m
@@ -52,21 +55,26 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Devices]:
     return made
 
 
-def run_in(place: Path, source: Path) -> edgefl.Run:
+#: Shares of one size; and of many, of which some are smaller than a batch.
+EVEN: dict[str, Any] = {"uniform": {}}
+UNEVEN: dict[str, Any] = {"dirichlet": {"alpha": 0.5}}
+
+
+def run_in(place: Path, source: Path, partition: dict[str, Any] = EVEN, **more: Any) -> edgefl.Run:
     return edgefl.run(
         {
             "name": "large",
             "seed": 3,
             "recipe": "end_to_end",
             "slots": {"select": {"random": {"share": ASKED / DEVICES}}},
-            "data": {"source": source / "all.npz", "partition": {"uniform": {}}},
+            "data": {"source": source / "all.npz", "partition": partition},
             "model": {
                 "stages": 2,
                 "encoders": {"a": {"kind": "sensor", "width": 8, "depth": 2, "heads": 2, "patch": 4}},
                 "head": {"width": 12, "out": 8, "dropout": 0.1},
                 "fusion_width": 8,
             },
-            "training": {"rounds": [0, 2], "batch_size": 2},
+            "training": {"rounds": [0, 2], "batch_size": 2 if partition is EVEN else 4},
             "round": {"join_s": 60},
             "fleet": [{"name": f"device-{n:03}"} for n in range(DEVICES)],
         },
@@ -74,6 +82,7 @@ def run_in(place: Path, source: Path) -> edgefl.Run:
         in_process=True,
         export=False,
         page=False,
+        **more,
     )
 
 
@@ -89,18 +98,58 @@ def told(run: edgefl.Run) -> tuple[Any, ...]:
     with Ledger(run.directory / LEDGER, create=False) as ledger:
         states = ledger.states(run.id)
     rows = [(row.stage, row.round, row.metric, row.value) for row in report.evaluations]
-    return states, rows, sorted(map(bill, report.assignments), key=str)
+    asked = [row for row in report.assignments if row.status != "refused"]
+    return states, rows, sorted(map(bill, asked), key=str)
+
+
+@pytest.mark.timeout(180)
+def test_uneven_shares_are_drawn_from_as_if_every_device_had_introduced_itself(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a share that is smaller than a batch a device is refused, which its kind's first device has said for it."""
+    lazy = run_in(tmp_path / "lazy", source, UNEVEN)
+    met = Counter(row.status == "refused" for row in lazy.report.record.assignments)[True]
+    assert len(lazy.report.record.devices) < DEVICES / 3
+    monkeypatch.setattr(in_process, "meets_all", lambda plan: True)
+    eager = run_in(tmp_path / "eager", source, UNEVEN)
+    refused = Counter(row.status == "refused" for row in eager.report.record.assignments)[True]
+    assert 0 < met < refused, "one of each kind"
+    assert told(eager) == told(lazy)
+
+
+class Killed(BaseException):
+    """The end of the process, for the run."""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("at", ["round_started", "round_closed"])
+def test_a_run_goes_on_with_devices_that_come_when_they_are_asked(source: Path, tmp_path: Path, at: str) -> None:
+    whole = run_in(tmp_path / "whole", source)
+
+    def kill(event: edgefl.EventRow) -> None:
+        if (event.kind, event.round) == (at, 1):
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_in(tmp_path / "parts", source, on_event=kill)
+    (begun,) = (path.name for path in (tmp_path / "parts").iterdir() if (path / "run.yaml").is_file())
+    went_on = run_in(tmp_path / "parts", source, resume=begun)
+    assert told(went_on)[:2] == told(whole)[:2]
+    assert {row.status for row in went_on.report.record.assignments} == {"done"}
 
 
 @pytest.mark.timeout(180)
 def test_only_devices_that_were_asked_have_an_agent_and_nothing_else_differs(
     source: Path, tmp_path: Path, fleets: list[Devices], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trainers: list[Trainers] = []
+    monkeypatch.setattr(in_process, "Trainers", lambda **given: trainers.append(Trainers(**given)) or trainers[-1])
     lazy = run_in(tmp_path / "lazy", source)
     asked = {row.device for row in lazy.report.record.assignments}
     assert ASKED <= len(asked) <= 2 * ASKED
     assert set(fleets[0].agents) == asked
     assert set(fleets[0]._around.pool.stores) == asked
+    assert trainers[0]._trainers == {}, "every share was let go after its round"
     logs = {path.stem for path in (lazy.directory / "logs").iterdir()}
     assert {name for name in logs if name.startswith("device-")} == asked
     assert {path.name for path in (lazy.directory / "devices").glob("*")} <= asked
@@ -113,9 +162,15 @@ def test_only_devices_that_were_asked_have_an_agent_and_nothing_else_differs(
             self._promote(device)
 
     monkeypatch.setattr(Devices, "_heard", at_once)
+    monkeypatch.setattr(in_process, "meets_all", lambda plan: True)
     eager = run_in(tmp_path / "eager", source)
     assert len(fleets[1].agents) == DEVICES
     assert told(eager) == told(lazy)
+    assert eager.report.record.reference == lazy.report.record.reference
+    on_record = {row.device for row in lazy.report.record.devices}
+    assert asked <= on_record, "only who was asked introduces itself, and the first of each size of share"
+    assert len(on_record - asked) <= 2
+    assert len(eager.report.record.devices) == DEVICES
     assert len(told(lazy)[0]) == 3, "the first state, and one of each round"
 
 

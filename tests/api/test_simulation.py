@@ -9,6 +9,7 @@ import pytest
 from report_fixture import run_report
 
 from edgefl.api.simulation import DeviceKind, drawn_fleet, kinds_of
+from edgefl.config.settings import SizedFleet
 from edgefl.errors import ConfigError
 from edgefl.records import Capabilities, Figure, Speed
 from edgefl.report.forecast import forecast, sentences
@@ -35,12 +36,13 @@ def test_kinds_of_devices_by_weight() -> None:
 
 
 def test_a_fleet_has_its_kinds_in_proportion_and_evenly_spread() -> None:
-    fleet = drawn_fleet(100, kinds_of(["jetson-nano:3", "raspberry-pi-5"]))
-    assert [one["name"] for one in fleet[:2]] == ["device-00", "device-01"]
-    assert Counter(one["profile"] for one in fleet) == {"jetson-nano": 75, "raspberry-pi-5": 25}
-    assert Counter(one["profile"] for one in fleet[:8]) == {"jetson-nano": 6, "raspberry-pi-5": 2}
-    assert fleet[0]["budget"] == {"memory_bytes": None}  # the profile's, which nothing would hold it to
-    assert "budget" not in drawn_fleet(1, [DeviceKind("cpu")])[0]
+    fleet = SizedFleet.model_validate(drawn_fleet(100, kinds_of(["jetson-nano:3", "raspberry-pi-5"])))
+    assert [fleet[0].name, fleet[99].name, len(fleet)] == ["device-00", "device-99", 100]
+    profiles = [one.profile for one in fleet]
+    assert Counter(profiles) == {"jetson-nano": 75, "raspberry-pi-5": 25}
+    assert Counter(profiles[:8]) == {"jetson-nano": 6, "raspberry-pi-5": 2}
+    assert fleet[0].budget == {"memory_bytes": None}  # the profile's, which nothing would hold it to
+    assert SizedFleet.model_validate(drawn_fleet(1, [DeviceKind("cpu")])).kinds[0].budget == {}
 
 
 def test_a_profile_that_is_not_there_is_named() -> None:

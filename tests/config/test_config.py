@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgefl import registry
 from edgefl.config.profiles import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
+from edgefl.config.settings import RunConfig
 from edgefl.config.slots import conflicts, parse_slot
 from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, _Loader, override, parse_bytes, read_yaml
 from edgefl.errors import ConfigError
@@ -112,7 +114,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_path_line_and_choices(tmp_
         "'sensr'; did you mean 'sensor'? valid: sensor, table, vision, text, audio" in told["model.encoders.acc.kind"]
     )
     assert "did you mean 'width'?" in told["model.encoders.acc.widht"]
-    assert "'natural', 'uniform', 'dirichlet' or 'shards'" in told["data.partition"]
+    assert "'natural', 'uniform', 'dirichlet', 'shards' or 'drawn'" in told["data.partition"]
     assert "did you mean 'cpu'?" in told["fleet.0.profile"]
     assert "did you mean 'memory_bytes'?" in told["fleet.1.budget"]
     assert "or should be" in told["data.source"]  # one fault of a union is one problem
@@ -437,3 +439,24 @@ def test_a_kind_of_method_of_a_role_s_kind_fills_that_role(monkeypatch: pytest.M
     monkeypatch.setitem(registry._methods, "objective", dict(registry._methods["objective"]))
     registry.register(Mine("mine", "a test's term", loss=lambda forward: forward.nothing()))
     assert methods("objective")["mine"].name == "mine"
+
+
+def test_a_fleet_by_its_number(tmp_path: Path) -> None:
+    def fleet(text: str) -> RunConfig:
+        return load_run(write(tmp_path, RUN.partition("fleet:")[0] + f"fleet: {text}\n"))[0]
+
+    config = fleet("{devices: 12, kinds: [{profile: cpu}, {profile: jetson-nano, weight: 3, budget: {flops: 5}}]}")
+    assert list(config.device_names)[::11] == ["device-00", "device-11"]
+    assert Counter(one.profile for one in config.fleet) == {"cpu": 3, "jetson-nano": 9}
+    assert {one.profile: one.budget for one in config.fleet}["jetson-nano"] == {"flops": 5}
+    assert config.groups == {}
+    for text, path, told in (
+        ("{devices: 0}", "fleet.devices", "greater than or equal to 1"),
+        ("{devices: 2, kind: []}", "fleet.kind", "did you mean 'kinds'? valid: devices, kinds"),
+        ("{devices: 2, kinds: [{wieght: 2}]}", "fleet.kinds.0.wieght", "valid: profile, weight, budget"),
+        ("{devices: 2, kinds: [{profile: jetson-mano}]}", "fleet.kinds.0.profile", "jetson-mano"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            fleet(text)
+        assert {problem.path: problem.message for problem in caught.value.problems}.keys() == {path}
+        assert told in caught.value.problems[0].message

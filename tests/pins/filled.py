@@ -29,8 +29,8 @@ def _of(kind: kinds.Type, path: str) -> Any:
         return tuple(_of(one, f"{path}.{n}") for n, one in enumerate(kind.item_types))
     if isinstance(kind, kinds.EnumType):
         return max(kind.cls, key=lambda member: member.value)
-    if isinstance(kind, kinds.VarTupleType | kinds.FrozenSetType):
-        made = tuple if isinstance(kind, kinds.VarTupleType) else frozenset
+    if isinstance(kind, kinds.VarTupleType | kinds.CollectionType | kinds.FrozenSetType):
+        made = frozenset if isinstance(kind, kinds.FrozenSetType) else tuple
         return made(_of(kind.item_type, f"{path}.{n}") for n in "ab")
     simple: dict[type[kinds.Type], Any] = {
         kinds.StrType: path.rpartition(".")[2] + f"-{number}",

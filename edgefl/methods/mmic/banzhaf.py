@@ -56,7 +56,7 @@ def by_scores(scores: Mapping[str, float], share: float, rng: np.random.Generato
     The largest of score + Gumbel noise are such a draw (Yellott 1977), also where exp(score) would be 0 or infinite.
     """
 
-    def draw(names: list[str], count: int) -> list[str]:
+    def draw(names: Sequence[str], count: int) -> list[str]:
         keys = np.array([scores[name] for name in names]) + rng.gumbel(size=len(names))
         return sorted(names[i] for i in np.argsort(-keys)[:count])
 
