@@ -102,7 +102,7 @@ async def run_fleet(
         devices = Devices([msgspec.structs.replace(one, heartbeat_s=SIMULATED.heartbeat_s) for one in every], around)
         transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
         environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED)
-        environment = environment._replace(expects=devices.expects)
+        environment = environment._replace(expects=devices.expects, shared=pool)
         run = asyncio.create_task(coordinate(plan, environment, resume=resume))
         return await _together(run, devices)
 
