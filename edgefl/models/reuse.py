@@ -37,7 +37,9 @@ class _Built(NamedTuple):
     model: StagedModel
     modules: list[nn.Module]
     kinds: list[type[nn.Module]]
+    names: list[set[str]]  # of all of a module's attributes
     attributes: list[dict[str, Any]]  # of each module
+    hooks: list[dict[int, Any]]
     parameters: list[tuple[nn.Parameter, bool]]  # and whether it takes a gradient
     buffers: list[tuple[Tensor, Tensor]]  # that do not travel, and their values
 
@@ -83,7 +85,9 @@ def _noted(key: tuple[object, ...], model: StagedModel) -> _Built:
         model,
         modules,
         list(map(type, modules)),
+        [set(vars(module)) for module in modules],
         [_plain(module) for module in modules],
+        [vars(module)[name] for module in modules for name in _HOOKS],
         [(parameter, parameter.requires_grad) for parameter in model.parameters()],
         [(buffer, buffer.clone()) for buffer in model.buffers() if id(buffer) not in travelling],
     )
@@ -122,15 +126,16 @@ def _restored(built: _Built) -> bool:
         return False
     if list(map(id, parameters)) != [id(parameter) for parameter, _ in built.parameters]:
         return False
-    if any(vars(module).get(name) for module in modules for name in _HOOKS):
+    if any(built.hooks):
         return False
-    for module, attributes in zip(modules, built.attributes, strict=True):
-        if _plain(module).keys() != attributes.keys():
+    for module, names, attributes in zip(modules, built.names, built.attributes, strict=True):
+        if vars(module).keys() != names:
             return False
         vars(module).update(attributes)
     for parameter, takes_gradient in built.parameters:
         parameter.grad = None
-        parameter.requires_grad_(takes_gradient)
+        if parameter.requires_grad != takes_gradient:
+            parameter.requires_grad_(takes_gradient)
     with torch.no_grad():
         for buffer, value in built.buffers:
             buffer.copy_(value)

@@ -268,6 +268,11 @@ class ObjectStore:
         self._packs.settle(names)
 
     @property
+    def held(self) -> bool:
+        """Whether what arrives stays in memory until it is settled."""
+        return self._shared is not None
+
+    @property
     def _packing(self) -> bool:
         return self.durable and self.limit_bytes is None
 
