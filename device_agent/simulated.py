@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -103,6 +104,7 @@ class Devices:
 
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""
+        gc.unfreeze()
         self._unread.clear()
         for device in self._waiting.values():  # an agent made now would not be stopped
             device.transport.on_message = _ignored
@@ -190,6 +192,8 @@ class Devices:
 
     def _promote(self, device: _Device) -> Agent:
         """Make the agent of a device, and let it run."""
+        if not self.agents:  # what there is now stays: to look through it took a fortieth of each round
+            gc.freeze()
         name = device.options.device
         simulated = Simulated(device.transport, device.state, self._around.pool)
         agent = self._stack.enter_context(logged_agent(device.options, self._around.logs, self._hosted, simulated))
