@@ -141,21 +141,23 @@ def test_one_process_gives_what_processes_give_of_other_recipes(source: Path, re
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended) -> None:
-    """The error of whoever looks on ends it, between the first round and the second; the whole is what it would be."""
+@pytest.mark.parametrize("kind", ["round_started", "update"])
+def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended, kind: str) -> None:
+    """The error of whoever looks on ends it, between two rounds or within one; the whole is what it would be."""
 
     class CutError(Exception):
         pass
 
     def cut(event: edgefl.EventRow) -> None:
-        if event.kind == "round_started" and event.stage == 2:
+        if event.kind == kind and event.stage == 2:
             raise CutError
 
-    place, given = source / "cut", fields(source, recipe="lw-fedmml")
+    place, given = source / f"cut-{kind}", fields(source, recipe="lw-fedmml")
     with pytest.raises(CutError):
         edgefl.run(given, directory=place, in_process=True, on_event=cut, export=False, page=False)
     (begun,) = place.iterdir()
     assert edgefl.load_report(begun).status == "failed"
+    assert bool(list((begun / "objects" / "packs").glob("*"))) == (kind == "update"), "what the record has is written"
     went_on = ended(edgefl.run(given, directory=place, in_process=True, resume=begun.name, export=False, page=False))
     assert went_on.states == one.states
     assert went_on.report.status == "done"
