@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -69,7 +70,7 @@ class _Device:
 
 
 class Devices:
-    """The devices of a fleet. ``run`` until ``stop``; ``agents``: of those that have been asked.
+    """The devices of a fleet. ``listen``, and ``run`` until ``stop``; ``agents``: of those that have been asked.
 
     ``firsts``: devices that connect at once, None: all; the others, when they are called, by ``names``, which are
     sorted, and those of ``every``.
@@ -95,12 +96,15 @@ class Devices:
         self._lost = set[str]()
         self._caller = MemoryTransport(surroundings.broker, "caller") if firsts is not None else None
 
-    async def run(self) -> None:
-        """Connect every device, and go on until an error that ``lost`` raises."""
+    async def listen(self) -> None:
+        """Hear whom the coordinator calls; before it begins, since a run that goes on calls devices at once."""
         if self._caller is not None:
             self._caller.on_message = self._called
             await self._caller.connect()
             await self._caller.subscribe([topics.build("down", self._every[0].fleet, "+")])
+
+    async def run(self) -> None:
+        """Connect every device, and go on until an error that ``lost`` raises."""
         for device in list(self._waiting.values()):
             await self._sign_on(device)
         await asyncio.wait([self._ended])  # which is not cancelled with this
@@ -134,6 +138,7 @@ class Devices:
 
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""
+        gc.unfreeze()
         self._unread.clear()
         if self._caller is not None:
             self._caller.on_message = _ignored
@@ -223,6 +228,8 @@ class Devices:
 
     def _promote(self, device: _Device) -> Agent:
         """Make the agent of a device, and let it run."""
+        if not self.agents:  # what there is now stays: to look through it took a fortieth of each round
+            gc.freeze()
         name = device.options.device
         simulated = Simulated(device.transport, device.state, self._around.pool)
         agent = self._stack.enter_context(logged_agent(device.options, self._around.logs, self._hosted, simulated))

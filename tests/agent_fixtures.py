@@ -64,7 +64,7 @@ class Coordinator:
         await self.transport.close()
 
     def spawn(self, work):
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.core.moves import SavedRound, Spending
-from edgefl.records import EvaluationRow, Figure, Manifest
+from edgefl.records import EvaluationRow, Figure, Figures, Manifest
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, SightingRow
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -247,12 +247,13 @@ def put_figures(connection: sa.Connection, run: str, assignments: Collection[Ass
 
     Measured ones of an attempt without a counted update join those on record: bytes that had moved before.
     """
-    sets = {
-        (row.stage, row.round, row.attempt, row.device, predicted): found
-        for row in assignments
-        for predicted, found in ((True, row.predicted), (False, row.measured))
-        if found
-    }
+    sets: dict[tuple[int, int, int, str, bool], Figures] = {}
+    for row in assignments:
+        for predicted, found in ((True, row.predicted), (False, row.measured)):
+            if found:
+                key = (row.stage, row.round, row.attempt, row.device, predicted)
+                before = {} if predicted or row.status == "done" else sets.get(key, {})
+                sets[key] = {**before, **found}
     counts = {(row.stage, row.round, row.attempt, row.device) for row in assignments if row.status == "done"}
     whole = [key for key in sets if key[-1] or key[:-1] in counts]
     remove(connection, figures, run, (*_ATTEMPT, "device", "predicted"), whole)

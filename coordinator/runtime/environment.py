@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from coordinator.core.state import Crowd
 from coordinator.core.timeouts import Timeouts
 from edgefl.run_records import EventRow
+from edgefl.storage.shared import Shared
 from edgefl.transport.interface import Transport
 
 if TYPE_CHECKING:  # runs without an identity load no cryptography
@@ -46,9 +47,10 @@ class Environment(NamedTuple):
 
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
-    ``watch``: link to the live page, if there is one. ``expects``: whether a device has yet to join; until none
-    has, the time to join does not begin; ``crowd``: devices that introduce themselves when they are called. Both of
-    simulated fleets alone, where time says how busy their machine is.
+    ``watch``: link to the live page, if there is one. Of simulated fleets alone: ``expects``: whether a device has yet
+    to join; until none has, the time to join does not begin, since it says how busy their machine is; ``crowd``:
+    devices that introduce themselves when they are called; ``shared``: the objects of the process that is the whole
+    fleet, of which nothing but the run's record has to last.
     """
 
     directory: Path
@@ -63,3 +65,4 @@ class Environment(NamedTuple):
     watch: Watch | None = None
     expects: Callable[[], bool] = bool
     crowd: Crowd | None = None
+    shared: Shared | None = None

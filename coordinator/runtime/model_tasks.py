@@ -159,6 +159,8 @@ class ModelTasks:
         similarity: dict[str, float] = {}
         if choose("weight", self.plan.server).method.similarity is not None:
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
+            arrived = {ref.id for update in updates for ref in update.manifest.values()}
+            await asyncio.to_thread(self.store.settle, arrived)  # the worker reads them from the disk
             request = Request(self.plan, str(self.store.root), one.attempt.stage, models=models)
             similarity = await self._ask("similarity", dict[str, float], request)
         transfer, most = transfer_of(self.plan, one.attempt), self.plan.policy.largest_share

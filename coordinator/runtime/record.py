@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,10 @@ from edgefl.storage.disk import store_errors
 FLEETING = frozenset({"progress"})
 #: Instructions without an effect outside this process.
 _IDLE = do.SAVES | {EventRow, do.Fetch}
+#: Saves that say where the run stands, and take the time of their commit.
+_OF_THE_RUN = (do.SavedRound, do.TakenBack, do.SavePlan, do.SaveEnd)
+#: Seconds after which a simulated fleet's record is brought up to date within a round: what a kill loses of a long one.
+MOST_S = 5.0
 #: More than any event has.
 LONGEST_LINE = 2**20
 
@@ -39,31 +43,56 @@ class Move(NamedTuple):
 
 
 class Record:
-    """Ledger and event log of a run. ``saved``: the ledger's state. Saves without visible effect wait for a commit."""
+    """Ledger and event log of a run. ``saved``: the ledger's state. Saves without visible effect wait for a commit.
 
-    def __init__(self, run: str, ledger: Ledger, journal: Journal, saved: State) -> None:
+    ``settle``: for a run whose whole fleet is this process, and goes with it: nothing has to be on record before
+    others see it, and what does not end or begin a round waits for ``MOST_S``. It is called before each commit, for the
+    objects of the updates that the committed state has.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        ledger: Ledger,
+        journal: Journal,
+        saved: State,
+        settle: Callable[[Collection[str]], None] | None = None,
+    ) -> None:
         self.ledger = ledger
         self.journal = journal
         self.saved = saved
         self._run = run
+        self._settle = settle
         self._unsaved: list[do.Save] = []
+        self._rows: list[EventRow] = []
+        self._committed_at = time.monotonic()
 
     def commit_moves(self, moves: Sequence[Move]) -> None:
         """Commit the moves' saves in one transaction, or defer them if no effect is visible."""
         saves: list[Any] = [one for move in moves for one in move.out if type(one) in do.SAVES]
         rows = [row for move in moves for row in move.rows if row.kind not in FLEETING]
-        if rows or any(map(_is_visible, moves)):
+        if self._is_due(moves, saves, rows):
             self.commit(saves, rows, moves[-1].state)
         else:
             self._unsaved += saves
+            self._rows += rows
+
+    def _is_due(self, moves: Sequence[Move], saves: Sequence[do.Save], rows: Sequence[EventRow]) -> bool:
+        if self._settle is None:
+            return bool(rows) or any(map(_is_visible, moves))
+        late = time.monotonic() - self._committed_at > MOST_S
+        return late or any(isinstance(one, _OF_THE_RUN) for one in saves)
 
     def commit(self, saves: Sequence[do.Save], rows: Sequence[EventRow], state: State) -> None:
         """Write saves, rows and the changes up to ``state`` to the ledger; none before the run has begun."""
         begun = state.phase is not Phase.STARTING
         changed = changes(self.saved, state) if begun else NOTHING
-        if self._unsaved or saves or rows or changed != NOTHING:
-            self.ledger.commit(self._run, [*self._unsaved, *saves], rows, time.time(), changed)
-        self.saved, self._unsaved = state if begun else self.saved, []
+        if self._unsaved or self._rows or saves or rows or changed != NOTHING:
+            if self._settle is not None:
+                self._settle(objects_of(state))
+            self.ledger.commit(self._run, [*self._unsaved, *saves], [*self._rows, *rows], time.time(), changed)
+        self.saved, self._unsaved, self._rows = state if begun else self.saved, [], []
+        self._committed_at = time.monotonic()
 
     def keep(self, saves: Sequence[do.Save]) -> None:
         """Save these with the next transaction."""
@@ -83,6 +112,12 @@ class Record:
             self.commit([do.SaveEnd("failed")], [row], state)
         with contextlib.suppress(EdgeFLError, OSError):
             self.journal.append(row)
+
+
+def objects_of(state: State) -> set[str]:
+    """Ids of the objects of every update that a state has."""
+    every = [*state.assignments.values(), *state.stragglers.values(), *state.buffered.values()]
+    return {ref.id for one in every if one.update is not None for ref in one.update.manifest.values()}
 
 
 def _is_visible(move: Move) -> bool:

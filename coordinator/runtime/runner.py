@@ -93,7 +93,9 @@ class Runner:
         self._directory = environment.directory
         self._transport = environment.transport
         self._guard = environment.guard
-        self._record = Record(plan.run, ledger, journal, self.state)
+        store = ObjectStore(self._directory / "objects", shared=environment.shared)
+        settle = store.settle if environment.shared is not None else None
+        self._record = Record(plan.run, ledger, journal, self.state, settle)
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
         self._asked: dict[int, asyncio.Future[State]] = {}  # by id of the event
         self._inbound = Inbound(timeouts.silence_s, timeouts.introduce_s, plan.names)
@@ -105,7 +107,7 @@ class Runner:
         self._noted_at = 0.0
         log = self._directory / "logs" / "evaluator.log"
         self._worker = environment.worker or WorkerProcess("coordinator.runtime.evaluator", [], log)
-        store, report = ObjectStore(self._directory / "objects"), self._events.put_nowait
+        report = self._events.put_nowait
         self._publisher = Publisher(plan, environment, store, report, self.clock)
         self._logs = DeviceLogs(self._publisher.post)
         signs: dict[str, Sign] = {}

@@ -228,7 +228,11 @@ class Uploads:
                 batch, self._waiting = self._waiting, []
                 small = sum(upload.receiver.received_bytes for upload in batch) < _SMALL_BYTES
                 groups = [batch] if small else [[upload] for upload in batch]
-                for verdicts in await asyncio.gather(*(asyncio.to_thread(self._verdicts, group) for group in groups)):
+                if small and self._store.held:  # no disk is waited for
+                    found = [self._verdicts(batch)]
+                else:
+                    found = await asyncio.gather(*(asyncio.to_thread(self._verdicts, group) for group in groups))
+                for verdicts in found:
                     for upload, verdict in verdicts:
                         self._judged(upload, verdict)
         except Exception as error:  # a disk that refuses the next in line ends the run

@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -95,12 +96,12 @@ class Agent:
         self.state = state
         self._events: asyncio.Queue[v.Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[UpMessage] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard_at = 0.0  # when a message came last, seconds since the epoch
         self._flushing = False  # the disk is taking what was saved
         self._unacknowledged: list[UpMessage] = []  # by the broker
-        effects = Effects(self._spawn, self._events.put_nowait, self._outbox.put_nowait, emit)
+        effects = Effects(self._spawn, self._events.put_nowait, self._outbox.put_nowait, self._transmit, emit)
         self._transfers = Transfers(self.state, store.objects, effects, lambda: self.transport, self._unacknowledged)
         self._trainer_tasks = TrainerTasks(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
@@ -138,8 +139,12 @@ class Agent:
 
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: work.close())  # a task that is cancelled at once has never looked at it
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            work.close()  # a task that is cancelled at once has never looked at it
+
+        task.add_done_callback(ended)
         return task
 
     async def _connect(self) -> None:
@@ -196,17 +201,31 @@ class Agent:
         while True:
             message = await self._outbox.get()
             self._unacknowledged.append(message)
-            self._spawn(self._say(message))
+            channel: topics.Channel = "presence" if isinstance(message, Presence) else "up"
+            topic = topics.build(channel, self.state.fleet, self.state.device)
+            # What is too large, by a guess after connections that were cut too, is sent again.
+            self._transmit(topic, encode(message), MessageSizeError, partial(self._unacknowledged.remove, message))
 
-    async def _say(self, message: UpMessage) -> None:
-        channel: topics.Channel = "presence" if isinstance(message, Presence) else "up"
-        topic = topics.build(channel, self.state.fleet, self.state.device)
-        try:
-            await self.transport.publish(topic, encode(message))
-        except MessageSizeError as error:  # also a guess, after connections that were cut: it is sent again
-            self.emit("warning", text=error.message)
-        finally:
-            self._unacknowledged.remove(message)
+    def _transmit(
+        self, topic: str, payload: bytes, tolerated: type[BrokerError], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Send without waiting; an error that is not tolerated ends the agent."""
+        sending = asyncio.ensure_future(self.transport.publish(topic, payload))
+
+        def over(sending: asyncio.Future[None]) -> None:
+            self._tasks.discard(sending)
+            ended()
+            error = None if sending.cancelled() else sending.exception()
+            if isinstance(error, tolerated):
+                self.emit("warning", text=error.message)
+            elif error is not None and not self._end.done():
+                self._end.set_exception(error)
+
+        if sending.done():
+            over(sending)
+        else:
+            self._tasks.add(sending)
+            sending.add_done_callback(over)
 
     async def _take_events(self) -> None:
         while True:
@@ -300,7 +319,7 @@ class Agent:
 
     def _save(self, instruction: v.Save) -> None:
         self.store.save(instruction.saved)
-        if not self._flushing:
+        if not self._flushing and not self.store.flushed:
             self._flushing = True
             self._spawn(self._flush())
 

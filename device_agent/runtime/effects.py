@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import NamedTuple
 
 from device_agent.core.state import Event
+from edgefl.errors import BrokerError
 from edgefl.protocol.messages import UpMessage
 
 #: Writes a line of an event and its fields: ``emit(event, **fields)``.
@@ -16,9 +17,13 @@ Spawn = Callable[[Coroutine[object, None, None]], asyncio.Task[None]]
 
 
 class Effects(NamedTuple):
-    """``spawn`` starts a task, ``post`` gives the machine an event, ``send`` queues a message, ``emit`` logs a line."""
+    """``spawn`` starts a task, ``post`` gives the machine an event, ``send`` queues a message, ``emit`` logs a line.
+
+    ``transmit`` publishes bytes on a topic at once: errors of the kind are logged, others end the agent; then it calls.
+    """
 
     spawn: Spawn
     post: Callable[[Event], None]
     send: Callable[[UpMessage], None]
+    transmit: Callable[[str, bytes, type[BrokerError], Callable[[], None]], None]
     emit: Emit

@@ -8,48 +8,28 @@ is resumed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import msgspec
 
 from device_agent.core.state import DataFacts, Saved
-from edgefl.errors import ProtocolError, StoreError
+from edgefl.errors import StoreError
 from edgefl.protocol.messages import Offer
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import make_private, store_errors, write_new
 from edgefl.storage.objects import ObjectStore, object_id
-from edgefl.storage.partials import chunk_count, chunk_span
+from edgefl.storage.partials import MemoryArrival, chunk_span
+from edgefl.storage.shared import Bytes, Shared
 
 
-class Bytes:
-    """An object's bytes, shared by the devices that hold them."""
-
-    __slots__ = ("__weakref__", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-
-class Pool:
+class Pool(Shared):
     """The objects of a fleet's devices, and their stores. ``source``: the coordinator's directory of objects."""
 
     def __init__(self, source: Path) -> None:
+        super().__init__()
         self.stores: dict[str, MemoryObjects] = {}  # by device
         self._source = source
-        self._known: WeakValueDictionary[str, Bytes] = WeakValueDictionary()
-        self._turn = threading.Lock()  # the trainers' thread makes objects, the loop's receives them
-
-    def known(self, name: str) -> Bytes | None:
-        """The object, if a device holds it."""
-        return self._known.get(name)
-
-    def share(self, name: str, data: bytes) -> Bytes:
-        """The object as other devices hold it, else of these bytes."""
-        with self._turn:
-            return self._known.setdefault(name, Bytes(data))
 
     def fetched(self, name: str, places: Iterable[Path] = ()) -> Bytes:
         """An object that no device holds in memory, from the first of ``places`` that has it, or the coordinator's.
@@ -64,50 +44,6 @@ class Pool:
         return self.share(name, data)
 
 
-class ArrivingObject:
-    """A ``PartialObject`` in memory. One that another device has received already is taken from there."""
-
-    abandoned = False
-
-    def __init__(self, ref: ObjectRef, chunk_bytes: int, known: Bytes | None, *, here: bool) -> None:
-        self.ref = ref
-        self.finished = self.verified = here
-        self.bytes = known
-        self._chunk_bytes = chunk_bytes
-        self._lacking = set() if here else set(range(chunk_count(ref.size, chunk_bytes)))
-        self._data = bytearray(0 if here or known is not None else ref.size)
-
-    def missing(self, chunk_bytes: int = 0) -> bytes:
-        """See ``PartialObject.missing``."""
-        bitmap = bytearray((chunk_count(self.ref.size, chunk_bytes or self._chunk_bytes) + 7) // 8)
-        for index in self._lacking:
-            bitmap[index >> 3] |= 1 << (index & 7)
-        return bytes(bitmap)
-
-    def write(self, index: int, data: bytes | memoryview) -> None:
-        """See ``PartialObject.write``."""
-        offset, length = chunk_span(self.ref.size, self._chunk_bytes, index)
-        if len(data) != length:
-            raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
-        if self.bytes is None and index in self._lacking:
-            self._data[offset : offset + length] = data
-        self._lacking.discard(index)
-
-    def verify(self) -> bool:
-        """See ``PartialObject.verify``."""
-        if not self.verified and not self._lacking:
-            self.verified = self.bytes is not None or object_id(self._data) == self.ref.id
-            if not self.verified:
-                self._lacking = set(range(chunk_count(self.ref.size, self._chunk_bytes)))
-        return self.verified
-
-    def taken(self, pool: Pool) -> Bytes:
-        """The object, which is left to who takes it: what received it may be kept for long."""
-        taken = self.bytes or pool.share(self.ref.id, bytes(self._data))
-        self.bytes, self._data = None, bytearray()
-        return taken
-
-
 class MemoryObjects:
     """A simulated device's ``ObjectStore``. ``directory``: of what it retains; made when there is something."""
 
@@ -117,7 +53,8 @@ class MemoryObjects:
         self._pool = pool
         self._sizes: dict[str, int] = {}  # of every object that the device has
         self._held: dict[str, Bytes] = {}  # those that it needs now
-        self._open: dict[str, ArrivingObject] = {}
+        self._open: dict[str, MemoryArrival] = {}
+        self._whole: dict[str, bytes] = {}  # verified, and not published yet
         for file in retained_files(directory):
             self._sizes[file.name] = file.stat().st_size
 
@@ -159,22 +96,23 @@ class MemoryObjects:
         self._sizes.pop(name, None)
         self._held.pop(name, None)
 
-    def partial(self, ref: ObjectRef, chunk_bytes: int) -> ArrivingObject:
+    def partial(self, ref: ObjectRef, chunk_bytes: int) -> MemoryArrival:
         """See ``ObjectStore.partial``; here each transfer begins with nothing."""
-        if ref.id not in self._sizes and ref.id not in self._open:
+        if ref.id in self._sizes:
+            return MemoryArrival(ref, chunk_bytes)
+        if ref.id not in self._open:
             self._admit(ref)
-        here = ref.id in self._sizes
-        found = ArrivingObject(ref, chunk_bytes, self._pool.known(ref.id), here=here)
-        if not here:
-            self._open[ref.id] = found
+        known = self._pool.known(ref.id)
+        here = None if known is None else known.data
+        found = self._open[ref.id] = MemoryArrival(ref, chunk_bytes, self._whole.__setitem__, here)
         return found
 
-    def publish(self, partials: Iterable[ArrivingObject]) -> None:
+    def publish(self, partials: Iterable[MemoryArrival]) -> None:
         """See ``ObjectStore.publish``."""
         for one in partials:
             if self._open.pop(one.ref.id, None) is not None:
                 self._sizes[one.ref.id] = one.ref.size
-                self._held[one.ref.id] = one.taken(self._pool)
+                self._held[one.ref.id] = self._pool.share(one.ref.id, self._whole.pop(one.ref.id))
 
     def used_bytes(self) -> int:
         """See ``ObjectStore.used_bytes``."""
@@ -186,6 +124,7 @@ class MemoryObjects:
             self.remove(name)
         for name in self._open.keys() - keep:
             del self._open[name]
+            self._whole.pop(name, None)
         return 0
 
     def sweep(self) -> None:

@@ -232,24 +232,17 @@ class Transfers:
     def _publish_on(self, topic: str) -> Callable[[str | None, bytes], None]:
         under_way: set[int] = set()
 
-        async def publish(name: int, payload: bytes) -> None:
-            try:
-                await self._transport().publish(topic, payload)
-            except BrokerError as error:  # too large for this broker, or denied: the round is lost, the agent is not
-                self._effects.emit("warning", text=error.message)
-            finally:
-                under_way.discard(name)
-
-        def spawn(device: str | None, payload: bytes) -> None:
+        def send(device: str | None, payload: bytes) -> None:
             """Send a message unless an identical one is under way, which the transport repeats
             after a lost link.
             """
             name = xxhash.xxh3_64_intdigest(payload)
             if name not in under_way:
                 under_way.add(name)
-                self._effects.spawn(publish(name, payload))
+                # Too large for this broker, or denied: the round is lost, the agent is not.
+                self._effects.transmit(topic, payload, BrokerError, partial(under_way.discard, name))
 
-        return spawn
+        return send
 
 
 def wanted(offer: Offer, store: Objects) -> list[ObjectRef]:

@@ -129,7 +129,8 @@ async def run_fleet(
         devices = Devices(quiet, around, names, met.firsts if met is not None else None)
         transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
         environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED, crowd=met)
-        environment = environment._replace(expects=devices.expects)
+        environment = environment._replace(expects=devices.expects, shared=pool)
+        await devices.listen()
         run = asyncio.create_task(coordinate(plan, environment, resume=resume))
         return await _together(run, devices)
 

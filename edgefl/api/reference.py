@@ -24,7 +24,7 @@ from edgefl.training.metrics import several_labels
 #: Training samples at most, on which a forest takes seconds.
 _MOST_SAMPLES = 20_000
 #: Cells that a forest is fitted to at most, and columns beyond which each split looks at their square root.
-_MOST_CELLS, _WIDE = 4_000_000, 100
+_MOST_CELLS, _WIDE = 1_000_000, 100
 #: Numbers of a series that are taken as they are, beside mean and deviation of each channel.
 _MOST_NUMBERS = 1024
 #: Pixels of a picture's side that are looked at.
@@ -55,18 +55,21 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
         x, z = _features([*labelled, test], modalities, sum(map(len, labelled)))
         return _of_several(x[known], sets[known], z[tested], test.sets[tested])
     alone = {f" on {m} alone": [m] for m in modalities} if len(modalities) > 1 else {}
-    scores: dict[str, float] = {}
+    scores, of_all = dict[str, float](), False
     for words, given in {"": modalities, **alone}.items():
         x, z = _features([*labelled, test], given, sum(map(len, labelled)))
         tokens = any(test.modalities[m].dtype.kind == "i" for m in given)
+        of_all = of_all or not (words or tokens)  # then there is a forest of all modalities
         for name, model in _models(numeric, sparse=tokens):
-            if words and (name == "majority" or (name == "forest" and "forest" in scores)):
+            if words and (name == "majority" or (name == "forest" and of_all)):
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a model that has not converged: the score says it
                 answers = model.fit(x[known], y[known]).predict(z[tested])
             right = truth[tested]
             score = target_errors(answers, right)["r2"] if numeric else float((answers == right).mean())
+            if name == "forest" and (rows := _forest_rows(len(known), x.shape[1])) < len(known):
+                words += f" on {rows:,} samples"
             scores[name + words] = score
     return Reference("r2" if numeric else "accuracy", scores, len(known))
 
@@ -107,14 +110,19 @@ def _models(numeric: bool, *, sparse: bool) -> list[tuple[str, Any]]:
     return models if sparse else [*models, ("forest", _Forest(RandomForestClassifier))]
 
 
+def _forest_rows(samples: int, columns: int) -> int:
+    """Samples that a forest is fitted on."""
+    return min(samples, max(1, _MOST_CELLS // columns))
+
+
 class _Forest:
-    """A forest of 200 trees on rows so few, and columns so few a split, that it takes seconds to a minute."""
+    """A forest of 200 trees on rows so few, and columns so few a split, that it takes some seconds."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
     def fit(self, x: Any, y: Any) -> Any:
-        rows = np.linspace(0, len(x) - 1, min(len(x), _MOST_CELLS // x.shape[1])).astype(int)
+        rows = np.linspace(0, len(x) - 1, _forest_rows(*x.shape)).astype(int)
         wide = {"max_features": "sqrt"} if x.shape[1] > _WIDE else {}
         return self._kind(200, random_state=0, **wide).fit(x[rows], y[rows])
 

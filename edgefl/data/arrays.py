@@ -17,6 +17,7 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,6 +120,7 @@ def _read_array(file: IO[bytes], size: int) -> Array:
     return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
 
+@lru_cache(maxsize=64)  # the shares of a fleet have the same ones
 def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     text = header.decode("latin-1")
     fields = ast.literal_eval(text.replace("L,", ",").replace("L)", ")")) if _HEADER.fullmatch(header) else {}

@@ -21,8 +21,12 @@ MOST_MODELS = 4
 #: Weights of the models kept, together; what is larger is built for each round. Two of 16 million parameters: they lie
 #: in memory while the coordinator evaluates, and while another stage's model is trained.
 MOST_BYTES = 128 * 2**20
-#: Whose modules are known to hold no state but weights, buffers and plain attributes.
+#: Whose modules are known to hold no state but weights, buffers and plain attributes; others are looked at.
 _KNOWN = ("torch.", "edgefl.")
+#: Attributes that cannot change in place.
+_VALUES = (bool, int, float, str, bytes, torch.dtype, torch.device, type(None))
+#: Attributes that torch gives every module.
+_TORCHS = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
 
 
@@ -33,7 +37,9 @@ class _Built(NamedTuple):
     model: StagedModel
     modules: list[nn.Module]
     kinds: list[type[nn.Module]]
+    names: list[set[str]]  # of all of a module's attributes
     attributes: list[dict[str, Any]]  # of each module
+    hooks: list[dict[int, Any]]
     parameters: list[tuple[nn.Parameter, bool]]  # and whether it takes a gradient
     buffers: list[tuple[Tensor, Tensor]]  # that do not travel, and their values
 
@@ -62,7 +68,7 @@ class Models:
                 found = None
         if found is None:
             model = build(spec, parts, device, seed)
-            if not all(type(module).__module__.startswith(_KNOWN) for module in model.modules()):
+            if not all(map(_is_plain, model.modules())):
                 return model
             found = _noted(key, model)
         self._kept = [found, *self._kept[: MOST_MODELS - 1]]
@@ -79,15 +85,38 @@ def _noted(key: tuple[object, ...], model: StagedModel) -> _Built:
         model,
         modules,
         list(map(type, modules)),
+        [set(vars(module)) for module in modules],
         [_plain(module) for module in modules],
+        [vars(module)[name] for module in modules for name in _HOOKS],
         [(parameter, parameter.requires_grad) for parameter in model.parameters()],
         [(buffer, buffer.clone()) for buffer in model.buffers() if id(buffer) not in travelling],
     )
 
 
+def _is_known(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(_KNOWN)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """True if weights, buffers and what ``_plain`` gives are all of a module's state.
+
+    A class that a function has made may share state with it.
+    """
+    if _is_known(module):
+        return True
+    return "<locals>" not in type(module).__qualname__ and all(
+        _is_value(value) for name, value in vars(module).items() if name not in _TORCHS
+    )
+
+
+def _is_value(value: object) -> bool:
+    return all(map(_is_value, value)) if isinstance(value, tuple) else isinstance(value, _VALUES)
+
+
 def _plain(module: nn.Module) -> dict[str, Any]:
     """A module's own attributes, such as ``training``."""
-    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    hides = frozenset(vars(module)) if _is_known(module) else _TORCHS
+    return {name: value for name, value in vars(module).items() if not (name in hides and name.startswith("_"))}
 
 
 def _restored(built: _Built) -> bool:
@@ -97,15 +126,16 @@ def _restored(built: _Built) -> bool:
         return False
     if list(map(id, parameters)) != [id(parameter) for parameter, _ in built.parameters]:
         return False
-    if any(vars(module).get(name) for module in modules for name in _HOOKS):
+    if any(built.hooks):
         return False
-    for module, attributes in zip(modules, built.attributes, strict=True):
-        if _plain(module).keys() != attributes.keys():
+    for module, names, attributes in zip(modules, built.names, built.attributes, strict=True):
+        if vars(module).keys() != names:
             return False
         vars(module).update(attributes)
     for parameter, takes_gradient in built.parameters:
         parameter.grad = None
-        parameter.requires_grad_(takes_gradient)
+        if parameter.requires_grad != takes_gradient:
+            parameter.requires_grad_(takes_gradient)
     with torch.no_grad():
         for buffer, value in built.buffers:
             buffer.copy_(value)

@@ -19,6 +19,9 @@ class Tasks:
     def spawn(self, work: Awaitable[object]) -> None:
         """Begin a piece of work."""
         task = asyncio.ensure_future(work)
+        if task.done():
+            self._ended(task)
+            return
         self._running.add(task)
         task.add_done_callback(self._ended)
 

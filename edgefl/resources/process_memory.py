@@ -45,6 +45,8 @@ PERIOD_S = 0.02
 #: Allocations beyond the ceiling that are still granted: a thread's stack (8 MiB) and a heap's reserve are data that is
 #: never touched.
 SLACK_BYTES = 64 * 2**20 + 16 * 2**20 * (os.cpu_count() or 1)
+#: Set in a process that gives freed memory back at once.
+_FRUGAL = threading.Event()
 _HELD = re.compile(rb"^Vm(?:RSS|Swap):\s*(\d+) kB", re.MULTILINE)
 
 
@@ -102,6 +104,7 @@ def give_back_at_once() -> bool:
 
     Whether the C library can do it (glibc can, musl not).
     """
+    _FRUGAL.set()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages of what it maps
     return _set_allocator(MAPPED_BYTES, TRIM_BYTES)
 
@@ -140,14 +143,20 @@ def _set_allocator(mapped_bytes: int, trim_bytes: int) -> bool:
 def settle() -> None:
     """Give memory that is no longer used back to the kernel, as far as the C library can."""
     gc.collect()
-    trim()
+    _trim_heap()
 
 
 def trim() -> None:
     """Give pages of the heap's holes back to the kernel, so that what comes next does not come on top of them.
 
-    For between the parts of a round; in a step it would have pages touched again.
+    For between the parts of a trainer's round; in a step it would have pages touched again. Only after
+    ``give_back_at_once``: a process that has no budget touches them again in every round.
     """
+    if _FRUGAL.is_set():
+        _trim_heap()
+
+
+def _trim_heap() -> None:
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):  # a C library without malloc_trim (musl) gives memory back by itself

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,11 +35,14 @@ from edgefl.storage.disk import (
 )
 from edgefl.storage.file_pages import known
 from edgefl.storage.packs import PACKS, Packs
-from edgefl.storage.partials import Arrival, PartialObject, SmallArrival, chunk_span
+from edgefl.storage.partials import Arrival, MemoryArrival, PartialObject, chunk_span
+from edgefl.storage.shared import Shared
 
 _ID = re.compile(r"[0-9a-f]{64}")
 #: From this size on mapping is quicker than reading, and worth a descriptor for as long as it is read.
 _MAPPED_BYTES = 2**20
+#: From this size on an object arrives in a file, whoever sends it: written among others it would be in memory twice.
+_HELD_BYTES = 16 * 2**20
 #: Bytes of small objects that are kept in memory: the parts of a few states.
 _RECENT_BYTES = 8 * 2**20
 
@@ -70,17 +73,21 @@ class ObjectStore:
     ``limit_bytes`` bounds the sizes of finished and unfinished objects together; None: no limit. ``durable``: objects
     are synced to the disk: the coordinator's. A device does not: its objects can be fetched or trained again, a kill
     loses nothing, and many objects are gone before the disk has to write them. The first process after
-    the machine was started looks whether its objects are right.
+    the machine was started looks whether its objects are right. ``shared``: the objects of a process that holds the
+    whole fleet; what arrives in a ``durable`` store is then theirs, and lasts once it is settled.
     """
 
-    def __init__(self, root: Path, limit_bytes: int | None = None, *, durable: bool = True) -> None:
+    def __init__(
+        self, root: Path, limit_bytes: int | None = None, *, durable: bool = True, shared: Shared | None = None
+    ) -> None:
         self.root = Path(root)
         self._root = os.fspath(root)
         self.limit_bytes = limit_bytes
         self.durable = durable
         self._partials = self.root / "partial"
         self._dropped = self.root / "dropped"
-        self._packs = Packs(self.root / PACKS)
+        self._shared = shared
+        self._packs = Packs(self.root / PACKS, held=shared is not None)
         self._recent: dict[str, bytes] = {}  # small objects read last, proved
         self._remembering = threading.Lock()
         self._open: dict[str, Arrival] = {}
@@ -253,9 +260,17 @@ class ObjectStore:
             return self.put(data)
         ref = ObjectRef(object_id(data), len(data))
         if not self.has(ref.id):
-            self._packs.append(ref.id, data)
-        self._proved.add(ref.id)
+            self._keep(ref.id, data)
         return ref
+
+    def settle(self, names: Collection[str]) -> None:
+        """Make these last, of what has arrived in memory alone."""
+        self._packs.settle(names)
+
+    @property
+    def held(self) -> bool:
+        """Whether what arrives stays in memory until it is settled."""
+        return self._shared is not None
 
     @property
     def _packing(self) -> bool:
@@ -291,9 +306,11 @@ class ObjectStore:
         if known is not None:
             known.abandon()
         if self.has(ref.id):
-            return SmallArrival(ref, chunk_bytes)
-        if self._packing and 0 < ref.size <= chunk_bytes:
-            arrival = self._open[ref.id] = SmallArrival(ref, chunk_bytes, self._packs.append)
+            return MemoryArrival(ref, chunk_bytes)
+        shared = self._shared
+        if self._packing and 0 < ref.size <= (chunk_bytes if shared is None else _HELD_BYTES):
+            here = None if shared is None or (found := shared.known(ref.id)) is None else found.data
+            arrival = self._open[ref.id] = MemoryArrival(ref, chunk_bytes, self._keep, here)
             return arrival
         with store_errors("write", self._partials / ref.id, ref.size):
             if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
@@ -301,6 +318,11 @@ class ObjectStore:
             opened = PartialObject(self._partials, ref, chunk_bytes, durable=self.durable)
             self._open[ref.id] = opened
         return opened
+
+    def _keep(self, name: str, data: bytes) -> None:
+        """Take a verified object."""
+        self._packs.append(name, data)
+        self._proved.add(name)
 
     def chunk_size_in_progress(self, names: Iterable[str], chunk_bytes: int) -> int:
         """Bytes of a chunk in which one of these objects arrives already; ``chunk_bytes`` where that is no matter."""
@@ -367,7 +389,7 @@ class ObjectStore:
     def _abandon(self, name: str) -> None:
         if (opened := self._open.pop(name, None)) is not None:
             opened.abandon()
-            if isinstance(opened, SmallArrival):
+            if isinstance(opened, MemoryArrival):
                 return
         (self._partials / f"{name}.map").unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ import secrets
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ _MAGIC = b"EFP1"
 _MOST_BYTES = 64 * 2**20
 #: Bytes of objects that are written together at the latest: the updates of a hundred devices with small models.
 _WAITING_BYTES = 4 * 2**20
+#: The same where nothing is written before it must last: the updates of a thousand devices with small models.
+_HELD_BYTES = 256 * 2**20
 #: Where there are more, those below half of ``_MOST_BYTES`` become one: each holds a descriptor, and select() takes
 #: none from 1024 on.
 _MOST_PACKS = 64
@@ -52,11 +54,12 @@ class _Place(NamedTuple):
 class Packs:
     """The packs in a directory. One process writes; any thread of it, and other processes, may read.
 
-    Every method raises StoreError when the disk refuses.
+    ``held``: objects stay in memory until ``settle``. Every method raises StoreError when the disk refuses.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, held: bool = False) -> None:
         self._folder = folder
+        self._held = held
         self._packs: dict[str, _Pack] = {}  # by file name
         self._places: dict[str, _Place] = {}
         self._waiting: dict[str, bytes] = {}  # not written yet
@@ -133,25 +136,28 @@ class Packs:
         with self._lock:
             self._waiting[name] = data
             self._waiting_bytes += len(data)
-            if self._waiting_bytes > _WAITING_BYTES:
-                self._write()
+            if self._waiting_bytes > (_HELD_BYTES if self._held else _WAITING_BYTES):
+                self._write(self._waiting)
 
-    def _write(self) -> None:
-        """Write what waits behind the others; the next attempt replaces what the disk has refused."""
+    def _write(self, chosen: Mapping[str, bytes]) -> None:
+        """Write these of what waits behind the others; the next attempt replaces what the disk has refused."""
         with self._lock, store_errors("write", self._folder, self._waiting_bytes):
-            if not self._waiting:
+            if not chosen:
                 return
             pack = self._newest
             if pack is None or pack.end >= _MOST_BYTES:
                 pack = self._newest = self._begin()
             records = [
-                (name, _HEAD.pack(_MAGIC, bytes.fromhex(name), len(data)), data) for name, data in self._waiting.items()
+                (name, _HEAD.pack(_MAGIC, bytes.fromhex(name), len(data)), data) for name, data in chosen.items()
             ]
             write_all(pack.descriptor, b"".join(piece for _, head, data in records for piece in (head, data)), pack.end)
             for name, head, data in records:
                 self._put(pack, name, pack.end + len(head), len(data))
                 pack.end += len(head) + len(data)
-            self._waiting, self._waiting_bytes = {}, 0
+            self._wait({name: data for name, data in self._waiting.items() if name not in chosen})
+
+    def _wait(self, waiting: dict[str, bytes]) -> None:
+        self._waiting, self._waiting_bytes = waiting, sum(map(len, waiting.values()))
 
     def _begin(self) -> _Pack:
         self._folder.mkdir(exist_ok=True)
@@ -161,9 +167,15 @@ class Packs:
         return pack
 
     def sync(self) -> None:
-        """Make all objects last through a power cut. The disk is waited for once for all of them."""
+        """Make all objects last through a power cut, but for held ones. The disk is waited for once for all of them."""
+        if not self._held:
+            self.settle(self._waiting)
+
+    def settle(self, names: Collection[str]) -> None:
+        """Make these objects last, and all that were written before."""
         with self._syncing, store_errors("sync", self._folder):
-            self._write()
+            with self._lock:
+                self._write({name: data for name, data in self._waiting.items() if name in names})
             for pack in [one for one in list(self._packs.values()) if one.synced < one.end]:
                 begun, end = not pack.synced, pack.end
                 os.fsync(pack.descriptor)
@@ -182,8 +194,7 @@ class Packs:
         with self._lock, store_errors("clean", self._folder):
             if self._newest is not None and self._newest.end:
                 self._newest = None
-            self._waiting = {name: data for name, data in self._waiting.items() if name in keep}
-            self._waiting_bytes = sum(map(len, self._waiting.values()))
+            self._wait({name: data for name, data in self._waiting.items() if name in keep})
             thin, many = [], len(self._packs) > _MOST_PACKS
             for pack in list(self._packs.values()):
                 needed = [name for name in self._of(pack) if name in keep]
@@ -209,10 +220,11 @@ class Packs:
                 pack = self._thin.pop()
             except IndexError:
                 return
-            for name in self._of(pack):
+            names = self._of(pack)
+            for name in names:
                 if (data := self.read(name)) is not None:
                     self.append(name, data)
-            self.sync()
+            self.settle(names) if self._held else self.sync()
             with self._lock, store_errors("clean", pack.path):
                 if pack.path.name in self._packs:
                     self._forget(pack)

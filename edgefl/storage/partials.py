@@ -34,52 +34,66 @@ def chunk_span(size: int, chunk_bytes: int, index: int) -> tuple[int, int]:
     return offset, min(chunk_bytes, size - offset)
 
 
-class SmallArrival:
-    """An object that is finished, or arrives in a single chunk and is given to ``keep`` once it is verified.
+class MemoryArrival:
+    """An object that is finished, or arrives in memory and is given to ``keep`` once it is verified.
 
-    As a ``PartialObject``, without a file of its own.
+    As a ``PartialObject``, without a file of its own. ``known``: its bytes, where this process has them already; what
+    comes is then counted only.
     """
 
-    __slots__ = ("_data", "_keep", "abandoned", "chunk_bytes", "chunk_count", "finished", "ref", "verified")
+    __slots__ = ("_keep", "_known", "_pieces", "abandoned", "chunk_bytes", "chunk_count", "finished", "ref", "verified")
     in_file = False
 
-    def __init__(self, ref: ObjectRef, chunk_bytes: int, keep: Callable[[str, bytes], None] | None = None) -> None:
+    def __init__(
+        self,
+        ref: ObjectRef,
+        chunk_bytes: int,
+        keep: Callable[[str, bytes], None] | None = None,
+        known: bytes | None = None,
+    ) -> None:
         self.ref = ref
         self.chunk_bytes = chunk_bytes
         self.chunk_count = chunk_count(ref.size, chunk_bytes)
         self.finished = self.verified = keep is None
         self.abandoned = False
         self._keep = keep
-        self._data = b""
+        self._known = known
+        self._pieces: dict[int, bytes] = {}
 
     def takes(self, chunk_bytes: int) -> bool:
         """Whether chunks of this size are as good as its own."""
-        return self.verified or chunk_count(self.ref.size, chunk_bytes) <= 1
+        alone = self.chunk_count <= 1 and chunk_count(self.ref.size, chunk_bytes) <= 1
+        return self.verified or alone or chunk_bytes == self.chunk_bytes
 
     def missing(self, chunk_bytes: int = 0) -> bytes:
         """Bitmap of what is missing, in chunks of a size that it takes; 0: its own."""
         count = chunk_count(self.ref.size, chunk_bytes or self.chunk_bytes)
         lacking = bytearray((count + 7) // 8)
-        if not self.verified and not self._data:
-            lacking[0] = 1
+        if not self.verified:
+            for index in range(count):
+                if index not in self._pieces:
+                    lacking[index >> 3] |= 1 << (index & 7)
         return bytes(lacking)
 
     def write(self, index: int, data: bytes | memoryview) -> None:
-        """Hold the chunk until it is verified. Raises ProtocolError on a wrong index or length."""
+        """Hold a chunk until all are verified. Raises ProtocolError on a wrong index or length."""
         _, length = chunk_span(self.ref.size, self.chunk_bytes, index)
         if len(data) != length:
             raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
         if not self.verified and not self.abandoned:
-            self._data = bytes(data)
+            self._pieces[index] = bytes(data) if self._known is None else b""
 
     def verify(self) -> bool:
         """Whether its sha256 is right, whereupon it is kept; else it is forgotten, and the answer is False."""
-        if self._keep is None or self.verified or self.abandoned or not self._data:
+        if self._keep is None or self.verified or self.abandoned or len(self._pieces) < self.chunk_count:
             return self.verified
-        data, self._data = self._data, b""
-        if hashlib.sha256(data).hexdigest() == self.ref.id:
+        pieces, self._pieces = self._pieces, {}
+        data = self._known
+        if data is None:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces[index] for index in range(self.chunk_count))
+        if data is self._known or hashlib.sha256(data).hexdigest() == self.ref.id:
             self._keep(self.ref.id, data)
-            self.verified = True
+            self.verified, self._known = True, None
         return self.verified
 
     def mark_finished(self) -> None:
@@ -251,7 +265,7 @@ class PartialObject:
 
 
 #: An object on its way into a store.
-Arrival = PartialObject | SmallArrival
+Arrival = PartialObject | MemoryArrival
 
 
 def _close_all(files: list[int]) -> None:

@@ -117,7 +117,11 @@ def train_round(
     """
     local = local or LocalState()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
-    torch.manual_seed(int(rng.integers(2**63)))
+    seed = int(rng.integers(2**63))
+    if local.device == "cpu":  # torch.manual_seed notes where it was called from, for GPUs that are not in use
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
     with metered(local.counts) as bill:
         try:
             if is_closing(job.stage):

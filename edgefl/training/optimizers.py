@@ -108,13 +108,20 @@ class SGD:
     momentum: float = 0.0
     _mean: dict[torch.nn.Parameter, Tensor] = field(default_factory=dict)
 
+    @torch.no_grad()
     def step(self) -> None:
         """p <- p - lr m."""
-        _each(self)
+        for group in self.groups:
+            for parameter in group.parameters:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
 
     @torch.no_grad()
     def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         """See ``Optimizer.update``."""
+        self._update(parameter, group)
+
+    def _update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         if isinstance(parameter, FileParameter):
             _by_blocks(self, parameter, group)
             return

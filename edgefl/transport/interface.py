@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from edgefl.errors import BrokerError, MessageSizeError
@@ -100,8 +100,11 @@ class Transport(Protocol):
         """Listen to these no longer: unsubscribed at once, or at the next connection."""
         ...
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Return once the broker has the message; waits for the connection. Raises BrokerError if it is refused."""
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> Awaitable[None]:
+        """Ends once the broker has the message; waits for the connection. Raises BrokerError if it is refused.
+
+        It may be a future that has ended already, which needs no task.
+        """
         ...
 
     async def close(self) -> None:

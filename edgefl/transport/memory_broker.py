@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
 from paho.mqtt.client import topic_matches_sub
 
+from edgefl.errors import BrokerError
 from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, Limits, Will, check_payload, closed_error
 
 S = TypeVar("S")
@@ -176,14 +177,32 @@ class MemoryTransport:
         if self._state != "new":
             self._broker.unsubscribe(self._client_id, patterns)
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """See ``Transport.publish``."""
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> Awaitable[None]:
+        """See ``Transport.publish``; ended at once where the broker takes no time."""
+        if self._broker.delay_s > 0 or not self._up.is_set():
+            return self._publish_later(topic, payload, retain=retain)
+        sent = asyncio.get_running_loop().create_future()
+        try:
+            self._publish(topic, payload, retain=retain)
+        except BrokerError as error:
+            sent.set_exception(error)
+        else:
+            sent.set_result(None)
+        return sent
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        if self._state != "open":
+            raise closed_error(self._client_id)
+        check_payload(topic, payload, self.max_payload)
+        self.bytes_sent += len(topic.encode()) + len(payload)
+        self._broker.publish(topic, payload, retain=retain)
+
+    async def _publish_later(self, topic: str, payload: bytes, *, retain: bool) -> None:
         if self._state != "open":
             raise closed_error(self._client_id)
         check_payload(topic, payload, self.max_payload)
         await self._connected()
-        self.bytes_sent += len(topic.encode()) + len(payload)
-        self._broker.publish(topic, payload, retain=retain)
+        self._publish(topic, payload, retain=retain)
         await asyncio.sleep(self._broker.delay_s)
 
     async def close(self) -> None:

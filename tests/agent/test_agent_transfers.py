@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from faulty_broker import FaultyBroker
@@ -10,6 +11,7 @@ from faulty_broker import FaultyBroker
 from device_agent.core.state import State
 from device_agent.runtime.effects import Effects
 from device_agent.runtime.transfers import Transfers
+from edgefl.errors import BrokerError
 from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Update
 from edgefl.records import Attempt
@@ -37,14 +39,20 @@ def test_a_chunk_that_is_leaving_is_not_sent_again_and_one_that_has_left_is(tmp_
         store, transport = ObjectStore(tmp_path), Held()
         ref = store.put(bytes(range(200)) * 15)  # three chunks
         update = Update("a", Attempt("r", 1, 1, 1), {"task": ref})
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Future[None]] = []
+
+        def transmit(topic: str, payload: bytes, tolerated: type[BrokerError], ended: Callable[[], None]) -> None:
+            tasks.append(asyncio.ensure_future(transport.publish(topic, payload)))
+            tasks[-1].add_done_callback(lambda _: ended())
+
         transfers = Transfers(
             State(fleet="f", device="a"),
             store,
             Effects(
-                lambda work: tasks.append(asyncio.ensure_future(work)) or tasks[-1],  # type: ignore[func-returns-value]
+                asyncio.ensure_future,  # type: ignore[arg-type, return-value]
                 lambda event: None,
                 lambda need: None,
+                transmit,
                 lambda event, **fields: None,
             ),
             lambda: transport,

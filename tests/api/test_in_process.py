@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +78,15 @@ def scores(report: RunReport) -> list[object]:
     return [msgspec.structs.replace(row, run="") if hasattr(row, "run") else row for row in report.evaluations]
 
 
+def bill(report: RunReport) -> list[tuple[object, ...]]:
+    """What was counted of each attempt."""
+    counted = ("flops", "payload_up_bytes", "payload_down_bytes")
+    return sorted(
+        (row.device, row.stage, row.round, row.status, *(row.measured[name].value for name in counted))
+        for row in report.assignments
+    )
+
+
 def check_same(source: Path, recipe: str) -> Ended:
     """Every state's object ids, every evaluation, what was counted of each attempt; the run in one process."""
     kinds = ("processes", "one")
@@ -93,15 +106,7 @@ def check_same(source: Path, recipe: str) -> Ended:
     assert len({ref.id for ref in one.states[max(one.states)].values()}) > 3
     assert scores(one.report) == scores(processes.report)
     assert scores(one.report)
-    counted = ("flops", "payload_up_bytes", "payload_down_bytes")
-    bills = [
-        sorted(
-            (row.device, row.stage, row.round, row.status, *(row.measured[name].value for name in counted))
-            for row in report.assignments
-        )
-        for report in (processes.report, one.report)
-    ]
-    assert bills[0] == bills[1]
+    assert bill(one.report) == bill(processes.report)
     assert {"broker", "logs", "objects", "shares", "devices"} <= {path.name for path in processes.directory.iterdir()}
     left = {path.name for path in processes.directory.iterdir()} - {path.name for path in one.directory.iterdir()}
     assert left in ({"broker"}, {"broker", "devices"})  # where a device has left nothing there
@@ -138,24 +143,60 @@ def test_one_process_gives_what_processes_give_of_other_recipes(source: Path, re
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended) -> None:
-    """The error of whoever looks on ends it, between the first round and the second; the whole is what it would be."""
+@pytest.mark.parametrize("kind", ["round_started", "update"])
+def test_a_run_that_was_cut_off_goes_on_in_one_process(source: Path, one: Ended, kind: str) -> None:
+    """The error of whoever looks on ends it, between two rounds or within one; the whole is what it would be."""
 
     class CutError(Exception):
         pass
 
     def cut(event: edgefl.EventRow) -> None:
-        if event.kind == "round_started" and event.stage == 2:
+        if event.kind == kind and event.stage == 2:
             raise CutError
 
-    place, given = source / "cut", fields(source, recipe="lw-fedmml")
+    place, given = source / f"cut-{kind}", fields(source, recipe="lw-fedmml")
     with pytest.raises(CutError):
         edgefl.run(given, directory=place, in_process=True, on_event=cut, export=False, page=False)
     (begun,) = place.iterdir()
     assert edgefl.load_report(begun).status == "failed"
+    assert bool(list((begun / "objects" / "packs").glob("*"))) == (kind == "update"), "what the record has is written"
     went_on = ended(edgefl.run(given, directory=place, in_process=True, resume=begun.name, export=False, page=False))
     assert went_on.states == one.states
     assert went_on.report.status == "done"
+
+
+#: Runs FIELDS (JSON) in a directory until the second update of stage 2 has come, and is then gone.
+KILLED = """
+import json, os, signal, sys
+import edgefl
+
+updates = []
+
+def seen(event):
+    if event.kind == "update" and event.stage == 2:
+        updates.append(event.device)
+        if len(updates) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+edgefl.run(json.loads(sys.argv[1]), directory=sys.argv[2], in_process=True, on_event=seen, export=False, page=False)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_process_that_was_killed_within_a_round_goes_on_from_its_begin(source: Path, one: Ended) -> None:
+    """What it held in memory is trained again, to the same end and the same bill."""
+    place, given = source / "killed", fields(source, recipe="lw-fedmml")
+    words = [sys.executable, "-c", KILLED, json.dumps(given, default=str), str(place)]
+    assert subprocess.run(words, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    (begun,) = place.iterdir()
+    with Ledger(begun / LEDGER, create=False) as ledger:
+        rows = [row for row in ledger.report().assignments if row.stage == 2]
+    assert len(rows) == 3
+    assert not [row for row in rows if row.status == "done"], "no record says that what was in memory alone is there"
+    assert not list((begun / "objects" / "packs").glob("*"))
+    went_on = ended(edgefl.run(given, directory=place, in_process=True, resume=begun.name, export=False, page=False))
+    assert went_on.states == one.states
+    assert bill(went_on.report) == bill(one.report)
 
 
 @pytest.mark.timeout(120)
@@ -244,7 +285,7 @@ def test_what_takes_processes_is_refused_before_anything_starts(
 def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_at(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round of three of 30 devices. Only the coordinator has the disk write."""
+    """One round of three of 30 devices. The coordinator has the disk write the run's states and record alone."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -258,6 +299,14 @@ def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_a
     monkeypatch.setattr(
         memory_broker, "topic_matches_sub", lambda pattern, topic: looked.append(topic) or matches(pattern, topic)
     )
+    committed: list[list[object]] = []
+    commit = Ledger.commit
+
+    def counted(self: Ledger, run: str, saves: Sequence[Any], *given: Any) -> None:
+        committed.append([type(one).__name__ for one in saves])
+        commit(self, run, saves, *given)
+
+    monkeypatch.setattr(Ledger, "commit", counted)
     names = [f"device-{n:02}" for n in range(30)]
     run = edgefl.run(
         fields(
@@ -279,7 +328,8 @@ def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_a
     assert [len(row.participants) for row in report.rounds] == [3]
     assert not [event for event in report.events if event.kind == "device_left"]
     assert synced
-    assert not [path for path in synced if "/devices/" in path]
+    assert not [path for path in synced if "/devices/" in path or "/packs" in path or "/partial/" in path]
+    assert [names.count("AssignmentRow") > 1 for names in committed].count(True) <= 2, "one by one they would be twelve"
     assert len(looked) == 0
     firsts = {"device-00", "device-28"}  # of each size of share
     assert {row.device for row in report.devices} == {*firsts, *report.rounds[0].participants}, "nobody else came"

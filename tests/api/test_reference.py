@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import msgspec
 import numpy as np
 import pytest
 
+from edgefl.api import reference
 from edgefl.api.reference import reference_scores
 from edgefl.api.runs import referenced
 from edgefl.data.dataset import Dataset
@@ -61,6 +63,17 @@ def test_a_modality_that_says_nothing_does_not_hide_one_that_does() -> None:
     assert found.scores["logistic regression on m alone"] == 1.0
     assert found.scores["logistic regression"] > 0.9
     assert found.scores["logistic regression on image alone"] < 0.6
+
+
+def test_a_forest_says_on_how_few_of_the_samples_it_was_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_MOST_CELLS", 1000)
+    found = reference_scores([dataset(1), dataset(2)], dataset(3))
+    assert found is not None
+    (forest,) = (name for name in found.scores if name.startswith("forest"))
+    told = re.fullmatch(r"forest on (\d+) samples", forest)
+    assert told is not None
+    assert int(told[1]) < found.samples
+    assert found.scores[forest] == 1.0
 
 
 def test_a_numeric_target_is_judged_by_r2() -> None:

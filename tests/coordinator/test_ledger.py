@@ -57,6 +57,26 @@ def test_what_a_device_wrote_is_kept_as_every_database_can(path: str | Path) -> 
     assert report.events == (told,)
 
 
+def test_rows_of_one_attempt_in_one_transaction_leave_what_those_in_several_leave(tmp_path: Path) -> None:
+    """A simulated fleet's record takes one a round."""
+    cost = {"flops": Figure(1.0, "counted", "s")}
+    steps = [
+        AssignmentRow("a", 1, 1, 1, "accepted", predicted=cost),
+        AssignmentRow("a", 1, 1, 1, "accepted", measured={"payload_down_bytes": Figure(2.0, "counted", "s")}),
+        AssignmentRow("a", 1, 1, 1, "declined", measured={"compute_s": Figure(3.0, "measured", "s")}),
+        AssignmentRow("b", 1, 1, 1, "accepted", measured={"payload_down_bytes": Figure(4.0, "counted", "s")}),
+        AssignmentRow("b", 1, 1, 1, "done", measured={"payload_up_bytes": Figure(5.0, "counted", "s")}),
+    ]
+    found = []
+    for name, batches in (("one", [steps]), ("several", [[step] for step in steps])):
+        with begun(ledger_at(tmp_path / f"{name}.sqlite")) as ledger:
+            for batch in batches:
+                ledger.commit("r1", batch, [], 1.0)
+            found.append(ledger.report().assignments)
+    assert found[0] == found[1]
+    assert found[0][0].measured.keys() == {"payload_down_bytes", "compute_s"}
+
+
 def test_what_we_wrote_ourselves_is_not_cut(tmp_path: Path) -> None:
     """Bundles whose names differ late are two. PostgreSQL refuses what is longer than its column."""
     names = ("n" * 64 + "1", "n" * 64 + "2")

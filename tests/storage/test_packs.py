@@ -12,8 +12,10 @@ import pytest
 from edgefl.errors import StoreError
 from edgefl.records import ObjectRef
 from edgefl.storage import packs as packs_module
+from edgefl.storage import partials as partials_module
 from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.storage.packs import Packs
+from edgefl.storage.shared import Shared
 
 CHUNK = 96 * 1024
 DRAW = random.Random(0)
@@ -323,3 +325,57 @@ def test_packs_have_a_size(tmp_path, monkeypatch):
         packs.sync()
     assert len(list((tmp_path / "packs").iterdir())) == 3
     assert packs.used_bytes() == 8 * 1044
+
+
+def held_store(place: Path) -> tuple[ObjectStore, Shared]:
+    shared = Shared()
+    return ObjectStore(place, shared=shared), shared
+
+
+def test_what_a_process_that_is_the_whole_fleet_gets_stays_in_memory_until_it_is_settled(tmp_path, monkeypatch):
+    store, _ = held_store(tmp_path)
+    synced = []
+    monkeypatch.setattr(packs_module.os, "fsync", synced.append)
+    arrive(store, *MANY)
+    assert (synced, packs_of_dir(tmp_path)) == ([], [])
+    assert [store.read(name) for name in IDS] == MANY
+    store.settle(IDS[:2])
+    assert len(synced) == 3
+    assert [store.has(name) for name in IDS] == [True] * 8
+    later = ObjectStore(tmp_path)
+    assert [later.has(name) for name in IDS] == [True] * 2 + [False] * 6
+    store.mark_garbage({IDS[3]})
+    store.sweep()
+    assert [store.has(name) for name in IDS] == [name == IDS[3] for name in IDS]
+
+
+def test_more_than_may_be_held_is_written_unsynced(tmp_path, monkeypatch):
+    store, _ = held_store(tmp_path)
+    monkeypatch.setattr(packs_module, "_HELD_BYTES", 3500)
+    monkeypatch.setattr(packs_module.os, "fsync", lambda descriptor: pytest.fail("synced"))
+    arrive(store, *MANY[:3])
+    assert packs_of_dir(tmp_path) == []
+    arrive(store, *MANY[3:])
+    assert len(packs_of_dir(tmp_path)) == 1
+    assert [store.read(name) for name in IDS] == MANY
+
+
+def test_an_object_of_several_chunks_that_the_process_has_is_neither_copied_nor_hashed(tmp_path, monkeypatch):
+    store, shared = held_store(tmp_path)
+    data = MANY[0] + MANY[1]
+    ref = ObjectRef(object_id(data), len(data))
+    mine = shared.share(ref.id, data)
+    monkeypatch.setattr(partials_module.hashlib, "sha256", lambda data: pytest.fail("hashed again"))
+    arrival = store.partial(ref, 1500)
+    assert store.partial(ref, 1500) is arrival, "equal uploads of two devices help each other"
+    arrival.write(1, data[1500:])
+    assert not arrival.verify()
+    assert arrival.missing() == b"\x01"
+    arrival.write(0, data[:1500])
+    assert arrival.verify()
+    store.publish([arrival])
+    assert store.read(ref.id) is mine.data
+
+
+def packs_of_dir(place: Path) -> list[Path]:
+    return list((place / "packs").glob("*"))

@@ -81,10 +81,59 @@ def test_a_model_with_hooks_or_other_modules_is_not_used_again() -> None:
     assert models.take(spec, parts, "cpu", 0) is not second
 
 
-def test_a_model_with_modules_of_others_is_built_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse, "_KNOWN", ("torch.",))  # EdgeFL's count as another package's
-    spec, models = model_spec(), Models()
-    assert models.take(spec, ["a/embed"], "cpu", 0) is not models.take(spec, ["a/embed"], "cpu", 0)
+class Plain(nn.Module):
+    """A module of a user's own; its attributes are values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power, self._seen, self.sizes = 2, 0, (1, (2.0, "a"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._seen += 1
+        return x**self.power
+
+
+class Remembering(Plain):
+    """One with a state that no copy of its attributes puts back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: list[torch.Tensor] = []
+
+
+def with_own(monkeypatch: pytest.MonkeyPatch, own: type[nn.Module]) -> Models:
+    """Models whose head has a module of this class."""
+    build = reuse.build
+
+    def built(*given: object) -> object:
+        model = build(*given)  # type: ignore[arg-type]
+        model.part("head/a").add_module("own", own())
+        return model
+
+    monkeypatch.setattr(reuse, "build", built)
+    return Models()
+
+
+def test_a_users_module_is_used_again_with_the_values_it_was_built_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    models, spec = with_own(monkeypatch, Plain), model_spec()
+    first = models.take(spec, ["head/a"], "cpu", 0)
+    own = first.part("head/a").get_submodule("own")
+    assert isinstance(own, Plain)
+    own(torch.ones(1))
+    own.power, own.training = 3, False
+    assert models.take(spec, ["head/a"], "cpu", 0) is first
+    assert (own.power, own._seen, own.training) == (2, 0, True)
+
+
+def test_a_users_module_with_other_state_is_built_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(Plain):  # which may share state with the function that makes it
+        pass
+
+    spec = model_spec()
+    for own in (Remembering, Local):
+        with monkeypatch.context() as patch:
+            models = with_own(patch, own)
+            assert models.take(spec, ["head/a"], "cpu", 0) is not models.take(spec, ["head/a"], "cpu", 0)
 
 
 def test_other_parts_or_another_seed_are_another_model() -> None:
