@@ -16,6 +16,9 @@ from device_agent.runtime.connect import MakeTrainer, Options, make_agent
 from edgefl.log_lines import line_writer
 from edgefl.resources.process_memory import keep_for_chunks
 
+#: Seconds between looks at whether an agent is connected.
+_POLL_S = 0.02
+
 
 def options_in(file: Path) -> list[Options]:
     """The agents that a file names, with the broker of the environment."""
@@ -25,17 +28,29 @@ def options_in(file: Path) -> list[Options]:
 
 
 async def run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
-    """Until SIGTERM; each agent writes its lines beside its state."""
+    """Until SIGTERM; each agent writes its lines beside its state, and starts once the one before it is connected.
+
+    Thousands that start at once on a few processors take longer than a broker waits for any of them.
+    """
     keep_for_chunks()
+    agents: list[Agent] = []
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        stopped.set()
+        for agent in agents:
+            agent.stop()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     with contextlib.ExitStack() as stack:
-        agents: list[Agent] = []
+        running: list[asyncio.Task[None]] = []
         for options in every:
             log = stack.enter_context(Path(options.state).with_suffix(".log").open("a", encoding="utf-8"))
             agents.append(make_agent(options, line_writer("json", log), make))
-
-        def stop() -> None:
-            for agent in agents:
-                agent.stop()
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-        await asyncio.gather(*(agent.run() for agent in agents))
+            running.append(asyncio.create_task(agents[-1].run()))
+            while not (agents[-1].state.connected or running[-1].done() or stopped.is_set()):
+                await asyncio.sleep(_POLL_S)
+            if stopped.is_set():
+                agents[-1].stop()
+                break
+        await asyncio.gather(*running)
