@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.data.arrays import Array, Rows
+from edgefl.data.arrays import Array, Indices, Rows
 from edgefl.data.dataset import Dataset
 from edgefl.data.label_sets import Sets
 from edgefl.data.levels import target_errors
@@ -49,11 +49,12 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
     known = known[np.linspace(0, len(known) - 1, min(len(known), _MOST_SAMPLES)).astype(int)]
     if (len(np.unique(y[known])) < 2 and test.sets is None) or not len(tested):
         return None
+    labelled, y = _rows_of(labelled, known), y[known]  # features of all of a large fleet's samples would be gigabytes
     modalities = list(test.signature())
     if test.sets is not None:
         sets = np.concatenate([share.sets for share in labelled if share.sets is not None])
         x, z = _features([*labelled, test], modalities, sum(map(len, labelled)))
-        return _of_several(x[known], sets[known], z[tested], test.sets[tested])
+        return _of_several(x, sets, z[tested], test.sets[tested])
     alone = {f" on {m} alone": [m] for m in modalities} if len(modalities) > 1 else {}
     scores, of_all = dict[str, float](), False
     for words, given in {"": modalities, **alone}.items():
@@ -65,13 +66,20 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a model that has not converged: the score says it
-                answers = model.fit(x[known], y[known]).predict(z[tested])
+                answers = model.fit(x, y).predict(z[tested])
             right = truth[tested]
             score = target_errors(answers, right)["r2"] if numeric else float((answers == right).mean())
-            if name == "forest" and (rows := _forest_rows(len(known), x.shape[1])) < len(known):
+            if name == "forest" and (rows := _forest_rows(*x.shape)) < len(known):
                 words += f" on {rows:,} samples"
             scores[name + words] = score
     return Reference("r2" if numeric else "accuracy", scores, len(known))
+
+
+def _rows_of(shares: Sequence[Dataset], rows: Indices) -> list[Dataset]:
+    """These rows of all shares' samples, sorted, without shares that have none of them."""
+    starts = np.cumsum([0, *map(len, shares)])
+    parts = np.split(rows, np.searchsorted(rows, starts[1:-1]))
+    return [share.subset(part - start) for share, part, start in zip(shares, parts, starts, strict=False) if len(part)]
 
 
 def _of_several(x: Any, sets: Sets, z: Any, truth: Sets) -> Reference:
