@@ -2,7 +2,7 @@
 
 50,000 synthetic windows of a sensor ([32, 3]: six classes' means and noise) are there once; each user draws 20 of them
 by its name. 20 users are asked a round for one epoch in batches of 5, with the ledger and every bill. Seconds are user
-and system time of the process; memory is its largest resident size (ru_maxrss), torch's import included. The model is
+and system time of the process; memory is its largest resident size (VmHWM), torch's import included. The model is
 tested after the last round alone; the comparison with simple models after a run is left out.
 
     python -m benchmarks.cost.population [--users 100000 1000000] [--rounds 100] [--write docs/results]
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common.sections import put
+from edgefl.resources.process_memory import status_bytes
 
 SAMPLES, TESTED, CLASSES, SHAPE = 50_000, 1_000, 6, (32, 3)
 ASKED, EACH, BATCH = 20, 20, 5
@@ -122,7 +123,7 @@ def one(folder: Path, users: int, rounds: int) -> Measured:
         round_s=(end - begin) / rounds,
         cpu_s=cpu_s(),
         wall_s=time.time() - began,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_bytes=status_bytes("VmHWM") or 0,  # ru_maxrss has what the process was started from
         ledger_bytes=ledger,
         met=len(record.devices),
         accuracy=run.accuracy or 0.0,

@@ -89,9 +89,15 @@ def test_what_received_an_object_keeps_no_bytes_of_it(tmp_path: Path) -> None:
     arriving.write(1, b"ef")
     assert arriving.verify()
     objects.publish([arriving])
-    assert (arriving.bytes, len(arriving._data)) == (None, 0)
+    assert (arriving._known, arriving._pieces) == (None, {})
     arriving.write(1, b"ef")  # once more, and too late
-    assert (arriving.verify(), len(arriving._data)) == (True, 0)
+    assert (arriving.verify(), arriving._pieces) == (True, {})
+    another = objects.partial(ref, CHUNK)
+    again = MemoryStore(tmp_path / "b", "b", None, pool).objects.partial(ref, CHUNK)
+    again.write(0, b"abcd")
+    again.write(1, b"ef")
+    assert (again._known, again.verify(), again._known) == (b"abcdef", True, None)
+    assert another.verified
     assert objects.read(ref.id) == b"abcdef"
 
 
