@@ -48,14 +48,14 @@ def test_calls_are_answered_in_turn_by_one_process(tmp_path):
     scene(tmp_path, play)
 
 
-@pytest.mark.parametrize(("given", "has"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_of_a_worker_wait_without_spinning_unless_told(tmp_path, monkeypatch, given, has):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+@pytest.mark.parametrize(("given", "has"), [(None, "1000"), ("0", "0")])
+def test_threads_of_a_worker_spin_for_a_moment_unless_told(tmp_path, monkeypatch, given, has):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", given)
 
     async def play(worker):
-        assert await worker.call("variable", "OMP_WAIT_POLICY") == has
+        assert await worker.call("variable", "GOMP_SPINCOUNT") == has
 
     scene(tmp_path, play)
 
