@@ -49,8 +49,8 @@ class Environment(NamedTuple):
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
     ``watch``: link to the live page, if there is one. Of simulated fleets alone: ``expects``: whether a device has yet
     to join; until none has, the time to join does not begin, since it says how busy their machine is; ``crowd``:
-    devices that introduce themselves when they are called; ``shared``: the objects of the process that is the whole
-    fleet, of which nothing but the run's record has to last.
+    devices that introduce themselves when they are called; ``shared``: objects in memory, where one process is
+    coordinator and devices; only the ledger and states are then durable.
     """
 
     directory: Path

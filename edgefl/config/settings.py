@@ -431,7 +431,7 @@ class SizedFleet(Values):
         """The number of each device's kind."""
         return spread(self.devices, tuple(kind.weight for kind in self.kinds))
 
-    def __iter__(self) -> Iterator[FleetDevice]:  # type: ignore[override]  # its devices, as of a fleet that lists them
+    def __iter__(self) -> Iterator[FleetDevice]:  # type: ignore[override]  # pydantic's gives fields
         return map(self.__getitem__, range(self.devices))
 
 

@@ -25,7 +25,7 @@ ALL, ROWS = "all.npz", "rows"
 
 
 class Kept(NamedTuple):
-    """``rows`` of all devices behind each other, of which ``sizes`` [N] are a device's; () where devices draw."""
+    """Rows of all devices, concatenated; ``sizes`` [N]: how many each device has. Both empty where devices draw."""
 
     rows: Indices
     sizes: Indices
@@ -57,7 +57,7 @@ class Population:
 
     @staticmethod
     def load(folder: Path, devices: Sequence[str], config: DataConfig, seed: int) -> Population:
-        """What ``save`` wrote. Raises DataError."""
+        """Read the files that ``save`` wrote. Raises DataError."""
         arrays = read_npz(folder / ROWS)
         kept = Kept(arrays["rows"], arrays["sizes"], arrays["kinds"])
         return Population(Dataset.load_npz(folder / ALL), devices, config, seed, kept)
@@ -100,7 +100,7 @@ class Population:
         return self._kinds
 
     def _facts(self) -> Iterable[object]:
-        """Of each device, its counts of samples and of labelled ones."""
+        """Counts of samples, and of labelled samples, of each device."""
         labels, flags = self.data.labels, self.data.present.values()
         whole = _is_plain(self._missing) and all(map(np.all, flags)) and not spaces_in(self.data.label_names)
         labelled = np.zeros(len(self.data), np.int64) if labels is None else np.asarray(labels >= 0, np.int64)

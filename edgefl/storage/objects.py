@@ -42,7 +42,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 #: From this size on mapping is quicker than reading, and worth a descriptor for as long as it is read.
 _MAPPED_BYTES = 2**20
 #: From this size on an object arrives in a file, whoever sends it: written among others it would be in memory twice.
-_HELD_BYTES = 16 * 2**20
+_IN_MEMORY_BYTES = 16 * 2**20
 #: Bytes of small objects that are kept in memory: the parts of a few states.
 _RECENT_BYTES = 8 * 2**20
 
@@ -269,7 +269,7 @@ class ObjectStore:
 
     @property
     def held(self) -> bool:
-        """Whether what arrives stays in memory until it is settled."""
+        """Whether arriving objects stay in memory until ``settle``."""
         return self._shared is not None
 
     @property
@@ -308,7 +308,7 @@ class ObjectStore:
         if self.has(ref.id):
             return MemoryArrival(ref, chunk_bytes)
         shared = self._shared
-        if self._packing and 0 < ref.size <= (chunk_bytes if shared is None else _HELD_BYTES):
+        if self._packing and 0 < ref.size <= (chunk_bytes if shared is None else _IN_MEMORY_BYTES):
             here = None if shared is None or (found := shared.known(ref.id)) is None else found.data
             arrival = self._open[ref.id] = MemoryArrival(ref, chunk_bytes, self._keep, here)
             return arrival

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,21 +195,27 @@ def surroundings(place: Path, broker: MemoryBroker, worker: InlineWorker) -> Sur
     return Surroundings(broker, worker, Pool(place / "objects"), Capabilities(), Preparation("p"), place, lost)
 
 
+async def listening(broker: MemoryBroker, greeted: Callable[[m.Hello], None]) -> MemoryTransport:
+    """A coordinator's connection that hears who introduces itself."""
+    coordinator = MemoryTransport(broker, "coordinator")
+    await coordinator.connect()
+    await coordinator.subscribe(topics.coordinator_subscriptions("f"))
+
+    def heard(topic: str, payload: bytes) -> None:
+        if isinstance(message := m.decode_up(payload), m.Hello):
+            greeted(message)
+
+    coordinator.on_message = heard
+    return coordinator
+
+
 def test_a_device_that_is_never_asked_takes_a_few_kilobytes(tmp_path: Path) -> None:
     names = [f"device-{n:04}" for n in range(1000)]
     hellos: dict[str, m.Hello] = {}
 
     async def scene() -> int:
         broker, worker = MemoryBroker(), Facts()
-        coordinator = MemoryTransport(broker, "coordinator")
-        await coordinator.connect()
-        await coordinator.subscribe(topics.coordinator_subscriptions("f"))
-
-        def heard(topic: str, payload: bytes) -> None:
-            if isinstance(message := m.decode_up(payload), m.Hello):
-                hellos[message.device] = message
-
-        coordinator.on_message = heard
+        coordinator = await listening(broker, lambda hello: hellos.update({hello.device: hello}))
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         every = [Options(fleet="f", device=name, data="x.npz", state=str(tmp_path / name)) for name in names]
@@ -314,15 +321,7 @@ def test_a_device_that_ends_while_its_data_are_read_says_no_more_and_ends_alone(
 
     async def scene() -> None:
         broker, worker = MemoryBroker(), Facts()
-        coordinator = MemoryTransport(broker, "coordinator")
-        await coordinator.connect()
-        await coordinator.subscribe(topics.coordinator_subscriptions("f"))
-
-        def heard(topic: str, payload: bytes) -> None:
-            if isinstance(message := m.decode_up(payload), m.Hello):
-                hellos.append(message.device)
-
-        coordinator.on_message = heard
+        await listening(broker, lambda hello: hellos.append(hello.device))
         names = [f"device-{n:02}" for n in range(READ_AT_ONCE + 1)]
         around = surroundings(tmp_path, broker, worker)._replace(lost=lambda name, error: None)
         devices = Devices([Options(fleet="f", device=name, state=str(tmp_path / name)) for name in names], around)
