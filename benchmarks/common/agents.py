@@ -16,8 +16,8 @@ from device_agent.runtime.connect import MakeTrainer, Options, make_agent
 from edgefl.log_lines import line_writer
 from edgefl.resources.process_memory import keep_for_chunks
 
-#: Seconds between looks at whether an agent is connected.
-_POLL_S = 0.02
+#: Seconds between looks at whether agents are connected, and how many may not be yet.
+_POLL_S, _CONNECTING = 0.02, 8
 
 
 def options_in(file: Path) -> list[Options]:
@@ -28,7 +28,7 @@ def options_in(file: Path) -> list[Options]:
 
 
 async def run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
-    """Until SIGTERM; each agent writes its lines beside its state, and starts once the one before it is connected.
+    """Until SIGTERM; each agent writes its lines beside its state, and starts once all but a few are connected.
 
     Thousands that start at once on a few processors take longer than a broker waits for any of them.
     """
@@ -44,12 +44,17 @@ async def run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     with contextlib.ExitStack() as stack:
         running: list[asyncio.Task[None]] = []
+        connecting: list[tuple[Agent, asyncio.Task[None]]] = []
         for options in every:
             log = stack.enter_context(Path(options.state).with_suffix(".log").open("a", encoding="utf-8"))
             agents.append(make_agent(options, line_writer("json", log), make))
             running.append(asyncio.create_task(agents[-1].run()))
-            while not (agents[-1].state.connected or running[-1].done() or stopped.is_set()):
-                await asyncio.sleep(_POLL_S)
+            connecting.append((agents[-1], running[-1]))
+            await asyncio.sleep(0)
+            while len(connecting) >= _CONNECTING and not stopped.is_set():
+                connecting = [(one, task) for one, task in connecting if not (one.state.connected or task.done())]
+                if len(connecting) >= _CONNECTING:
+                    await asyncio.sleep(_POLL_S)
             if stopped.is_set():
                 agents[-1].stop()
                 break

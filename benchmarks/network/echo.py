@@ -41,8 +41,8 @@ from edgefl.transport.broker import start_broker
 
 #: Agents that have a process of their own; more are dealt to as many.
 PROCESSES = 4
-#: Most of them in one: paho waits by select(), which takes descriptors below 1,024, and an agent has six.
-MOST_IN_ONE = 125
+#: Most of them in one, which holds five descriptors for each.
+MOST_IN_ONE = 1000
 READY_S = 300.0
 
 

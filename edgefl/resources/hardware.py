@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -93,10 +94,6 @@ def capabilities(disk: Path | None = None) -> Capabilities:
     """
     memory = control_group.memory()
     gpu, gpu_memory = graphics()
-    try:
-        runtime = f"torch {metadata.version('torch')}"  # without loading it
-    except metadata.PackageNotFoundError:
-        runtime = ""
     return Capabilities(
         memory_total_bytes=memory.total_bytes,
         memory_free_bytes=memory.free_bytes,
@@ -105,9 +102,17 @@ def capabilities(disk: Path | None = None) -> Capabilities:
         gpu_memory_bytes=gpu_memory,
         disk_free_bytes=shutil.disk_usage(disk or Path.cwd()).free,
         machine=platform.machine(),
-        runtime=runtime,
+        runtime=_torch(),
         power_mode=power_mode(),
     )
+
+
+@cache
+def _torch() -> str:
+    try:
+        return f"torch {metadata.version('torch')}"  # without loading it
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def power_mode(root: Path = Path("/")) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import socket
 import ssl
@@ -212,6 +213,7 @@ class Link:
         if self._client is not None:
             with contextlib.suppress(OSError):  # the thread has just ended and closed what would wake it
                 self._client.disconnect()
+                self._client.wake()  # it may be about to wait without the deadline, for a broker that reads nothing
         if self._thread.is_alive():
             self._thread.join(GOODBYE_S + 0.5)
 
@@ -320,7 +322,7 @@ class Link:
         try:
             if self._stopping.is_set():
                 client.disconnect()
-            while client.loop(1.0) == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            while client.loop(self._patience_s(client)) == MQTTErrorCode.MQTT_ERR_SUCCESS:
                 if self._stopping.is_set() and time.monotonic() > self._deadline:
                     break
         finally:
@@ -329,6 +331,10 @@ class Link:
                 self._reason += f" {self._short_lived} times in a row; perhaps {_SAME_ID}"
             if not self._stopping.is_set():
                 self._post(self._listener.lost, self._reason)
+
+    def _patience_s(self, client: MeteredClient) -> float:
+        left_s = self._deadline - time.monotonic() if self._stopping.is_set() else math.inf
+        return max(0.0, min(client.patience_s(), left_s))
 
     def _on_connect(
         self, client: Client, data: object, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import socket
 import ssl
 import struct
@@ -33,6 +35,8 @@ _RECEIVED, _SEGMENTS, _SENT = struct.Struct("=128xQ"), struct.Struct("=136xII"),
 HEADER_BYTES = 52
 
 
+#: A connection sleeps until its next ping is due, and no shorter: while an answer is overdue it looks so often.
+LOOK_S = 1.0
 #: Bytes read from the socket at once, and of packets written at once.
 READ_BYTES = 64 * 1024
 #: From so many messages within so many seconds on, several are read at once: to wake another thread for each costs as
@@ -103,6 +107,7 @@ class MeteredClient(Client):
         self.on_plain: Callable[[bytes, bytes], None] | None = None
         self.oversize: set[int] = set()  # ids of messages that the broker refused for their size
         self._moved_at = time.monotonic()  # the last message, either way
+        self._sent_at = self._heard_at = self._moved_at  # the last bytes
         self._ahead, self._taken = b"", 0  # read from the socket; how much of it paho has
         self._waits = False  # its thread waits for the socket, or is about to
         self._messages, self._counted_at, self._busy = 0, 0.0, False
@@ -119,6 +124,7 @@ class MeteredClient(Client):
             self.alert = error
             raise
         self._meter.sent += count
+        self._sent_at = time.monotonic()
         return count
 
     def _sock_recv(self, bufsize: int) -> bytes:
@@ -130,6 +136,7 @@ class MeteredClient(Client):
                 self.alert = error
                 raise
             self._meter.received += len(self._ahead)
+            self._heard_at = time.monotonic()
         begin, self._taken = self._taken, self._taken + bufsize
         data = self._ahead[begin : self._taken]
         if self._taken >= len(self._ahead):
@@ -137,11 +144,11 @@ class MeteredClient(Client):
         return data
 
     def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
-        """Run paho's step, then read packets that were read ahead, then write the answers."""
+        """Run a step, then read packets that were read ahead, then write the answers."""
         if self._is_busy(time.monotonic()):
             time.sleep(PAUSE_S)
-        self._waits = True
-        code = super()._loop(0.0 if self._ahead else timeout)
+        self._waits = True  # before a look at what waits to be written: what comes later wakes this thread
+        code = self._step(0.0 if self._ahead else timeout)
         self._waits = False
         for _ in range(MOST_READS):
             if not self._ahead or code != MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -150,6 +157,48 @@ class MeteredClient(Client):
         if self._out_packet and code == MQTTErrorCode.MQTT_ERR_SUCCESS:
             code = self.loop_write()
         return code
+
+    def _step(self, timeout: float) -> MQTTErrorCode:
+        """Wait once, then read, write and ping: paho's step, which waits by select() for descriptors below 1,024."""
+        sock, waker = self._sock, self._sockpairR
+        if sock is None or waker is None:
+            return MQTTErrorCode.MQTT_ERR_NO_CONN
+        read_by_tls = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        waiting = select.poll()
+        waiting.register(sock, select.POLLIN | (select.POLLOUT if self.want_write() else 0))
+        waiting.register(waker, select.POLLIN)
+        ready = dict(waiting.poll(0 if read_by_tls else math.ceil(1000 * timeout)))
+        state, woken = ready.get(sock.fileno(), 0), waker.fileno() in ready
+        if read_by_tls or state & ~select.POLLOUT:
+            code = self.loop_read()
+            if code != MQTTErrorCode.MQTT_ERR_SUCCESS or self._sock is None:
+                return code
+        if woken:
+            with contextlib.suppress(BlockingIOError):
+                waker.recv(10_000)
+        if woken or state & select.POLLOUT:
+            code = self.loop_write()
+            if code != MQTTErrorCode.MQTT_ERR_SUCCESS or self._sock is None:
+                return code
+        return self.loop_misc()
+
+    def patience_s(self) -> float:
+        """Seconds that ``loop`` may wait: until a ping is due."""
+        silent_s = time.monotonic() - min(self._sent_at, self._heard_at)
+        return max(LOOK_S, (self._pace_s() or IDLE_AFTER_S) - silent_s)
+
+    def wake(self) -> None:
+        """Have ``loop`` return. Callable from any thread."""
+        self._waits = False
+        waker = self._sockpairW
+        if waker is not None:
+            with contextlib.suppress(OSError):  # as many bytes wait already as there is room for, or it has been closed
+                waker.send(b"0")
+
+    def _pace_s(self) -> float:
+        """Silence after which a ping goes out: shorter while messages flow; 0 for no pings."""
+        idle = time.monotonic() - self._moved_at >= IDLE_AFTER_S
+        return self._keepalive if idle else min(self._keepalive, BUSY_KEEPALIVE_S)
 
     def _is_busy(self, now: float) -> bool:
         """True while so many messages arrive that to read several at once is worth a pause."""
@@ -169,10 +218,8 @@ class MeteredClient(Client):
         """Queue a packet, and wake the thread that writes if it waits: paho writes a byte to it for each."""
         entry: Any = {"command": command, "mid": mid, "qos": qos, "pos": 0, "packet": packet, "info": info}
         self._out_packet.append(entry | {"to_process": len(packet)})
-        if self._waits and self._sockpairW is not None:
-            self._waits = False
-            with contextlib.suppress(BlockingIOError):
-                self._sockpairW.send(b"0")
+        if self._waits:
+            self.wake()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _packet_write(self) -> MQTTErrorCode:
@@ -190,6 +237,7 @@ class MeteredClient(Client):
     def _call_socket_open(self, sock: Any) -> None:
         self._meter.opened = sock
         self._ahead, self._taken = b"", 0
+        self._sent_at = self._heard_at = time.monotonic()
         super()._call_socket_open(sock)
 
     def _call_socket_close(self, sock: Any) -> None:
@@ -216,9 +264,7 @@ class MeteredClient(Client):
 
     def loop_misc(self) -> MQTTErrorCode:
         """Run paho's housekeeping, with more frequent pings while messages flow."""
-        agreed = self._keepalive
-        if time.monotonic() - self._moved_at < IDLE_AFTER_S:
-            self._keepalive = min(agreed, BUSY_KEEPALIVE_S)
+        agreed, self._keepalive = self._keepalive, self._pace_s()
         try:
             return super().loop_misc()
         finally:

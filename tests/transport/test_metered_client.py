@@ -152,7 +152,7 @@ def test_a_flood_of_messages_does_not_hold_up_what_waits_to_be_written(monkeypat
 
     monkeypatch.setattr(Client, "_sock_recv", receive)
     monkeypatch.setattr(Client, "_sock_send", send)
-    monkeypatch.setattr(Client, "_loop", lambda client, timeout: client.loop_read())
+    monkeypatch.setattr(MeteredClient, "_step", lambda client, timeout: client.loop_read())
     client = made()
     client._sock, client.on_message = Mock(), Mock()
     queued(client, (PUBACK, b"a", 0))
