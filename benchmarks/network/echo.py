@@ -44,10 +44,15 @@ PROCESSES = 4
 #: Most of them in one, which holds five descriptors for each.
 MOST_IN_ONE = 1000
 READY_S = 300.0
+#: For agents to say goodbye, thousands in a process; then they are killed.
+LEAVE_S = 60.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A size of model and fleet. ``goal_s``: seconds of a round on two cores, 0 for none."""
+    """A size of model and fleet. ``goal_s``: seconds of a round on two cores, 0 for none.
+
+    ``model_bytes``: about; 0 where nobody asks.
+    """
 
     name: str
     width: int
@@ -55,6 +60,7 @@ class Case(msgspec.Struct, frozen=True):
     agents: int = 4
     rounds: int = 20
     goal_s: float = 0.0
+    model_bytes: int = 0
 
 
 CASES = (
@@ -183,10 +189,15 @@ def agents(case: Case, folder: Path, environment: dict[str, str]) -> Iterator[li
     finally:
         for child in children:
             child.send_signal(signal.SIGTERM)
+        until = time.monotonic() + LEAVE_S
         for child in children:
-            _, _, used = os.wait4(child.pid, 0)
-            child.returncode = 0
-            used_s.append(used.ru_utime + used.ru_stime)
+            while not (ended := os.wait4(child.pid, os.WNOHANG))[0] and time.monotonic() < until:
+                time.sleep(0.05)
+            if not ended[0]:
+                child.kill()
+                ended = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(ended[1])
+            used_s.append(ended[2].ru_utime + ended[2].ru_stime)
 
 
 def page(found: Sequence[Outcome]) -> str:

@@ -1,10 +1,10 @@
 """Many light agents on one machine through one broker: who is asked, who is lost, what is sent twice.
 
-Real coordinator, broker and supervisors; trainers echo (``benchmarks.network.echo_agents``), 125 agents a process. Two
-loads: 1,000 agents of which each round asks 200; and 200 agents that all upload 2 MB at once to a coordinator that is
-stopped for half of every second. Two more by name: 10,000 agents, of which each round asks 2,000, with either model
-(10 GiB of memory, 15 minutes). A chunk the broker drops is one that has to be sent again, so bytes sent again are
-counted.
+Real coordinator, broker and supervisors; trainers echo (``benchmarks.network.echo_agents``), up to 1,000 agents a
+process. Two loads: 1,000 agents of which each round asks 200; and 200 agents that all upload 2 MB at once to a
+coordinator that is stopped for half of every second. Two more by name: 10,000 agents, of which each round asks 2,000,
+with either model. A chunk the broker drops is one that has to be sent again, so bytes sent again are counted. Standard
+error says how many devices have joined, and each round's seconds.
 
     python -m benchmarks.network.load [--case 10000] [--write docs/results]
 """
@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -48,11 +49,15 @@ class Load(msgspec.Struct, frozen=True):
 
 
 LOADS = (
-    Load("1000", echo.Case("40KB", 16, 2, agents=1000, rounds=20), asked=200),
+    Load("1000", echo.Case("40KB", 16, 2, agents=1000, rounds=20, model_bytes=36_000), asked=200),
     Load("200x2MB", echo.Case("2MB", 128, 3, agents=200, rounds=3), stopped_s=0.5),
-    Load("10000", echo.Case("40KB", 16, 2, agents=10_000, rounds=20), asked=2_000),
-    Load("10000x2MB", echo.Case("2MB", 128, 3, agents=10_000, rounds=3), asked=2_000),
+    Load("10000", echo.Case("40KB", 16, 2, agents=10_000, rounds=20, model_bytes=36_000), asked=2_000),
+    Load("10000x2MB", echo.Case("2MB", 128, 3, agents=10_000, rounds=3, model_bytes=2_410_000), asked=2_000),
 )
+#: Without a device that joins or a round that ends for as long, a load has failed.
+STALLED_S = 600.0
+#: Parts of the model's size that an agent that was asked keeps on disk: the model and its update.
+KEPT = 2
 #: Those that are run where none is named.
 USUAL = ("1000", "200x2MB")
 
@@ -89,7 +94,7 @@ def run_file(load: Load, test: Path) -> dict[str, Any]:
 
 
 async def measured(load: Load, folder: Path) -> Outcome:
-    """One load, from the first agent's start to the coordinator's end."""
+    """One load, from the first agent's start to the coordinator's end. Raises SystemExit where it fails."""
     test = folder / "test.npz"
     echo.test_set().save_npz(test)
     (folder / "run.yaml").write_text(yaml.safe_dump(run_file(load, test)))
@@ -104,13 +109,26 @@ async def measured(load: Load, folder: Path) -> Outcome:
             peak = asyncio.create_task(echo.highest(coordinator.pid))
             server = psutil.Process(broker.pid)
             first = asyncio.create_task(_at_the_first_round(coordinator.pid, server, run / "events.jsonl"))
-            async with _standing_still(coordinator.pid, load.stopped_s, run / "events.jsonl"):
-                _, status, used = await asyncio.to_thread(os.wait4, coordinator.pid, 0)
+            watching = asyncio.create_task(_watched(len(_agents()), run / "events.jsonl"))
+            ending = asyncio.create_task(asyncio.to_thread(os.wait4, coordinator.pid, 0))
+            try:
+                async with _standing_still(coordinator.pid, load.stopped_s, run / "events.jsonl"):
+                    await asyncio.wait({watching, ending}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not ending.done():
+                    coordinator.kill()
+                _, status, used = await ending
+                coordinator.returncode = os.waitstatus_to_exitcode(status)
+                watching.cancel()
+                (fault,) = await asyncio.gather(watching, return_exceptions=True)
             cpu_s = {"coordinator": used.ru_utime + used.ru_stime, "broker": _spent(server), "agents": _of_agents()}
             broker_bytes = server.memory_info().rss
-            coordinator.returncode = os.waitstatus_to_exitcode(status)
             if coordinator.returncode:
-                raise SystemExit(f"the coordinator of {load.name} ended with {coordinator.returncode}; see {folder}")
+                first.cancel()
+                why = f": {fault}" if isinstance(fault, RuntimeError) else ""
+                raise SystemExit(
+                    f"the coordinator of {load.name} ended with {coordinator.returncode}{why}; see {folder}"
+                )
     rows = [msgspec.json.decode(line, type=EventRow) for line in (run / "events.jsonl").read_bytes().splitlines()]
     with Ledger(run / "ledger.sqlite", create=False) as ledger:
         report = ledger.report("echo")
@@ -148,10 +166,46 @@ def _spent(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+def _agents() -> list[psutil.Process]:
+    """This process' children that are agents and run."""
+    return [one for one in psutil.Process().children() if "benchmarks.network.echo_agents" in one.cmdline()]
+
+
 def _of_agents() -> float:
-    """Processor time of this process' children that are agents."""
-    children = psutil.Process().children()
-    return sum(_spent(one) for one in children if "benchmarks.network.echo_agents" in one.cmdline())
+    return sum(map(_spent, _agents()))
+
+
+async def _watched(processes: int, file: Path) -> None:
+    """Print what a run's events say of its progress. Raises RuntimeError when agents end, or nothing goes on."""
+    joined, counted, round_at, moved, place = 0, 0, 0.0, time.monotonic(), 0
+    while True:
+        await asyncio.sleep(1.0)
+        if len(_agents()) < processes:
+            raise RuntimeError("a process of agents has ended")
+        if time.monotonic() - moved > STALLED_S:
+            raise RuntimeError(f"nothing went on for {STALLED_S:.0f} s")
+        if not file.exists():
+            continue
+        with file.open("rb") as stream:
+            stream.seek(place)
+            lines = stream.readlines()
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            place += len(line)
+            row = msgspec.json.decode(line, type=EventRow)
+            joined += row.kind == "device_joined"
+            if row.kind == "device_left":
+                sys.stderr.write(f"{row.device} left: {row.data.get('reason')}\n")
+            if row.kind == "round_started":
+                round_at = row.at
+            if row.kind == "round_closed":
+                sys.stderr.write(f"round {row.round}: {row.at - round_at:.1f} s\n")
+            if row.kind in {"device_joined", "round_closed"}:
+                moved = time.monotonic()
+        if joined != counted:
+            counted = joined
+            sys.stderr.write(f"{joined} joined\n")
 
 
 async def _at_the_first_round(coordinator: int, server: psutil.Process, events: Path) -> dict[str, float]:
@@ -183,6 +237,14 @@ async def _standing_still(pid: int, stopped_s: float, events: Path) -> AsyncIter
             await asyncio.gather(stopping, return_exceptions=True)
 
 
+def _disk_bytes(load: Load) -> int:
+    """Most that the devices that are asked leave on disk, and the coordinator's two rounds."""
+    case = load.case
+    share = load.asked / case.agents
+    devices = case.agents * (1 - (1 - share) ** (case.rounds + 1))
+    return int((KEPT * devices + 2 * load.asked) * case.model_bytes) + case.agents * 2**15
+
+
 def page(found: list[Outcome]) -> str:
     """A table."""
     columns = ["agents", "asked", "model, KB", "rounds", "all connected, s", "a round, s", "slowest", "lost"]
@@ -200,11 +262,11 @@ def page(found: list[Outcome]) -> str:
 
 
 #: Above the table.
-_EXPLAINED = """Agents (125 a process) of which each round asks a fifth, and 200 agents that upload 2 MB each to a
-coordinator that stands still for half of every second. *Lost*: devices that were asked and not counted, of all
+_EXPLAINED = """Agents (up to 1,000 a process) of which each round asks a fifth, and 200 agents that upload 2 MB each
+to a coordinator that stands still for half of every second. *Lost*: devices that were asked and not counted, of all
 rounds. *Dropped for*: clients the broker told it was dropping messages for. *Sent again*: chunks that came too late
 for whoever waited, and were sent twice. Processor time is of the rounds, from the first one's start on. What bounds
-both loads is the processors' time of the agents: two cores serve all of them."""
+these loads is the processors' time of the agents: two cores serve all of them."""
 
 
 def main() -> None:
@@ -222,6 +284,10 @@ def main() -> None:
             folder = options.keep / load.name if options.keep else Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
             started = time.monotonic()
+            if load.asked and shutil.disk_usage(folder).free < (needed := _disk_bytes(load)):
+                raise SystemExit(
+                    f"{load.name} needs {needed / 2**30:.0f} GiB of disk in {folder}; name another by --keep"
+                )
             found.append(asyncio.run(measured(load, folder)))
         sys.stderr.write(f"{load.name}: {found[-1].round_s:.2f} s a round ({time.monotonic() - started:.0f} s)\n")
     text = page(found)

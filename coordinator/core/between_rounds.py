@@ -20,7 +20,10 @@ def begin_round_if_enough(steps: Steps) -> None:
     """Leave joining with enough devices, or after ``join_s`` with any; fail without one."""
     if expects_back(steps) or (lacks_firsts(steps.state) and steps.at < steps.state.until):
         return
-    state, there = steps.state, online(steps.state)
+    state = steps.state
+    if state.crowd is None and len(state.devices) < state.policy.devices and steps.at < state.until:
+        return  # at each join: to count those that are online takes as long as there are devices
+    there = online(state)
     needed, waited = wanted(state), state.policy.join_s
     if there >= needed or not state.until:
         next_round(steps)

@@ -10,7 +10,7 @@ from faulty_broker import FaultyBroker
 from msgspec.structs import replace
 
 from device_agent.core import state as v
-from device_agent.runtime.agent import TICK_S
+from device_agent.runtime.agent import TICK_S, Agent, _free_bytes
 from device_agent.runtime.store import AgentStore, Owner
 from device_agent.runtime.trainer_process import Ended
 from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
@@ -106,6 +106,7 @@ def test_chunks_that_others_share_do_not_come_to_a_device_that_does_not_fetch_th
 
 def test_free_memory_is_looked_up_for_heartbeats_alone(tmp_path, monkeypatch):
     looks = []
+    _free_bytes.cache_clear()  # of a test before
     monkeypatch.setattr(control_group, "memory", lambda: looks.append(1) or control_group.Memory(9, 7))
 
     async def scene():
@@ -117,6 +118,30 @@ def test_free_memory_is_looked_up_for_heartbeats_alone(tmp_path, monkeypatch):
 
     play(scene())
     assert len(looks) < 20
+
+
+def test_timers_rest_without_work_and_run_with_it(tmp_path, monkeypatch):
+    ticks = []
+    tick = Agent._tick
+    monkeypatch.setattr(Agent, "_tick", lambda agent, now: (ticks.append(now), tick(agent, now))[1])
+
+    async def scene():
+        broker = FaultyBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            running.agent.tick_s = 0.01
+            await coordinator.expect(m.Heartbeat)  # one every 0.2 s
+            del ticks[:]
+            await coordinator.expect(m.Heartbeat)
+            assert len(ticks) <= 2
+            coordinator.chunk_limit = 1
+            coordinator.offer()
+            await coordinator.expect(m.Need)  # and waits for chunks
+            del ticks[:]
+            await asyncio.sleep(0.5)
+            assert len(ticks) > 10
+
+    play(scene())
 
 
 def test_the_second_round_fetches_only_what_changed(tmp_path):
