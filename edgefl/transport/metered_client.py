@@ -195,7 +195,7 @@ class MeteredClient(Client):
             with contextlib.suppress(OSError):  # as many bytes wait already as there is room for, or it has been closed
                 waker.send(b"0")
 
-    def _pace_s(self) -> float:
+    def _pace_s(self) -> int:
         """Silence after which a ping goes out: shorter while messages flow; 0 for no pings."""
         idle = time.monotonic() - self._moved_at >= IDLE_AFTER_S
         return self._keepalive if idle else min(self._keepalive, BUSY_KEEPALIVE_S)

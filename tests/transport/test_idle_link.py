@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paho.mqtt.enums import MQTTErrorCode
 from transport_fixtures import TLS_PEM, Recorder, broker_kinds, run, until
 
 from edgefl.transport.broker import Broker, start_broker
@@ -34,7 +35,12 @@ def test_an_idle_link_does_not_wake(broker: Broker, monkeypatch: pytest.MonkeyPa
     async def scene() -> None:
         steps: list[float] = []
         step = MeteredClient._step
-        monkeypatch.setattr(MeteredClient, "_step", lambda self, wait_s: (steps.append(wait_s), step(self, wait_s))[1])
+
+        def counted(client: MeteredClient, wait_s: float) -> MQTTErrorCode:
+            steps.append(wait_s)
+            return step(client, wait_s)
+
+        monkeypatch.setattr(MeteredClient, "_step", counted)
         transport = MqttTransport(broker.url, "idle")
         await transport.connect()
         await transport.publish("idle/x", b"1")
