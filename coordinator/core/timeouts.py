@@ -14,6 +14,13 @@ LEDGER_AWAY_S: Final = 30.0
 LEDGER_RETRY_S: Final = 0.25
 #: Seconds until a database server that does not answer is given up.
 LEDGER_CONNECT_S: Final = 10
+#: Fleets up to this beat at full pace, a hundred messages a second; devices of larger ones each less often.
+FULL_PACE: Final = 1000
+
+
+def slowed(devices: int) -> float:
+    """Factor of ``heartbeat_s`` and ``silence_s`` in a fleet of so many devices."""
+    return max(1.0, devices / FULL_PACE)
 
 
 class Timeouts(NamedTuple):
@@ -21,7 +28,7 @@ class Timeouts(NamedTuple):
 
     #: How often time is looked at. Deadlines are minutes, stalls seconds: a quarter second is not seen.
     tick_s: float = 0.25
-    #: Beat asked of the devices: small against a deadline, and 200 devices make only 20 messages a second.
+    #: Beat asked of the devices, times ``slowed``: small against a deadline, and 200 make only 20 messages a second.
     heartbeat_s: float = 10.0
     #: A device is lost after three silent beats and a half: one lost packet or one long step is no lost device.
     silence_s: float = 35.0

@@ -23,6 +23,7 @@ from coordinator.core.moves import (
     Progressed,
     Spent,
 )
+from coordinator.core.timeouts import slowed
 from edgefl.console import safe_text
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages, topics
@@ -109,15 +110,19 @@ class Inbound:
         """Restart every device's silence from now, after the coordinator was offline."""
         self._heard = dict.fromkeys(self._heard, now)
 
-    def silent(self, now: float, excused: Container[str] = ()) -> list[DeviceOffline]:
-        """Devices silent for longer than ``silence_s``, once each; ``excused``: those that are asked for nothing."""
-        late = {name: at for name, at in self._heard.items() if now - at > self._silence_s}
+    def silent(self, now: float, excused: Container[str] = (), known: int = 0) -> list[DeviceOffline]:
+        """Devices silent for longer than ``silence_s``, once each; ``excused``: those that are asked for nothing.
+
+        ``known``: devices of the fleet, of which many beat less often.
+        """
+        most_s = self._silence_s * slowed(known)
+        late = {name: at for name, at in self._heard.items() if now - at > most_s}
         gone = [name for name in late if name not in excused]
         self._heard |= dict.fromkeys(late, now)  # the last will of an excused one counts still
         for name in gone:
             del self._heard[name]
             self._show(name, (late[name], "silence since", False))
-        return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in gone]
+        return [DeviceOffline(now, name, f"silent for {most_s:g} s") for name in gone]
 
     def sightings(self, ahead: float, known: Container[str]) -> list[SightingRow]:
         """Ledger rows of signs of life since the last call; ``ahead``: seconds from our clock to the epoch's."""

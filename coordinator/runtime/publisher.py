@@ -22,6 +22,7 @@ from coordinator.core.assignments import (
 )
 from coordinator.core.moves import Event, UpdateInvalid, UpdateStored
 from coordinator.core.state import Link, Phase, State
+from coordinator.core.timeouts import slowed
 from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.link_rates import LinkRates, Moved
@@ -105,7 +106,8 @@ class Publisher:
         elif isinstance(one, do.SendDrain):
             self.post(one.device, m.Drain(self.plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.SendWelcome):
-            welcome = m.Welcome(self._session, heartbeat_s=self._heartbeat_s, release=__version__)
+            beat_s = self._heartbeat_s * slowed(len(state.devices))
+            welcome = m.Welcome(self._session, heartbeat_s=beat_s, release=__version__)
             made = {"run": self.plan.run, "made_ms": state.made_ms, "earlier_ms": state.earlier_ms}
             prepared = preparation_of(self.plan)
             self.post(one.device, msgspec.structs.replace(welcome, **made, preparation=prepared))

@@ -12,6 +12,7 @@ from coordinator.core.moves import (
     Joined,
     Progressed,
 )
+from coordinator.core.timeouts import Timeouts, slowed
 from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound, cleaned
 from edgefl.console import safe_text
 from edgefl.protocol import messages as m
@@ -50,6 +51,18 @@ def test_the_last_will_of_an_earlier_session_says_nothing() -> None:
     assert read(inbound, m.Presence("a", "old", online=False), "presence") is None
     assert isinstance(read(inbound, m.Presence("a", "new", online=False), "presence"), DeviceOffline)
     assert read(inbound, m.Presence("a", "new", online=False), "presence") is None
+
+
+def test_devices_of_a_large_fleet_may_be_silent_for_as_long_as_they_beat_less() -> None:
+    """Of 10,000, each beats every 100 s in place of 10, and is lost after as many silent beats."""
+    asked = Timeouts()
+    for known in (4, 1000, 10_000):
+        inbound, beat_s = Inbound(asked.silence_s, 1.0), asked.heartbeat_s * slowed(known)
+        inbound.heard("a", 0.0)
+        assert inbound.silent(3.4 * beat_s, known=known) == []
+        (lost,) = inbound.silent(3.6 * beat_s, known=known)
+        assert lost.reason == f"silent for {3.5 * beat_s:g} s"
+        assert known / beat_s <= 100, "messages a second"
 
 
 def test_silence_is_told_once_and_not_held_against_anyone_after_an_outage() -> None:
