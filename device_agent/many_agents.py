@@ -112,8 +112,8 @@ class HostedTrainer:
 
         async with self._worker.turn:
             try:
-                # Only a warm process may be interrupted: the signal would kill a cold one. This one gets no signal.
-                if self._worker.process.pid != os.getpid():
+                # Only a warm process may be interrupted: the signal would kill a cold one. Others know that themselves.
+                if isinstance(self._worker.process, WorkerProcess):
                     await self._worker.process.call("warm", WarmRequest(self._settings, offer=work.offer))
                 if self._interrupted:
                     refusal = Refusal("abandoned", detail="left off before its turn")

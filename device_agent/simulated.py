@@ -23,7 +23,7 @@ from device_agent.many_agents import HostedTrainers, check_shared, logged_agent
 from device_agent.runtime.agent import Agent
 from device_agent.runtime.connect import Options, Simulated, blank_state, settings_of
 from device_agent.runtime.memory_store import Pool, saved_in
-from device_agent.runtime.trainer_process import WarmRequest
+from device_agent.runtime.trainer_process import TrainerWorker, WarmRequest
 from edgefl.errors import ProtocolError
 from edgefl.log_lines import line_writer
 from edgefl.plan.job import Preparation
@@ -44,8 +44,9 @@ READ_AT_ONCE = 10
 class Surroundings(NamedTuple):
     """Shared surroundings of a fleet's devices.
 
-    ``worker``: trains; ``machine``: capabilities, probed once; ``preparation``: the run's, by which data are read at
-    once; ``lost`` is called for a device that ends by itself, and may raise.
+    ``worker``: reads data, and trains where there are no ``trainers``; ``machine``: capabilities, probed once;
+    ``preparation``: the run's, by which data are read at once; ``lost`` is called for a device that ends by itself, and
+    may raise.
     """
 
     broker: MemoryBroker
@@ -55,6 +56,7 @@ class Surroundings(NamedTuple):
     preparation: Preparation
     logs: Path
     lost: Lost
+    trainers: Sequence[TrainerWorker] = ()
 
 
 class _Device:
@@ -85,7 +87,7 @@ class Devices:
     ) -> None:
         self.agents: dict[str, Agent] = {}
         self._around = surroundings
-        self._hosted = HostedTrainers([surroundings.worker])
+        self._hosted = HostedTrainers(surroundings.trainers or [surroundings.worker])
         self._stack = contextlib.ExitStack()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(self._fail)

@@ -24,19 +24,24 @@ from edgefl.storage.shared import Bytes, Shared
 
 
 class Pool(Shared):
-    """The objects of a fleet's devices, and their stores. ``source``: the coordinator's directory of objects."""
+    """The objects of a fleet's devices, and their stores.
 
-    def __init__(self, source: Path) -> None:
+    ``source``: the coordinator's directory of objects; ``handed``: a directory that is looked into before it.
+    """
+
+    def __init__(self, source: Path, handed: Path | None = None) -> None:
         super().__init__()
         self.stores: dict[str, MemoryObjects] = {}  # by device
-        self._source = source
+        self.source = source
+        self._handed = () if handed is None else (handed,)
 
     def fetched(self, name: str, places: Iterable[Path] = ()) -> Bytes:
         """An object that no device holds in memory, from the first of ``places`` that has it, or the coordinator's.
 
         Raises StoreError where it is not whole.
         """
-        path = next((one for place in places if (one := place / name).is_file()), self._source / name)
+        tried = (*places, *self._handed)
+        path = next((one for place in tried if (one := place / name).is_file()), self.source / name)
         with store_errors("read", path):
             data = path.read_bytes()
         if object_id(data) != name:
@@ -51,22 +56,22 @@ class MemoryObjects:
         self.directory = directory
         self.limit_bytes = limit_bytes
         self._pool = pool
-        self._sizes: dict[str, int] = {}  # of every object that the device has
+        self.sizes: dict[str, int] = {}  # of every object that the device has
         self._held: dict[str, Bytes] = {}  # those that it needs now
         self._open: dict[str, MemoryArrival] = {}
         self._whole: dict[str, bytes] = {}  # verified, and not published yet
         for file in retained_files(directory):
-            self._sizes[file.name] = file.stat().st_size
+            self.sizes[file.name] = file.stat().st_size
 
     def has(self, name: str) -> bool:
         """See ``ObjectStore.has``."""
-        return name in self._sizes
+        return name in self.sizes
 
     sound = has  # memory does not lose bits
 
     def read(self, name: str) -> bytes:
         """See ``ObjectStore.read``."""
-        if name not in self._sizes:
+        if name not in self.sizes:
             raise StoreError(f"object {name[:12]} is not at this device")
         held = self._held.get(name) or self._pool.known(name) or self._pool.fetched(name, [self.directory])
         self._held[name] = held
@@ -85,20 +90,26 @@ class MemoryObjects:
     def put(self, data: bytes | bytearray | memoryview) -> ObjectRef:
         """See ``ObjectStore.put``."""
         ref = ObjectRef(object_id(data), memoryview(data).nbytes)
-        if ref.id not in self._sizes:
+        if ref.id not in self.sizes:
             self._admit(ref)
-            self._sizes[ref.id] = ref.size
+            self.sizes[ref.id] = ref.size
         self._held[ref.id] = self._pool.share(ref.id, data if isinstance(data, bytes) else bytes(data))
         return ref
 
     def remove(self, name: str) -> None:
         """See ``ObjectStore.remove``."""
-        self._sizes.pop(name, None)
+        self.sizes.pop(name, None)
         self._held.pop(name, None)
+
+    def take(self, name: str, size: int, data: bytes | None) -> None:
+        """Have an object that a trainer's process made; None: the coordinator has the bytes."""
+        self.sizes[name] = size
+        if data is not None:
+            self._held[name] = self._pool.share(name, data)
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> MemoryArrival:
         """See ``ObjectStore.partial``; here each transfer begins with nothing."""
-        if ref.id in self._sizes:
+        if ref.id in self.sizes:
             return MemoryArrival(ref, chunk_bytes)
         if ref.id not in self._open:
             self._admit(ref)
@@ -111,16 +122,16 @@ class MemoryObjects:
         """See ``ObjectStore.publish``."""
         for one in partials:
             if self._open.pop(one.ref.id, None) is not None:
-                self._sizes[one.ref.id] = one.ref.size
+                self.sizes[one.ref.id] = one.ref.size
                 self._held[one.ref.id] = self._pool.share(one.ref.id, self._whole.pop(one.ref.id))
 
     def used_bytes(self) -> int:
         """See ``ObjectStore.used_bytes``."""
-        return sum(self._sizes.values()) + sum(one.ref.size for one in self._open.values())
+        return sum(self.sizes.values()) + sum(one.ref.size for one in self._open.values())
 
     def mark_garbage(self, keep: set[str]) -> int:
         """See ``ObjectStore.mark_garbage``; 0, since nothing is left to be swept."""
-        for name in self._sizes.keys() - keep:
+        for name in self.sizes.keys() - keep:
             self.remove(name)
         for name in self._open.keys() - keep:
             del self._open[name]
@@ -141,7 +152,7 @@ class MemoryObjects:
         make_private(self.directory)
         with store_errors("write", self.directory):
             here = {file.name for file in retained_files(self.directory)}
-            for name in (names & self._sizes.keys()) - here:
+            for name in (names & self.sizes.keys()) - here:
                 write_new(self.directory / name, self.read(name), durable=False)
             for name in here - names:
                 (self.directory / name).unlink(missing_ok=True)

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import itertools
 import math
+import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +29,7 @@ from device_agent.runtime.connect import Options
 from device_agent.runtime.memory_store import Pool
 from device_agent.simulated import Devices, Lost, Surroundings
 from device_agent.trainer.process import Trainers
+from edgefl.api.simulated_trainers import HANDED, SimulatedTrainers
 from edgefl.config.settings import RunConfig
 from edgefl.data.population import Population
 from edgefl.errors import ConfigError, Problem
@@ -58,10 +61,13 @@ class CrowdData(NamedTuple):
     kinds: Sequence[int]
 
 
-def check_in_process(config: RunConfig, kinds: Sequence[Options], file: object, others: Sequence[str]) -> None:
+def check_in_process(
+    config: RunConfig, kinds: Sequence[Options], file: object, others: Sequence[str], workers: int = 0
+) -> None:
     """Raise ConfigError for what takes processes: a broker elsewhere, memory budgets, other options of the coordinator.
 
-    ``kinds``: a device of each kind; ``others``: those options as they were given.
+    ``kinds``: a device of each kind; ``others``: those options as they were given. With ``workers`` also for rounds
+    whose result follows from the order in which updates come.
     """
     if "://" in config.broker:
         text = "names a broker, and a run in one process has none"
@@ -69,6 +75,9 @@ def check_in_process(config: RunConfig, kinds: Sequence[Options], file: object, 
     if others:
         problem = Problem(others[0].partition("=")[0], "needs the coordinator's own process")
         raise ConfigError(str(file), [problem], remedy=f"Leave {OPTION} away, or this option.")
+    if workers and config.rounds == "async":
+        problem = Problem("rounds", "async takes updates as they come, which is by chance from several processes")
+        raise ConfigError(str(file), [problem], remedy="Leave --workers away, or set rounds: lockstep.")
     for one in kinds:
         check_shared(one.device, one.budget, OPTION)
 
@@ -79,6 +88,7 @@ async def execute(
     emit: Callable[[EventRow], None],
     lost: Lost,
     crowd: CrowdData | None = None,
+    workers: int = 0,
 ) -> None:
     """``coordinator.runtime.start.execute`` and the agents of a local fleet, in this event loop. Raises EdgeFLError."""
     from coordinator.runtime import start
@@ -89,7 +99,7 @@ async def execute(
     make_private(directory)
     start.write_run_file(plan, directory / start.RUN_FILE)
     with tracked(emit, options.track, plan, directory) as shown:
-        await run_fleet(plan, directory, every, shown, lost, resume=bool(options.resume), crowd=crowd)
+        await run_fleet(plan, directory, every, shown, lost, resume=bool(options.resume), crowd=crowd, workers=workers)
 
 
 async def run_fleet(
@@ -101,13 +111,15 @@ async def run_fleet(
     *,
     resume: bool = False,
     crowd: CrowdData | None = None,
+    workers: int = 0,
 ) -> RunReport:
     """Carry out ``plan`` in ``directory`` with an agent for each of ``every``, all of one fleet; its report.
 
     Nothing is decided by the clock: rounds have no deadline, and the first waits for every agent that is joining.
     ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. ``crowd``: has the
     shares of ``every``, in their order, None: files of their own. With it devices that are never asked do nothing,
-    unless the run has to know all of them first. Raises EdgeFLError.
+    unless the run has to know all of them first. ``workers``: processes that train, 0: this one does. Raises
+    EdgeFLError.
     """
     from coordinator.runtime import evaluator
     from coordinator.runtime.environment import Environment
@@ -122,10 +134,11 @@ async def run_fleet(
     quiet = Made(len(every), lambda place: replace(every[order[place]], heartbeat_s=SIMULATED.heartbeat_s))
     with store_errors("create", logs):
         logs.mkdir(parents=True, exist_ok=True)
-    async with _one_thread() as thread:
+    async with _processes(workers, directory, pool, emit) as processes, _one_thread() as thread:
         worker = InlineWorker(evaluator.handlers, thread, logs / "evaluator.log")
         training = InlineWorker(trainers.handlers, thread, logs / "trainers.log", trainers.leave_off)
         around = Surroundings(broker, training, pool, capabilities(logs), preparation_of(plan), logs, lost)
+        around = around._replace(trainers=processes)
         devices = Devices(quiet, around, names, met.firsts if met is not None else None)
         transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
         environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED, crowd=met)
@@ -150,6 +163,25 @@ def _in_order(plan: RunPlan, crowd: CrowdData | None, count: int) -> tuple[Seque
     profiles = np.array(list(crowd.kinds))
     kinds = (samples * (profiles.max() + 1) + profiles)[np.asarray(order)]
     return order, names, crowd_of(plan, names, kinds)
+
+
+@contextlib.asynccontextmanager
+async def _processes(
+    count: int, directory: Path, pool: Pool, emit: Callable[[EventRow], None]
+) -> AsyncIterator[list[SimulatedTrainers]]:
+    """Trainer processes, which load torch meanwhile."""
+
+    def warn(text: str) -> None:
+        emit(EventRow(time.time(), "warning", data={"text": text}))
+
+    processes = [SimulatedTrainers(number, directory, pool, warn) for number in range(1, count + 1)]
+    try:
+        for one in processes:
+            await one.start()
+        yield processes
+    finally:
+        await asyncio.gather(*(one.stop() for one in processes))
+        shutil.rmtree(directory / HANDED, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

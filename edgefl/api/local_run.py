@@ -52,7 +52,8 @@ class LocalOptions(NamedTuple):
 
     ``file``: a run file by path or shipped name, or its fields. ``run``: its id, default name, date and time;
     ``resume``: the id of one to go on with. ``trainers``: processes that all devices share, 0: one a device.
-    ``in_process``: the fleet in this process, without a broker. ``track``: writers such as tensorboard:DIR.
+    ``in_process``: the fleet in this process, without a broker; ``workers``: processes that train it then, 0: this one
+    does. ``track``: writers such as tensorboard:DIR.
     ``more``: further options of the coordinator.
     """
 
@@ -63,6 +64,7 @@ class LocalOptions(NamedTuple):
     resume: str = ""
     trainers: int = 0
     in_process: bool = False
+    workers: int = 0
     track: Sequence[str] = ()
     more: Sequence[str] = ()
 
@@ -116,6 +118,11 @@ class LocalRun:
             raise ConfigError(source_name(options.file), [Problem("fleet", text)])
         if not options.in_process:
             check_installed_kinds(self.config, options.file, "and a fleet's devices are others", "in_process=True")
+            if options.workers:
+                problem = Problem("--workers", "is of a fleet in one process")
+                raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or give --trainers.")
+        elif options.workers:
+            check_installed_kinds(self.config, options.file, "and trainer processes are others", "workers=0")
         self.options, self.feed, self.finish, self._check = options, feed, finish, check
         self.resume = bool(options.resume)
         runs = options.runs
@@ -124,7 +131,7 @@ class LocalRun:
             from edgefl.api.in_process import check_in_process  # with it comes the coordinator, which else is a process
 
             others = ["--trainers"] * bool(options.trainers) + list(options.more)
-            check_in_process(self.config, self._kinds(), source_name(options.file), others)
+            check_in_process(self.config, self._kinds(), source_name(options.file), others, options.workers)
         self._made: list[Path] = []  # directories made for this run
         if not (options.resume or options.run):  # last: what is refused before leaves no directory behind
             run, self._made = begin_run(runs, self.config.name)
@@ -283,6 +290,7 @@ class LocalRun:
             feed,
             lambda device, error: self._lost(f"the agent of {device}", error),
             await asyncio.to_thread(self._crowd),
+            self.options.workers,
         )
         if done and self.finish is not None:
             await asyncio.to_thread(self.finish, self.directory)

@@ -103,11 +103,15 @@ def _read_as(config: RunConfig) -> Mapping[str, EncoderSpec]:
     return read_as(config, folder=has_manifest(config.data.source))
 
 
-def population_of(config: RunConfig, folder: Path) -> Population | None:
-    """The fleet's shares below ``folder``; None where they are files of their own. Raises DataError."""
+def population_of(config: RunConfig, folder: Path, *, mapped: bool = False) -> Population | None:
+    """The fleet's shares below ``folder``; None where they are files of their own. Raises DataError.
+
+    ``mapped``: values are pages of their file, which processes share.
+    """
     if not (folder / ROWS).is_file():
         return None
-    return Population.load(folder, list(config.device_names), config.shared, config.seed)
+    names = config.device_names if mapped else list(config.device_names)
+    return Population.load(folder, names, config.shared, config.seed, mapped=mapped)
 
 
 def shares_table(name: str, prepared: Prepared) -> Grid:

@@ -109,6 +109,7 @@ def run(
     on_event: Feed | None = None,
     trainers: int = 0,
     in_process: bool = False,
+    workers: int = 0,
     export: bool = True,
     page: bool = True,
 ) -> Run:
@@ -120,7 +121,8 @@ def run(
     ``--set`` has them. ``directory``: where the run's own folder is made.
     ``resume``: the id of a run in it to go on with. ``on_event`` takes every event in order, in another thread than the
     caller's; an error that it raises ends the run. ``trainers``: processes that all devices share, 0: one a device.
-    ``in_process``: all of it in this process instead, without a broker: the same result for less (docs/studies.md).
+    ``in_process``: all of it in this process instead, without a broker: the same result for less (docs/studies.md);
+    ``workers``: processes that train its devices then, 0: this one does. The result is the same.
     ``export``, ``page``: write ONNX bundles and report.html at the end.
 
     Returns when the run has ended. Ctrl-C ends its processes and raises KeyboardInterrupt, whose text says how to go
@@ -130,6 +132,7 @@ def run(
     file, fields = with_data(file, Given(data, labels, groups), Path(directory) / FOLDER)
     overrides = merged(fields, overrides)
     options = LocalOptions(file, overrides, Path(directory), resume=resume, trainers=trainers, in_process=in_process)
+    options = options._replace(workers=workers)
     return carried_out(options, on_event or (lambda _: None), Made(export, page))
 
 

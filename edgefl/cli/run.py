@@ -32,6 +32,9 @@ def run_command(
             help="All of it in this process, without a broker: the same result for less; no memory measured.",
         ),
     ] = False,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --in-process: train on N processes. 0: in this one.")
+    ] = 0,
     export: Annotated[bool, typer.Option(help="Write ONNX bundles at the end.")] = True,
     page: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
     format: Annotated[  # noqa: A002 - the option's own name
@@ -76,7 +79,7 @@ def run_command(
 
     more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
     asked = LocalOptions(run, set_ or [], Path(runs), resume=resume, trainers=trainers, in_process=in_process)
-    options = asked._replace(track=track or (), more=more)
+    options = asked._replace(workers=workers, track=track or (), more=more)
     view = None if format == "json" else LiveView(verbose=verbose)
     with view or nullcontext():
         feed = quietly if view is None else view.feed

@@ -23,6 +23,9 @@ def command(
         list[str] | None,
         typer.Option(metavar="PROFILE[:WEIGHT]", help="Kind of device, and its weight among them; repeatable."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Train on N processes: the same result. 0: in this one.")
+    ] = 0,
     runs: RunsOption = RUNS,
     format: Annotated[  # noqa: A002 - the option's own name
         Literal["terminal", "json"], typer.Option("--format", help="json: the forecast, alone on stdout.")
@@ -30,7 +33,7 @@ def command(
     verbose: Verbose = False,
     set_: Overrides = None,
 ) -> None:
-    """Train a fleet of any size in this process, and predict what a real fleet of such devices would take.
+    """Train a fleet of any size on this machine, and predict what a real fleet of such devices would take.
 
     The run file's data are shared out to the devices, which take the place of its fleet. The result is that of the same
     fleet as processes; the seconds and joules are predicted by the speeds in the device profiles. Budgets of memory are
@@ -50,7 +53,7 @@ def command(
     fields: dict[str, object] = {"fleet": drawn_fleet(devices, kinds_of(device or []))}
     if asked:
         fields["slots.select"] = {"random": {"share": min(1.0, asked / devices)}}
-    options = LocalOptions(run, merged(fields, set_ or []), Path(runs), in_process=True)
+    options = LocalOptions(run, merged(fields, set_ or []), Path(runs), in_process=True, workers=workers)
     view = None if format == "json" else LiveView(verbose=verbose)
     with view or nullcontext():
         done = carry_out(

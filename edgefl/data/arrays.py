@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import mmap
 import os
 import re
 import tempfile
@@ -37,6 +38,10 @@ MAX_FILE_BYTES = 64 * 2**20
 MAX_DATASET_BYTES = 4 * 2**30
 #: Bytes read at a time, and copied at a time when a whole array is put on disk.
 _READ_BYTES, _COPY_BYTES = 2**20, 2**22
+#: From this size on an array is mapped where that is asked for.
+_MAPPED_BYTES = 2**20
+#: Where a member's header in a .zip has the lengths of its name and of what follows it, two bytes each.
+_NAME_LENGTH_AT = 26
 #: Floats, signed and unsigned integers, booleans, unicode. No objects, no structures.
 _KINDS = "fiubU"
 #: Deflate packs 1032 bytes into one at most: a member that claims more lies about its size.
@@ -60,8 +65,11 @@ def read_npy(path: Path) -> Array:
             raise DataError(f"not a readable .npy file: {error}") from None
 
 
-def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Array]:
-    """The arrays of a .npz file (only the ``wanted`` ones), MAX_DATASET_BYTES at most in all. Raises DataError."""
+def read_npz(path: Path, wanted: Collection[str] | None = None, *, mapped: bool = False) -> dict[str, Array]:
+    """The arrays of a .npz file (only the ``wanted`` ones), MAX_DATASET_BYTES at most in all. Raises DataError.
+
+    ``mapped``: large arrays of numbers are pages of the file, read-only, which processes share.
+    """
     regular_file(path, MAX_DATASET_BYTES)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -71,7 +79,7 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Arr
             total = sum(m.file_size for m in members)
             if total > MAX_DATASET_BYTES:
                 raise DataError(f"{path}: {total} bytes of arrays, more than the limit of {MAX_DATASET_BYTES}")
-            return {m.filename[:-4]: _read_member(archive, m, path.stat().st_size) for m in members}
+            return {m.filename[:-4]: _read_member(archive, m, path.stat().st_size, mapped) for m in members}
     except (zipfile.BadZipFile, *_DAMAGE) as error:
         remedy = "Write the file anew, for instance with numpy.savez or `edgefl data --out`."
         raise DataError(f"{path}: not a readable .npz file: {error}", remedy=remedy) from None
@@ -83,7 +91,7 @@ def npz_names(path: Path) -> list[str]:
         return [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
 
 
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int) -> Array:
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int, mapped: bool) -> Array:
     """One array. What a member says of its size has to be possible before memory is taken for it."""
     name = member.filename[:80]
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
@@ -93,11 +101,49 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_byte
     if member.file_size > most * packed:
         raise ValueError(f"{name!r} claims {member.file_size} bytes, and {packed} are there")
     with archive.open(member) as file:
+        if mapped and most == 1 and member.file_size >= _MAPPED_BYTES:
+            return _mapped(archive, file, member)
         return _read_array(file, member.file_size)
+
+
+def _mapped(archive: zipfile.ZipFile, file: IO[bytes], member: zipfile.ZipInfo) -> Array:
+    """The array of a member that is not compressed, as pages of the archive where they are numbers."""
+    dtype, shape, fortran = _read_header(file, member.file_size)
+    start = file.tell()
+    if dtype.kind not in "fiu" or archive.fp is None:
+        file.seek(0)
+        return _read_array(file, member.file_size)
+    archive.fp.seek(
+        member.header_offset + _NAME_LENGTH_AT
+    )  # of the member's own header, which its name and more follow
+    lengths = archive.fp.read(4)
+    start += (
+        member.header_offset
+        + _NAME_LENGTH_AT
+        + 4
+        + sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
+    )
+    pages = mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ)
+    array = np.frombuffer(pages, dtype, math.prod(shape), start)
+    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
 
 def _read_array(file: IO[bytes], size: int) -> Array:
     """The array in ``file`` of ``size`` bytes. Raises ValueError, EOFError."""
+    dtype, shape, fortran = _read_header(file, size)
+    array = np.empty(math.prod(shape), dtype)
+    rest = memoryview(array.view(np.uint8).data) if array.nbytes else memoryview(b"")
+    while rest:
+        if not (block := file.read(min(len(rest), _READ_BYTES))):
+            raise EOFError("it ends early")
+        rest[: len(block)] = block
+        rest = rest[len(block) :]
+    _check_values(array)
+    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+
+
+def _read_header(file: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Type, shape and order of the array in ``file`` of ``size`` bytes, which its values follow. Raises ValueError."""
     version = np.lib.format.read_magic(file)
     if version not in {(1, 0), (2, 0)}:
         raise ValueError(f"format version {version} is not supported")
@@ -109,15 +155,7 @@ def _read_array(file: IO[bytes], size: int) -> Array:
     rows = max([count, *shape[:1]])  # of nothing, or of texts without a letter, a file of no size could hold any number
     if dtype.itemsize < 0 or count * dtype.itemsize > size or rows > max(size, MAX_HEADER_BYTES):
         raise ValueError(f"its header promises shape {shape}, more than the file holds")
-    array = np.empty(count, dtype)
-    rest = memoryview(array.view(np.uint8).data) if array.nbytes else memoryview(b"")
-    while rest:
-        if not (block := file.read(min(len(rest), _READ_BYTES))):
-            raise EOFError("it ends early")
-        rest[: len(block)] = block
-        rest = rest[len(block) :]
-    _check_values(array)
-    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+    return dtype, shape, fortran
 
 
 @lru_cache(maxsize=64)  # the shares of a fleet have the same ones

@@ -232,8 +232,10 @@ class Dataset:
         return arrays
 
     @staticmethod
-    def load_npz(path: Path | str, encoders: Encoders | None = None) -> Dataset:
+    def load_npz(path: Path | str, encoders: Encoders | None = None, *, mapped: bool = False) -> Dataset:
         """Read ``path``; with ``encoders`` only these modalities. Raises DataError (missing, damaged, inconsistent).
+
+        ``mapped``: a file that ``save_npz`` wrote, whose large arrays are read-only pages that processes share.
 
         Values become float32; unsigned bytes are pixels and become 0..1; other integers, and everything of a text
         encoder, are token ids (int64). Grey pictures get one channel. Feature vectors [N, d] become signals [N, d, 1];
@@ -243,7 +245,7 @@ class Dataset:
         kinds = None if encoders is None else {m: e.kind for m, e in encoders.items()}
         extras = {"label", "label_names", "ids", "group", _RECORDING}
         wanted = None if kinds is None else {*extras, *kinds, *(f"{m}.present" for m in kinds)}
-        arrays = read_npz(path, wanted)
+        arrays = read_npz(path, wanted, mapped=mapped)
         names = [name for name in arrays if name not in extras and not name.endswith(".present")]
         if not names:
             which = "" if kinds is None else f" called {' or '.join(kinds)}"
@@ -301,7 +303,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
     flags = {m: np.asarray(arrays.get(f"{m}.present", np.ones(count)), dtype=bool) for m in names}
     modalities = {m: as_values(arrays.pop(m), kinds.get(m, "")) for m in names}
     for m, values in modalities.items():
-        if flags[m].shape == (len(values),):
+        if flags[m].shape == (len(values),) and values.flags.writeable:  # what is mapped was saved with zeros
             values[~flags[m]] = 0
     labels = labels_of(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
     known = labels.numbers is not None and bool((labels.numbers != -1).any())

@@ -56,11 +56,13 @@ class Population:
         self._without_values = replace(data, modalities=nothing)
 
     @staticmethod
-    def load(folder: Path, devices: Sequence[str], config: DataConfig, seed: int) -> Population:
-        """Read the files that ``save`` wrote. Raises DataError."""
+    def load(
+        folder: Path, devices: Sequence[str], config: DataConfig, seed: int, *, mapped: bool = False
+    ) -> Population:
+        """Read the files that ``save`` wrote; ``mapped``: values are pages that processes share. Raises DataError."""
         arrays = read_npz(folder / ROWS)
         kept = Kept(arrays["rows"], arrays["sizes"], arrays["kinds"])
-        return Population(Dataset.load_npz(folder / ALL), devices, config, seed, kept)
+        return Population(Dataset.load_npz(folder / ALL, mapped=mapped), devices, config, seed, kept)
 
     def save(self, folder: Path) -> None:
         """Write the samples and the rows. Raises DataError where a device has no sample left, StoreError."""

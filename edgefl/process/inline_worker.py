@@ -22,6 +22,21 @@ from edgefl.process.worker import Answer, Handler, Note, Request, WorkerFailedEr
 NOTE_S = 0.2
 
 
+class SpacedNotes:
+    """A request's notes, of which a few a second are passed on; ``waiting``: the last one, unless it was."""
+
+    def __init__(self, pass_on: Note) -> None:
+        self.waiting: list[object] = []
+        self._pass_on = pass_on
+        self._at = 0.0
+
+    def __call__(self, said: object) -> None:
+        self.waiting[:] = [said]
+        if (now := time.monotonic()) - self._at >= NOTE_S:
+            self._at = now
+            self._pass_on(self.waiting.pop())
+
+
 class InlineWorker:
     """``edgefl.process.worker.WorkerProcess`` without the process.
 
@@ -49,23 +64,19 @@ class InlineWorker:
 
     async def call(self, method: str, body: object, on_note: Note | None = None) -> object:
         """See ``WorkerProcess.call``. A call that is cancelled is asked to end early, and its answer dropped."""
-        loop = asyncio.get_running_loop()
-        noted_at, last = 0.0, list[object]()  # the last note that was not passed on
+        loop, noted = asyncio.get_running_loop(), on_note or _dropped
 
-        def note(said: object) -> None:
-            nonlocal noted_at
-            last[:] = [said]
-            if on_note is not None and (now := time.monotonic()) - noted_at >= NOTE_S:
-                noted_at = now
-                loop.call_soon_threadsafe(on_note, msgspec.to_builtins(last.pop()))
+        def pass_on(said: object) -> None:
+            loop.call_soon_threadsafe(noted, msgspec.to_builtins(said))
 
+        notes = SpacedNotes(pass_on)
         try:
-            (frame,) = await loop.run_in_executor(self._thread, self._answer, [Request(method, body)], note)
+            (frame,) = await loop.run_in_executor(self._thread, self._answer, [Request(method, body)], notes)
         except asyncio.CancelledError:
             self.interrupt()
             raise
-        if on_note is not None and last:
-            on_note(msgspec.to_builtins(last.pop()))
+        for said in notes.waiting:
+            noted(msgspec.to_builtins(said))
         return reply_of(frame, self.log)
 
     async def calls(self, requests: Sequence[tuple[str, object]]) -> list[object]:
@@ -73,7 +84,7 @@ class InlineWorker:
         loop = asyncio.get_running_loop()
         each = [Request(method, body) for method, body in requests]
         answers: list[object] = []
-        for frame in await loop.run_in_executor(self._thread, self._answer, each, lambda _: None):
+        for frame in await loop.run_in_executor(self._thread, self._answer, each, _dropped):
             try:
                 answers.append(reply_of(frame, self.log))
             except WorkerFailedError as error:
@@ -89,3 +100,7 @@ class InlineWorker:
         with self.log.open("a", encoding="utf-8") as log:
             handlers = self._handlers = self._handlers or self._make()
             return [answered(handlers, request, note, log, as_it_is=True) for request in requests]
+
+
+def _dropped(said: object) -> None:
+    """Drop a note."""

@@ -100,7 +100,7 @@ class WorkerProcess:
             process = self.process
             if process is None or process.stdin is None or process.stdout is None:
                 raise WorkerFailedError(f"{self.module} did not start", log=self.log)
-            request = _frame(Request(method, msgspec.to_builtins(body)))
+            request = _frame(Request(method, body))
             try:
                 process.stdin.write(request)
                 await process.stdin.drain()

@@ -149,3 +149,22 @@ def test_a_device_that_loses_every_sample_is_named_before_anything_is_written(tm
         with pytest.raises(DataError, match="'device-3' loses every sample"):
             prepare(config, FLEET, tmp_path / "rows", 3)
         assert not (tmp_path / "rows").exists()
+
+
+def test_mapped_values_are_pages_of_the_file_and_give_the_same_shares(tmp_path: Path) -> None:
+    """Of two modalities that lie at odd bytes of the file; the second is too small to be mapped."""
+    draw, present = np.random.default_rng(0), np.arange(4000) % 5 > 0
+    values = {"a": draw.normal(size=(4000, 40, 2)).astype(np.float32), "bc": draw.integers(0, 9, (4000, 4))}
+    values["a"][~present] = 0
+    data = Dataset(values, {"a": present, "bc": ~present | True}, None, (), [f"s{row}" for row in range(4000)])
+    population = Population(data, ["x", "y"], DataConfig.model_validate({"missing": {"rate": 0.3, "keep": "one"}}), 3)
+    population.save(tmp_path)
+    config = DataConfig.model_validate({"missing": {"rate": 0.3, "keep": "one"}})
+    mapped = Population.load(tmp_path, ["x", "y"], config, 3, mapped=True)
+    assert {m: rows.flags.writeable for m, rows in mapped.data.modalities.items()} == {"a": False, "bc": True}
+    for device in ("x", "y"):
+        same(mapped.share(device).as_saved(), population.share(device).as_saved())
+    path = tmp_path / ALL
+    path.write_bytes(path.read_bytes()[: 2**20])
+    with pytest.raises(DataError, match="not a readable"):
+        Population.load(tmp_path, ["x", "y"], config, 3, mapped=True)
