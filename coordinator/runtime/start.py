@@ -17,7 +17,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.environment import Environment, Watch
 from coordinator.runtime.observers import logged, tracked
 from coordinator.runtime.runner import run as run_plan
-from edgefl.config.profiles import load_run
+from edgefl.config.profiles import RunSource, load_run, source_name
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.hold_out import hold_out, split_warnings
@@ -72,16 +72,17 @@ class Shared(NamedTuple):
 class RunOptions(NamedTuple):
     """A run as its owner asks for it.
 
-    ``run``: its id, default name, date and time; ``resume``: the id of one to go on with. ``broker``: a URL, or auto,
-    mosquitto, amqtt to start one; default: what the run file says. ``ledger``: URL of a database, default the one the
-    run was started with, else a file in its directory. ``identity``: directory of the fleet's identity (its name is
-    then the fleet); ``insecure``: a broker on another machine may be without TLS. ``web``: where the live page
-    is, "" for its usual place; ``web_control``: it may act on the run. ``log``: a writer of log lines.
-    ``track``: writers such as tensorboard:DIR. ``unless_stopped``: a run that its operator has stopped stays so.
-    ``queue``: what a queue keeps open for its runs; None: the run has a broker and a page to itself.
+    ``file``: a run file by path or shipped name, or its fields. ``run``: its id, default name, date and time;
+    ``resume``: the id of one to go on with. ``broker``: a URL, or auto, mosquitto, amqtt to start one; default: what
+    the run file says. ``ledger``: URL of a database, default the one the run was started with, else a file in its
+    directory. ``identity``: directory of the fleet's identity (its name is then the fleet); ``insecure``: a broker on
+    another machine may be without TLS. ``web``: where the live page is, "" for its usual place; ``web_control``: it may
+    act on the run. ``log``: a writer of log lines. ``track``: writers such as tensorboard:DIR. ``unless_stopped``: a
+    run that its operator has stopped stays so. ``queue``: what a queue keeps open for its runs; None: the run has a
+    broker and a page to itself.
     """
 
-    file: str = ""
+    file: RunSource = ""
     run: str = ""
     resume: str = ""
     broker: str = ""
@@ -391,7 +392,7 @@ def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tupl
             plan = msgspec.structs.replace(plan, groups=fleet.groups(), names=names)
         taken = None if samples is None else untaken(plan, samples)
         if problems := [*filter(None, [taken]), *ungrouped(plan)]:
-            raise ConfigError(file, problems)
+            raise ConfigError(source_name(file), problems)
     say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")
     return plan, config.broker
 
@@ -404,7 +405,7 @@ def _holds(ledger: str | Path, run: str) -> bool:
         return any(known.run == run for known in opened.runs())
 
 
-def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], None]) -> tuple[Dataset, str]:
+def _test_set(config: RunConfig, file: RunSource, place: Path, say: Callable[[str], None]) -> tuple[Dataset, str]:
     """The test set, source of the data's shapes and labels, and its path as .npz."""
     data = config.data
     if data.test:
@@ -416,7 +417,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
         test = _held_out(config, data.source, say)
     else:
         text = "is needed, or data.source: the coordinator learns the shapes and labels of the data from it"
-        raise ConfigError(file, [Problem("data.test", f"{text} (`edgefl data` writes one)")])
+        raise ConfigError(source_name(file), [Problem("data.test", f"{text} (`edgefl data` writes one)")])
     path = place / "shares" / "test.npz"
     with store_errors("create", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import itertools
 import math
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,10 +87,14 @@ async def execute(
     every: Sequence[Options],
     emit: Callable[[EventRow], None],
     lost: Lost,
+    shared_out: Awaitable[None],
     crowd: CrowdData | None = None,
     workers: int = 0,
 ) -> None:
-    """``coordinator.runtime.start.execute`` and the agents of a local fleet, in this event loop. Raises EdgeFLError."""
+    """``coordinator.runtime.start.execute`` and the agents of a local fleet, in this event loop. Raises EdgeFLError.
+
+    ``shared_out``: before the first round, the data are.
+    """
     from coordinator.runtime import start
     from coordinator.runtime.observers import tracked
 
@@ -98,6 +102,7 @@ async def execute(
     directory = options.directory / plan.run
     make_private(directory)
     start.write_run_file(plan, directory / start.RUN_FILE)
+    await shared_out
     with tracked(emit, options.track, plan, directory) as shown:
         await run_fleet(plan, directory, every, shown, lost, resume=bool(options.resume), crowd=crowd, workers=workers)
 

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -138,6 +138,7 @@ class LocalRun:
             self.directory = runs / run
         check_name("run", self.run)
         self._population: Population | None = None  # where this process has shared the data out
+        self._values: dict[str, object] = {}  # of the run's own file, where this process has written it
         self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
     @property
@@ -148,7 +149,12 @@ class LocalRun:
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
         if self.options.in_process:
-            await self._in_process(self._prepare())
+            self._prepare()
+            saving = asyncio.ensure_future(asyncio.to_thread(self._save_shares))  # while the run is planned
+            try:
+                await self._in_process(saving)
+            finally:
+                await asyncio.gather(saving, return_exceptions=True)
             return
         async with contextlib.AsyncExitStack() as stack:
             run_file = self._prepare()
@@ -195,7 +201,7 @@ class LocalRun:
                 self._warn(text)
             values = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
-            text = yaml_text(values)
+            self._values, text = values, yaml_text(values)
             with store_errors("write", path):
                 write_new(path, text.encode())
         return path
@@ -269,8 +275,12 @@ class LocalRun:
         data, state = self._places(device.name)
         return msgspec.structs.replace(kind, fleet=self.run, device=device.name, data=data, state=state)
 
-    async def _in_process(self, run_file: Path) -> None:
-        """The same without processes."""
+    def _save_shares(self) -> None:
+        if self._population is not None:
+            self._population.save(self.directory / SHARES)
+
+    async def _in_process(self, saving: Awaitable[None]) -> None:
+        """The same without processes; the first round waits for ``saving``."""
         from coordinator.runtime.start import RunOptions
         from edgefl.api.in_process import execute
 
@@ -282,13 +292,14 @@ class LocalRun:
             done = done or event.kind == "run_finished"
 
         run, resume = ("", self.run) if self.resume else (self.run, "")
-        runs = self.directory.parent
-        options = RunOptions(str(run_file), run, resume, fleet=self.run, directory=runs, track=self.options.track)
+        runs, file = self.directory.parent, self._values or self.directory / "run.yaml"
+        options = RunOptions(file, run, resume, fleet=self.run, directory=runs, track=self.options.track)
         await execute(
             options,
             self._every(),
             feed,
             lambda device, error: self._lost(f"the agent of {device}", error),
+            saving,
             await asyncio.to_thread(self._crowd),
             self.options.workers,
         )

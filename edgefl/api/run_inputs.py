@@ -93,7 +93,7 @@ def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepar
 
 
 def shared_together(config: RunConfig, devices: Sequence[str], folder: Path) -> tuple[Prepared, Population]:
-    """The same with the shares as rows of one file, and these in memory."""
+    """The same with the shares in memory, to be saved as rows of one file."""
     return prepare_population(config.shared, list(devices), folder, config.seed, _read_as(config))
 
 

@@ -70,9 +70,12 @@ def prepare_shares(
 def prepare_population(
     config: DataConfig, devices: Sequence[str], directory: Path, seed: int, modalities: Encoders | None = None
 ) -> tuple[Prepared, Population]:
-    """The same shares as rows of one file (``edgefl.data.population``), without counts, and the population."""
+    """The same shares, without counts, and the population, which is not saved yet; ``directory``/test.npz is.
+
+    Raises as ``prepare_shares`` does.
+    """
     population, tested, prepared = _shared_out(config, devices, seed, modalities)
-    population.save(directory)
+    population.kinds()  # an empty share is told of now
     tested.save_npz(directory / f"{TEST}.npz")
     return msgspec.structs.replace(prepared, test=str(directory / f"{TEST}.npz")), population
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from edgefl.errors import MissingDependencyError, ModelError
 from edgefl.models.encoder import Kind, TokenState, first_token
 from edgefl.models.spec import EncoderSpec
+from edgefl.resources.meta_device import meta_device
 
 #: A block's argument that depends on a sample -> how ``LibraryBlock`` makes it.
 _MASK, _BAND, _ROTARY, _BIAS = "mask", "band", "rotary", "bias"
@@ -172,7 +173,7 @@ def cut_of(spec: EncoderSpec) -> Cut:
 
 @lru_cache(16)
 def _cut(spec: EncoderSpec) -> Cut:
-    with torch.device("meta"):
+    with meta_device():
         model = library_model(spec, drawn=False).eval()
     # Not inside "meta" as well: what the library keeps of one pass for all others would be of shapes alone.
     dtype = torch.int64 if spec.kind == "text" else torch.float32

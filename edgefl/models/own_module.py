@@ -22,6 +22,7 @@ from edgefl.models.encoder import Kind, TokenState, first_token
 from edgefl.models.recurrent import as_priced
 from edgefl.models.sensor import Standardize
 from edgefl.models.spec import EncoderSpec
+from edgefl.resources.meta_device import meta_device
 
 Factory = Callable[[], nn.Module]
 #: How a layer says how wide its outcome is -> the axis of that where it is alone.
@@ -202,7 +203,7 @@ def _states(source: Source, input_shape: tuple[int, ...]) -> tuple[Passed, ...]:
         raise source.refused(
             f"input_shape {list(input_shape)} is no sample's shape", "Give one sample's, such as (128, 3)."
         )
-    with torch.device("meta"):
+    with meta_device():
         parts = [part.eval() for part in split(source, made(source))]
     states = [Passed(input_shape, len(input_shape) - 1)]
     for part in parts:

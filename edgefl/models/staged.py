@@ -46,6 +46,7 @@ from edgefl.models.spec import (
     task_parts,
 )
 from edgefl.registry import method
+from edgefl.resources.meta_device import meta_device
 
 
 class StagedModel(nn.Module):
@@ -313,7 +314,7 @@ def build(
 
 def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> nn.Module:
     if device.type == "meta":
-        with device:
+        with meta_device():
             return _module(spec, part)
     # Always drawn on the CPU, so that every kind of device starts from the same numbers; slices of one term alike.
     name = lora_part(adapted_part(part)) if is_lora(part) else part
@@ -345,7 +346,7 @@ def check_lora(spec: ModelSpec) -> None:
 
 
 def _on_meta(spec: ModelSpec, part: str) -> nn.Module:
-    with torch.device("meta"):
+    with meta_device():
         return _module(spec, part)
 
 

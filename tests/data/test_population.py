@@ -68,6 +68,7 @@ def test_rows_give_what_files_give(tmp_path: Path, label: str, how: dict[str, An
     config = DataConfig(source=str(source(tmp_path, label)), **how)
     ready = prepare_shares(config, FLEET, tmp_path / "files", 3)
     prepared, first = prepare_population(config, FLEET, tmp_path / "rows", 3)
+    first.save(tmp_path / "rows")
     assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == sorted([ALL, ROWS, "test.npz"])
     assert (tmp_path / "rows" / "test.npz").read_bytes() == (tmp_path / "files" / "test.npz").read_bytes()
     population = Population.load(tmp_path / "rows", FLEET, config, 3)
@@ -93,9 +94,10 @@ def test_rows_give_what_files_give(tmp_path: Path, label: str, how: dict[str, An
 def test_a_device_draws_the_same_whoever_else_is_there(tmp_path: Path) -> None:
     """So there may be more devices than samples, and no list of their rows."""
     config = DataConfig(source=str(source(tmp_path, "classes")), partition={"drawn": {"each": 9}})
-    few, _ = prepare_population(config, ["device-5", "z"], tmp_path / "few", 3)
+    few, two = prepare_population(config, ["device-5", "z"], tmp_path / "few", 3)
+    two.save(tmp_path / "few")
     many = [f"device-{n}" for n in range(5000)]
-    prepare_population(config, many, tmp_path / "many", 3)
+    prepare_population(config, many, tmp_path / "many", 3)[1].save(tmp_path / "many")
     one = Population.load(tmp_path / "few", ["device-5", "z"], config, 3)
     other = Population.load(tmp_path / "many", many, config, 3)
     np.testing.assert_array_equal(one.rows("device-5"), other.rows("device-5"))
