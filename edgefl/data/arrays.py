@@ -113,16 +113,10 @@ def _mapped(archive: zipfile.ZipFile, file: IO[bytes], member: zipfile.ZipInfo) 
     if dtype.kind not in "fiu" or archive.fp is None:
         file.seek(0)
         return _read_array(file, member.file_size)
-    archive.fp.seek(
-        member.header_offset + _NAME_LENGTH_AT
-    )  # of the member's own header, which its name and more follow
+    at = member.header_offset + _NAME_LENGTH_AT  # in the member's own header, which its name and more follow
+    archive.fp.seek(at)
     lengths = archive.fp.read(4)
-    start += (
-        member.header_offset
-        + _NAME_LENGTH_AT
-        + 4
-        + sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
-    )
+    start += at + 4 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
     pages = mmap.mmap(archive.fp.fileno(), 0, access=mmap.ACCESS_READ)
     array = np.frombuffer(pages, dtype, math.prod(shape), start)
     return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)

@@ -84,7 +84,8 @@ def test_a_link_ends_that_sleeps_before_a_broker_that_reads_nothing(broker: Brok
             await asyncio.sleep(0.3)
             await transport.close()
             assert transport._link is not None
-            assert not transport._link._thread.is_alive()
+            transport._link._thread.join(10)
+            assert not transport._link._thread.is_alive(), "30 s are left until its ping"
             await asyncio.gather(*sending, return_exceptions=True)
         finally:
             os.kill(broker.pid or 0, signal.SIGCONT)
