@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ async def run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
     Thousands that start at once on a few processors take longer than a broker waits for any of them.
     """
     keep_for_chunks()
+    sys.setswitchinterval(0.1)
     agents: list[Agent] = []
     stopped = asyncio.Event()
 
