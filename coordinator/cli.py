@@ -53,6 +53,9 @@ EVENTS = typer.Option("--events", help="Print events as JSON lines instead of a 
 WEB = typer.Option("--web", help="Show the run on a page while it goes on: open the address that is printed.")
 WEB_AT = typer.Option(metavar="HOST:PORT", help="Where that page is; elsewhere than on this machine, by a link only.")
 WEB_CONTROL = typer.Option("--web-control", help="Let the page pause, resume and stop the run and leave devices out.")
+OBJECTS_AT = typer.Option(
+    metavar="HOST:PORT", help="Large parts go by HTTP past the broker: this server, as devices dial it. Default: off."
+)
 VERBOSE = typer.Option("--verbose", "-v", help="Show every event with its figures, not one line a round.")
 VERSION = typer.Option(
     "--version", callback=show_version("edgefl-coordinator"), is_eager=True, help="Show the version."
@@ -82,6 +85,7 @@ def run_command(
     web: Annotated[bool, WEB] = False,
     web_at: Annotated[str, WEB_AT] = "",
     web_control: Annotated[bool, WEB_CONTROL] = False,
+    objects_at: Annotated[str, OBJECTS_AT] = "",
     events: Annotated[bool, EVENTS] = False,
     log_format: Annotated[Literal["text", "json"] | None, LOG_FORMAT] = None,
     track: Annotated[list[str] | None, TRACK] = None,
@@ -128,6 +132,7 @@ def run_command(
                 log,
                 track or (),
                 unless_stopped,
+                objects_at=objects_at,
             )
             if emit is None:
                 from coordinator.runtime.queue import execute_queue

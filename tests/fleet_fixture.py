@@ -247,9 +247,9 @@ class Fleet:
         path = os.pathsep.join([str(KILLED), os.environ.get("PYTHONPATH", "")]).rstrip(":")
         return self._coordinator(arguments, {"EDGEFL_TEST_KILLED": str(killed), "PYTHONPATH": path} if killed else {})
 
-    def resume(self, run: str) -> Program:
+    def resume(self, run: str, options: Sequence[str] = ()) -> Program:
         """``edgefl-coordinator run --resume``."""
-        return self._coordinator(["coordinator.cli", "run", "--resume", run])
+        return self._coordinator(["coordinator.cli", "run", "--resume", run, *options])
 
     def state_of(self, name: str) -> Path:
         """An agent's state directory."""

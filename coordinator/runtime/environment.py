@@ -12,9 +12,10 @@ from edgefl.run_records import EventRow
 from edgefl.storage.shared import Shared
 from edgefl.transport.interface import Transport
 
-if TYPE_CHECKING:  # runs without an identity load no cryptography
+if TYPE_CHECKING:  # runs without an identity load no cryptography, those without an endpoint no web server
     from coordinator.runtime.control import Control
     from coordinator.runtime.fleet_auth import Guard
+    from coordinator.runtime.object_endpoint import ObjectEndpoint
 
 
 class Watch:
@@ -47,10 +48,10 @@ class Environment(NamedTuple):
 
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
-    ``watch``: link to the live page, if there is one. Of simulated fleets alone: ``expects``: whether a device has yet
-    to join; until none has, the time to join does not begin, since it says how busy their machine is; ``crowd``:
-    devices that introduce themselves when they are called; ``shared``: objects in memory, where one process is
-    coordinator and devices; only the ledger and states are then durable.
+    ``watch``: link to the live page, if there is one; ``endpoint``: of large objects, past the broker. Of simulated
+    fleets alone: ``expects``: whether a device has yet to join; until none has, the time to join does not begin, since
+    it says how busy their machine is; ``crowd``: devices that introduce themselves when they are called; ``shared``:
+    objects in memory, where one process is coordinator and devices; only the ledger and states are then durable.
     """
 
     directory: Path
@@ -66,3 +67,4 @@ class Environment(NamedTuple):
     expects: Callable[[], bool] = bool
     crowd: Crowd | None = None
     shared: Shared | None = None
+    endpoint: ObjectEndpoint | None = None

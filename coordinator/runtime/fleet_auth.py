@@ -19,6 +19,7 @@ from types import MappingProxyType
 from coordinator.core.moves import Decided, Replaced, Revoked
 from coordinator.core.state import Device
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError, some_of
+from edgefl.identity.acl import user_of
 from edgefl.identity.fleet import Devices, Fleet, fleet_broker, newcomers_broker
 from edgefl.identity.hosts import note_hosts
 from edgefl.identity.issued_tokens import is_expected
@@ -128,6 +129,11 @@ class Guard:
 
     def _is_revoked(self, name: str) -> bool:
         return name in self._devices and self._devices[name].revoked_at is not None
+
+    def admits(self, user: str, device: str) -> bool:
+        """True if the user of a certificate is the device's present machine, and not revoked."""
+        known = device in self._devices and not self._is_revoked(device)
+        return known and user == user_of(device, self.generation(device))
 
     def takes(self, topic: topics.Topic) -> bool:
         """True for a message to drop: from a revoked device, or a newcomer's on the fleet's connection.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -26,6 +26,7 @@ from coordinator.core.timeouts import slowed
 from coordinator.runtime.chunk_size import Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.link_rates import LinkRates, Moved
+from coordinator.runtime.object_urls import Method
 from coordinator.runtime.record import warning
 from coordinator.runtime.traffic import SENT, Traffic, counted
 from coordinator.runtime.uploads import Uploads
@@ -67,6 +68,7 @@ class Publisher:
         self._fleet, self._transport = environment.fleet, environment.transport
         self._heartbeat_s = environment.timeouts.heartbeat_s
         self._seal = environment.guard.seal if environment.guard is not None else None
+        self._endpoint = environment.endpoint
         self._store = store
         self._report = report
         self._clock = clock
@@ -84,7 +86,14 @@ class Publisher:
         self.chunking = Chunking(self._transport, self._fleet, self._sizer, lambda text: report(warning(text)))
         rules = Rules(wanted(plan.server), plan.transfer)
         self.uploads = Uploads(
-            store, self._sizer, rules, self.traffic, clock=clock, grant=self.post, report=self._report_upload
+            store,
+            self._sizer,
+            rules,
+            self.traffic,
+            clock=clock,
+            grant=self.post,
+            report=self._report_upload,
+            urls=partial(self._urls, "PUT"),
         )
 
     def facts(self) -> dict[str, object]:
@@ -95,6 +104,7 @@ class Publisher:
             "receive_maximum": limits.receive_maximum,
             "maximum_packet_size": limits.packet_bytes or None,
             "chunk_bytes": self._sizer.of(())[0],
+            **({} if self._endpoint is None else {"objects_at": self._endpoint.base}),
         }
 
     def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
@@ -233,8 +243,21 @@ class Publisher:
             self._downloads = {name: found for name, found in self._downloads.items() if name in names}
             self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
         offer = self._in_chunks(offer_for(one, manifest, state))
+        refs = [*offer.manifest.values(), *(packed.ref for packed in offer.packed.values())]
+        urls = self._urls("GET", one.device, transfer, {ref.id: ref.size for ref in refs})
+        offer = msgspec.structs.replace(offer, urls=urls)
         self._offers[one.device] = offer
         self.post(one.device, offer)
+
+    def _urls(self, method: Method, device: str, transfer: str, sizes: Mapping[str, int]) -> dict[str, str]:
+        """Object id -> where a device may fetch or put it past the broker."""
+        if self._endpoint is None:
+            return {}
+        return self._endpoint.urls(method, self._ids.get(device, device), transfer, sizes)
+
+    def download(self, transfer: str) -> DiskSender | None:
+        """The sender of a transfer to devices, if it is under way."""
+        return self._downloads.get(transfer)
 
     def _repeat_offers(self) -> None:
         """Repeat the offers in progress, with chunks that the broker takes."""
@@ -254,8 +277,8 @@ class Publisher:
         name = transfer_name("d", attempt)
         sizes = {ref.id: ref.size for ref in served_parts(manifest).values()}
         send, count = partial(self._send_chunks, name), partial(self._count, attempt)
-        self._downloads[name] = DiskSender(name, sizes, self._store, send, expected, count)
         self._chunks = self._sizer.of(expected)
+        self._downloads[name] = DiskSender(name, sizes, self._store, send, expected, count, self._chunks[0])
 
     def _count(self, attempt: Attempt, device: str, sent: Sent) -> None:
         self.traffic.sent(device, attempt, sent)

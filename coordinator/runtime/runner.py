@@ -136,7 +136,7 @@ class Runner:
                 await self._connect()
                 self._take([await self._begin(resume)])
                 self._take(self._guard.decided(self.state.devices, self.plan.names) if self._guard is not None else ())
-                async with listening(self.control, self._directory):
+                async with listening(self.control, self._directory), self._serving_objects():
                     await self._loop()
             except asyncio.CancelledError:
                 self._note(self.clock())
@@ -152,6 +152,25 @@ class Runner:
             if self._garbage:  # a late update was being checked
                 await self._publisher.uploads.checked()
                 self._collect(still_needed(self.state))
+
+    def _serving_objects(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Serve large objects past the broker, where the environment has an endpoint."""
+        if self._environment.endpoint is None:
+            return contextlib.nullcontext()
+        from coordinator.runtime.object_endpoint import Served
+
+        publisher, guard = self._publisher, self._guard
+        return self._environment.endpoint.serving(
+            Served(
+                self._models.store,
+                publisher.download,
+                publisher.uploads,
+                self.plan.names,
+                guard.admits if guard is not None else lambda user, device: True,
+                lambda device: self._inbound.heard(device, self.clock(), "upload"),
+                self._events.put_nowait,
+            )
+        )
 
     async def _ask(self, request: Request) -> State:
         """Take a request of the operator to the machine; the state once it is committed. Raises ControlError."""

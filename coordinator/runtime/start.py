@@ -47,6 +47,7 @@ from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from coordinator.runtime.fleet_auth import Guard
+    from coordinator.runtime.object_endpoint import ObjectEndpoint
     from coordinator.web.server import Door
 
 #: How long a thread that computes (an aggregation) may keep the loop and the network from going on: a tenth of
@@ -79,7 +80,8 @@ class RunOptions(NamedTuple):
     another machine may be without TLS. ``web``: where the live page is, "" for its usual place; ``web_control``: it may
     act on the run. ``log``: a writer of log lines. ``track``: writers such as tensorboard:DIR. ``unless_stopped``: a
     run that its operator has stopped stays so. ``queue``: what a queue keeps open for its runs; None: the run has a
-    broker and a page to itself.
+    broker and a page to itself. ``objects_at``: HOST:PORT where devices fetch and put large objects, "": all go through
+    the broker.
     """
 
     file: RunSource = ""
@@ -98,6 +100,7 @@ class RunOptions(NamedTuple):
     track: Sequence[str] = ()
     unless_stopped: bool = False
     queue: Shared | None = None
+    objects_at: str = ""
 
     def ledger_of(self, run: str) -> str | Path:
         """The ledger, existing or planned, of this run."""
@@ -131,8 +134,12 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
         check_protected(options.broker, insecure=options.insecure)
     shown = emit if options.log is None else logged(emit, options.log, run=plan.run, fleet=fleet)
     try:
-        with _only_run(guard, directory), tracked(shown, options.track, plan, directory) as shown:
-            return asyncio.run(_run(plan, options, guard, shown, say))
+        with (
+            _only_run(guard, directory),
+            tracked(shown, options.track, plan, directory) as shown,
+            _endpoint(options, guard, say) as endpoint,
+        ):
+            return asyncio.run(_run(plan, options, guard, shown, say, endpoint))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on where it stopped with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
@@ -186,6 +193,7 @@ async def _run(
     guard: Guard | None,
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
+    endpoint: ObjectEndpoint | None,
 ) -> RunReport:
     _heed_signals()
     sys.setswitchinterval(_SWITCH_S)
@@ -199,6 +207,7 @@ async def _run(
             transport = own or MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
             ledger = str(options.ledger_of(plan.run))
             environment = Environment(directory, transport, fleet, show, ledger, url, guard=guard, watch=watch)
+            environment = environment._replace(endpoint=endpoint)
             report = await run_plan(plan, environment, resume=bool(options.resume))
         if watch is not None and report.status == "done" and not options.queue:  # the next run waits for no page
             await _stay(watch)
@@ -270,6 +279,19 @@ def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Wa
             emit(event)
 
         yield both, watch
+
+
+@contextlib.contextmanager
+def _endpoint(options: RunOptions, guard: Guard | None, say: Callable[[str], None]) -> Iterator[ObjectEndpoint | None]:
+    """The endpoint of large objects until the block ends; None where none is asked for."""
+    if not options.objects_at:
+        yield None
+        return
+    from coordinator.runtime.object_endpoint import opened
+
+    with opened(options.objects_at, guard.fleet if guard is not None else None, insecure=options.insecure) as endpoint:
+        say(f"large parts go by {endpoint.base} past the broker; devices that cannot reach it go on with the broker")
+        yield endpoint
 
 
 def _guard(identity: Path | None, fleet: str) -> Guard | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import asdict
@@ -17,7 +17,7 @@ from coordinator.runtime.validate_update import Own, Rules, asked_layout, change
 from edgefl.aggregation.mean import Layout
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import LAYERS, PROTOTYPES, SIGNATURE
-from edgefl.protocol.chunks import decode_chunks
+from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Grant, Need, Update
 from edgefl.records import Attempt, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
@@ -57,7 +57,7 @@ class Uploads:
 
     ``sizer``: how large chunks are; ``rules``: what an update of this run may hold; ``traffic`` counts what comes,
     whatever becomes of it. ``grant`` sends a message to a device; ``report`` takes UpdateStored and UpdateInvalid, and
-    exceptions that end the run.
+    exceptions that end the run. ``urls``: where a device may put objects of a transfer (id -> bytes) past the broker.
     """
 
     def __init__(
@@ -70,7 +70,9 @@ class Uploads:
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
         report: Callable[[UpdateStored | UpdateInvalid | BaseException], None],
+        urls: Callable[[str, str, Mapping[str, int]], dict[str, str]] = lambda device, transfer, sizes: {},
     ) -> None:
+        self._urls = urls
         self._store = store
         self._traffic = traffic
         self._sizer = sizer
@@ -110,8 +112,10 @@ class Uploads:
 
         def send(need: Need) -> None:
             if not need.done or upload.whole:  # the first time the acknowledgement says so
-                self._grant(device, Grant(**asdict(need)))
+                urls = self._urls(device, transfer, {name: sizes[name] for name in need.missing})
+                self._grant(device, Grant(**asdict(need), urls=urls))
 
+        sizes = {ref.id: ref.size for ref in update.manifest.values()}
         self._traffic.name_upload(device, update.attempt, transfer)
         receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, send)
         asked = asked_layout(self._store, layers, previous) if layers else None
@@ -124,12 +128,21 @@ class Uploads:
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
-        upload = self._uploads.get(device)
         try:
             chunks = decode_chunks(payload)
         except ProtocolError:
             self.dropped += 1
             return
+        self.take(device, transfer, chunks)
+
+    def receiver(self, device: str, transfer: str) -> DiskReceiver[Arrival] | None:
+        """The receiver of an upload that is being fetched."""
+        upload = self._uploads.get(device)
+        return upload.receiver if upload and upload.receiving and upload.receiver.transfer == transfer else None
+
+    def take(self, device: str, transfer: str, chunks: Sequence[Chunk]) -> None:
+        """Chunks of an upload came."""
+        upload = self._uploads.get(device)
         if upload is None or not upload.receiver.running or upload.receiver.transfer != transfer:
             self.dropped += 1
             self._traffic.received(device, transfer, sum(len(chunk.data) for chunk in chunks), 0)  # it was under way

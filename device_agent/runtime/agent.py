@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from device_agent.core import state as v
 from device_agent.core.machine import initial, step
+from device_agent.runtime.by_url import ByUrl, Trust
 from device_agent.runtime.effects import Effects, Emit
 from device_agent.runtime.memory_store import MemoryStore
 from device_agent.runtime.recent_lines import RecentLines
@@ -79,7 +80,8 @@ def last_will(state: v.State) -> Will:
 class Agent:
     """One agent: ``run`` until ``stop`` or an error that a person must mend. Create it inside an event loop.
 
-    ``state``: without any work; what an earlier process left is in the store. ``dial`` makes a transport that is not
+    ``state``: without any work; what an earlier process left is in the store. ``trust``: hosts that objects may come
+    from past the broker, None for none. ``dial`` makes a transport that is not
     connected yet; a transport connects once, so each attempt takes a new one. A simulated one, whose store is in
     memory, goes on from ``state``, over a transport that is connected with all subscriptions.
     """
@@ -92,6 +94,7 @@ class Agent:
         store: AgentStore | MemoryStore,
         emit: Emit,
         credentials: Credentials | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.transport = dial()
         self._dial_next = dial
@@ -111,7 +114,10 @@ class Agent:
         self._flushing = False  # the disk is taking what was saved
         self._unacknowledged: list[UpMessage] = []  # by the broker
         effects = Effects(self._spawn, self._events.put_nowait, self._outbox.put_nowait, self._transmit, emit)
-        self._transfers = Transfers(self.state, store.objects, effects, lambda: self.transport, self._unacknowledged)
+        self._by_url = None if trust is None else ByUrl(trust, emit)
+        self._transfers = Transfers(
+            self.state, store.objects, effects, lambda: self.transport, self._unacknowledged, self._by_url
+        )
         self._trainer_tasks = TrainerTasks(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
         self._credentials = credentials
@@ -194,7 +200,7 @@ class Agent:
     def _tick(self, now: float) -> None:
         state = self.state
         beats = (state.run or state.working_on) and now >= state.heartbeat_at + state.heartbeat_s
-        self._step(v.Tick(_free_bytes(int(now / TICK_S)) if beats else 0, self.transport.bytes_on_link), now)
+        self._step(v.Tick(_free_bytes(int(now / TICK_S)) if beats else 0, self._bytes_on_link()), now)
         self._transfers.tick(connected=self.state.connected)
         if self.state.abandoned is not None:
             self.trainer.interrupt()  # again: the first may have come before the trainer had read its order
@@ -215,6 +221,11 @@ class Agent:
                 return
             self._timer.cancel()
         self._timer = loop.call_later(rest_s, self._events.put_nowait, v.Tick())
+
+    def _bytes_on_link(self) -> int | None:
+        """Bytes both ways of the connection to the broker, and of those past it that are closed."""
+        own = self.transport.bytes_on_link
+        return own if own is None or self._by_url is None else own + self._by_url.link_bytes
 
     async def _publish(self) -> None:
         """Publish queued messages in order, without waiting for acknowledgements."""

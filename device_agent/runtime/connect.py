@@ -24,6 +24,7 @@ import msgspec
 import edgefl
 from device_agent.core.state import HEARTBEAT_S, State
 from device_agent.runtime.agent import Agent, last_will
+from device_agent.runtime.by_url import Trust
 from device_agent.runtime.memory_store import MemoryStore, Pool
 from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.service_status import reporting
@@ -156,7 +157,8 @@ def make_agent(
         broker = str(parse_url(options.broker)) if link is None else "in this process"
         emit("starting", device=options.device, profile=options.profile, broker=broker)
         own = trainer(settings, blank.capabilities.memory_total_bytes)
-        agent = Agent(blank, dial, own, store, emit, credentials)
+        trust = _trust(options, credentials) if link is None else None
+        agent = Agent(blank, dial, own, store, emit, credentials, trust)
         agent.recent = recent or agent.recent
         return agent
     except BaseException:
@@ -208,14 +210,27 @@ def settings_of(options: Options) -> TrainerSettings:
     )
 
 
+def _files(options: Options, credentials: Credentials | None) -> TlsFiles:
+    """TLS files of the identity, else those of the options."""
+    ca, cert = options.ca, options.cert
+    if credentials is not None:
+        ca, cert = str(credentials.authority), str(credentials.certificate)
+    return TlsFiles(ca or None, cert or None, options.key or None)
+
+
+def _trust(options: Options, credentials: Credentials | None) -> Trust:
+    """Hosts of objects past the broker: the fleet's by their certificates, else the broker's host alone."""
+    files, broker = _files(options, credentials), parse_url(options.broker)
+    return Trust(files, broker.tls or any(files), "" if credentials is not None else broker.host)
+
+
 def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:
     """Factory of MQTT transports with the identity's certificates and client name."""
-    client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
+    client, files = f"{options.fleet}.{options.device}", _files(options, credentials)
     others: tuple[str, ...] = ()
     if credentials is not None:
-        client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
+        client = credentials.record.client_id
         others = credentials.record.others if options.broker == credentials.record.broker else ()
-    files = TlsFiles(ca or None, cert or None, options.key or None)
     return lambda will: MqttTransport(options.broker, client, will, tls=files, others=others)
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import xxhash
+from msgspec.structs import replace
 
 from device_agent.core import state as v
+from device_agent.runtime.by_url import ByUrl, Puts
 from device_agent.runtime.effects import Effects
 from device_agent.runtime.memory_store import MemoryObjects, Objects
 from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, bundled_bytes, decode_chunks
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, bundled_bytes, decode_chunks
 from edgefl.protocol.messages import Grant, Need, Offer, Update, UpMessage
 from edgefl.records import Attempt, Figure, Figures, ObjectRef, Refusal
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
@@ -49,13 +52,15 @@ class _Fetch(NamedTuple):
     receiver: DiskReceiver[Any]
     cost: _Cost
     began: float
+    urls: dict[str, str]  # of objects that come past the broker
 
 
 class Transfers:
     """Fetches offers and serves updates as the machine says; ends of fetches come back as events.
 
     ``state``: the agent's at its start; an attempt in hand by then was accepted by an earlier process, which took its
-    counters with it. ``unacknowledged``: messages that the broker has not acknowledged.
+    counters with it. ``unacknowledged``: messages that the broker has not acknowledged. ``by_url``: the way past the
+    broker, of agents with a network of their own.
     """
 
     def __init__(
@@ -65,7 +70,11 @@ class Transfers:
         effects: Effects,
         transport: Callable[[], Transport],
         unacknowledged: Collection[UpMessage],
+        by_url: ByUrl | None = None,
     ) -> None:
+        self._by_url = by_url
+        self._getting: asyncio.Task[None] | None = None
+        self._puts = None if by_url is None else Puts(by_url, objects, effects)
         self._fleet, self._device = state.fleet, state.device
         self._restored = state.task.attempt if state.task is not None else None
         self._objects = objects
@@ -87,27 +96,55 @@ class Transfers:
             return
         if self._cost is None or self._cost.attempt != offer.attempt:
             self._cost = _Cost(offer.attempt, self._counters())
+        self.stop_fetch(listen=offer.transfer)
         refs = wanted(offer, self._objects)
         receiver = DiskReceiver(offer.transfer, self._device, refs, self._objects, self._effects.send)
-        self._fetch = _Fetch(offer, receiver, self._cost, now)
-        self._listen(offer.transfer)
+        urls = {} if self._by_url is None else self._by_url.usable(offer.urls, {ref.id for ref in refs})
+        receiver.set_aside(urls)
+        self._fetch = _Fetch(offer, receiver, self._cost, now, urls)
         self._start(self._fetch)
+        if urls and self._by_url is not None:
+            self._getting = self._effects.spawn(self._get(self._fetch, self._by_url))
 
-    def stop_fetch(self) -> None:
-        """Stop fetching; what has arrived stays on disk."""
+    def stop_fetch(self, listen: str = "") -> None:
+        """Stop fetching; what has arrived stays on disk. ``listen``: the transfer that is fetched instead."""
         self._fetch = None
-        self._listen("")
+        self._listen(listen)
+        if self._getting is not None:
+            self._getting.cancel()
+            self._getting = None
 
     def chunk(self, transfer: str, payload: bytes) -> None:
         """Handle a message of chunks. Raises ProtocolError if malformed."""
         fetch = self._fetch
         if fetch is None or fetch.offer.transfer != transfer:
             return
+        self._take(fetch, decode_chunks(payload))
+
+    def _take(self, fetch: _Fetch, chunks: Iterable[Chunk]) -> None:
         try:
-            for chunk in decode_chunks(payload):
+            for chunk in chunks:
                 self._ended(fetch, fetch.receiver.on_chunk(chunk, time.monotonic()))
         except StoreError as error:
             self._failed(fetch, "disk", error.message)
+
+    async def _get(self, fetch: _Fetch, by_url: ByUrl) -> None:
+        """Fetch what has URLs; what does not come that way is asked for as chunks."""
+        receiver, size = fetch.receiver, fetch.receiver.chunk_bytes
+        came = Counter[str]()
+        async with by_url.exchange() as exchange:
+            for name, url in fetch.urls.items():
+
+                def take(begin: int, data: bytes, name: str = name) -> None:
+                    came[name] += len(data)
+                    self._take(fetch, [Chunk(name, begin // size, data)])
+
+                if not await exchange.get(url, partial(receiver.gap, name), take, size):
+                    break
+        if any(receiver.gap(name) for name in fetch.urls):
+            receiver.set_aside(())
+            receiver.ask_again(time.monotonic())
+        self._effects.emit("by-url", fetched_bytes=came.total())
 
     def serve(self, update: Update, grant: Grant) -> None:
         """Send chunks of an update by the coordinator's request or acknowledgement (``grant``)."""
@@ -116,13 +153,20 @@ class Transfers:
             topic = topics.build("up-object", self._fleet, self._device, grant.transfer)
             sizes = {ref.id: ref.size for ref in update.manifest.values()}
             sender = DiskSender(grant.transfer, sizes, self._objects, self._publish_on(topic))
+            self.stop_serve()
             self._served = update, sender
+        if self._puts is not None and (apart := self._puts.take(update, grant)):
+            grant = replace(grant, missing={name: bits for name, bits in grant.missing.items() if name not in apart})
+            if not grant.missing:
+                return
         for failed in sender.on_need(self._device, grant, time.monotonic()):
             self._effects.emit("warning", text=f"object {failed.object_id[:12]}: {failed.reason}")
 
     def stop_serve(self) -> None:
         """Stop sending the update: delivered or not wanted."""
         self._served = None
+        if self._puts is not None:
+            self._puts.stop()
 
     def tick(self, *, connected: bool) -> None:
         """Advance the transfers with time.
@@ -226,8 +270,9 @@ class Transfers:
         self._effects.post(v.Fetched(attempt))
 
     def _counters(self) -> _Counters:
-        transport = self._transport()
-        return _Counters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
+        transport, more = self._transport(), self._by_url
+        sent, received = (more.sent, more.received) if more is not None else (0, 0)
+        return _Counters(time.monotonic(), transport.bytes_sent + sent, transport.bytes_received + received)
 
     def _publish_on(self, topic: str) -> Callable[[str | None, bytes], None]:
         under_way: set[int] = set()

@@ -47,6 +47,7 @@ from edgefl.identity.keys import (
 )
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
+from edgefl.transport import failures
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Program, dialled, program_of
 from edgefl.transport.link import TlsFiles
@@ -253,6 +254,19 @@ class Fleet:
             tls=TlsFiles(str(self.directory / "ca.pem"), str(certificate)),
             clean_session=bool(client_id),
         )
+
+    def server_tls(self) -> ssl.SSLContext:
+        """TLS of a server of this fleet, for clients with a certificate of its authority alone."""
+        place = self.directory / "broker"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(place / "server.pem", place / "server.key")
+            context.load_verify_locations(self.directory / "ca.pem")
+        except OSError as error:
+            raise IdentityError(failures.unreadable(f"the server's certificate in {place}", error).message) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def newcomers(self, url: str = "") -> MqttTransport:
         """The coordinator's connection to devices that enrol, separate from the one to the fleet.

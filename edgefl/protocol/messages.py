@@ -195,10 +195,16 @@ class Offer(_Message, frozen=True, tag="offer"):
     credit: int = 0
     packed: dict[str, PackedPart] = {}
     base: str = ""  # of a round that goes on from the device's own parts: their digest, as in its last update
+    urls: dict[str, str] = {}  # object id -> where it may be fetched by HTTP instead of in chunks
 
 
 class Grant(Need, frozen=True, tag="grant"):
-    """Coordinator → device: the coordinator's ``need`` for the objects of an update (same fields, same meaning)."""
+    """Coordinator → device: the coordinator's ``need`` for the objects of an update (same fields, same meaning).
+
+    ``urls``: object id -> where what is missing of it may be put by HTTP instead of sent in chunks.
+    """
+
+    urls: dict[str, str] = {}
 
 
 class Ack(_Message, frozen=True, tag="ack"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from edgefl.protocol.chunks import Chunk, bundled
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, Chunk, bundled
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.partials import chunk_count
@@ -93,11 +93,17 @@ class DiskReceiver(Generic[A_co]):
         self._send = send
         self._receiver: Receiver | None = None
         self._earlier_duplicate_bytes = 0  # of receivers there were before this one
+        self._aside: frozenset[str] = frozenset()
 
     @property
     def running(self) -> bool:
         """True between ``start`` and ``pause``: chunks are requested and accepted."""
         return self._receiver is not None
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the chunks in which objects arrive; 0 while it does not run."""
+        return self._receiver.chunk_bytes if self._receiver is not None else 0
 
     @property
     def stalls(self) -> int:
@@ -117,10 +123,21 @@ class DiskReceiver(Generic[A_co]):
         self.pause()
         incarnation = secrets.randbelow(2**31)
         self._receiver = Receiver(self.transfer, self._device, self._refs, chunk_bytes, credit, incarnation=incarnation)
+        self._receiver.set_aside(self._aside)
         partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in self._refs}
         self.partials = {name: partial for name, partial in partials.items() if not partial.finished}
         missing = {name: partial.missing(chunk_bytes) for name, partial in self.partials.items()}
         return self._perform(self._receiver.start(missing, now), now)
+
+    def set_aside(self, names: Iterable[str]) -> None:
+        """Ask for no chunks of these objects, and no others, from now on: they come another way, as chunks too."""
+        self._aside = frozenset(names)
+        if self._receiver is not None:
+            self._receiver.set_aside(self._aside)
+
+    def gap(self, name: str) -> tuple[int, int] | None:
+        """Bytes, from and to, that are missing first of an object set aside; None when none is."""
+        return self._receiver.gap(name) if self._receiver is not None else None
 
     def pause(self) -> None:
         """Take no chunks until ``start``; what has arrived stays on disk."""
@@ -185,6 +202,7 @@ class DiskSender:
         publish: Callable[[str | None, bytes], None],
         expected: Collection[str] = (),
         on_sent: Callable[[str, Sent], None] = lambda device, sent: None,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     ) -> None:
         self.transfer = transfer
         self._on_sent = on_sent
@@ -193,11 +211,24 @@ class DiskSender:
         self._publish = publish
         self._expected = expected
         self._asked: dict[str, dict[str, int]] = {}  # device -> object -> bytes it lacked when it first asked
-        self.restart()
+        self._sender = Sender(transfer, sizes, expected, chunk_bytes)
 
     def restart(self) -> None:
         """Forget all progress: devices request again, in chunks of another size."""
         self._sender = Sender(self.transfer, self._sizes, self._expected)
+
+    def serves(self, name: str) -> bool:
+        """True for an object of this transfer."""
+        return name in self._sizes
+
+    def on_asked(self, device: str, name: str, size: int) -> None:
+        """A device fetches another way the ``size`` bytes that it lacks of an object."""
+        self._asked.setdefault(device, {}).setdefault(name, size)
+
+    def on_passed(self, device: str, name: str, begin: int, end: int) -> None:
+        """Bytes of an object, from and to, went to a device another way."""
+        self._sender.on_passed(device, name, begin, end)
+        self._tell_sent()
 
     def on_need(self, device: str, need: Need, now: float) -> list[Failed]:
         """Handle a device's request or acknowledgement; the failures for objects that cannot be sent."""
@@ -239,9 +270,12 @@ class DiskSender:
         for device, those in chunks.items():
             for message in bundled(map(self._read, those), self._sender.chunk_bytes):
                 self._publish(device, message)
+        self._tell_sent()
+        return [one for one in instructions if isinstance(one, Failed)]
+
+    def _tell_sent(self) -> None:
         for name, sent in self._sender.take_sent().items():
             self._on_sent(name, sent)
-        return [one for one in instructions if isinstance(one, Failed)]
 
     def _read(self, chunk: SendChunk) -> Chunk:
         data = self._store.read_chunk(chunk.object_id, self._sender.chunk_bytes, chunk.index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -134,6 +134,15 @@ class ChunkIndex:
             chunks |= bits << first
         return chunks
 
+    def runs(self, name: str, chunks: int) -> Iterator[tuple[int, int]]:
+        """Bytes of an object, from and to, of each of the chunks in a row that the set holds."""
+        bits, end = (chunks & self.whole(name)) >> self._spans[name][0], 0
+        while bits:
+            begin = (bits & -bits).bit_length() - 1
+            count = (~(bits >> begin) & (bits >> begin) + 1).bit_length() - 1
+            bits, end = bits >> begin + count << begin + count, begin + count
+            yield begin * self.chunk_bytes, min(self._sizes[name], end * self.chunk_bytes)
+
     def unpack(self, chunks: int) -> dict[str, bytes]:
         """The set as one bitmap per object; objects without any are left out."""
         missing = {}
@@ -171,6 +180,7 @@ class Receiver:
         self._index = ChunkIndex({ref.id: ref.size for ref in refs}, chunk_bytes)
         self._epoch = incarnation << STEP_BITS
         self._lacking = 0  # set of chunks
+        self._aside = 0  # set of chunks that come another way, and are not asked for
         self._unverified: set[str] = set()
         self._wrong_hashes: Counter[str] = Counter()
         self._in_epoch = 0
@@ -180,6 +190,11 @@ class Receiver:
         self._gap_s = 0.0  # between chunks, of late
         self._said_done = 0.0
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return self._index.chunk_bytes
+
     def start(self, missing: Mapping[str, bytes], now: float) -> list[Instruction]:
         """Begin. ``missing``: ``PartialObject.missing()`` of every object that is not finished; the others are here."""
         self._last_at = now
@@ -187,11 +202,26 @@ class Receiver:
         self._unverified = set(missing)
         complete = [name for name in missing if not self._lacking & self._index.whole(name)]
         instructions: list[Instruction] = [VerifyObject(name) for name in complete]
-        if self._lacking:
+        if self._wanted:
             instructions.append(self._open_epoch(now))
         elif not missing:
             instructions += self._finish(now)
         return instructions
+
+    def set_aside(self, names: Iterable[str]) -> None:
+        """Ask for no chunks of these objects from now on, which come another way; of others as usual."""
+        self._aside = 0
+        for name in names:
+            self._aside |= self._index.whole(name)
+
+    def gap(self, object_id: str) -> tuple[int, int] | None:
+        """Bytes, from and to, of an object set aside that are missing first; None when none is."""
+        return next(self._index.runs(object_id, self._lacking & self._aside), None)
+
+    @property
+    def _wanted(self) -> int:
+        """Set of chunks to ask for."""
+        return self._lacking & ~self._aside
 
     def on_chunk(self, object_id: str, index: int, size: int, now: float) -> list[Instruction]:
         """A chunk of ``size`` bytes arrived, on the shared topic or the device's own."""
@@ -213,15 +243,16 @@ class Receiver:
             return []
         self._lacking ^= 1 << number
         self.received += 1
-        self._in_epoch += 1
-        if self.stalls <= SLOW_STALLS:
-            self._gap_s = max(now - self._last_at, self._gap_s / 2)
+        if not self._aside >> number & 1:  # else it says nothing of what was asked for
+            self._in_epoch += 1
+            if self.stalls <= SLOW_STALLS:
+                self._gap_s = max(now - self._last_at, self._gap_s / 2)
+            self._silent_since = self._last_at = now
         self.stalls = 0
-        self._silent_since = self._last_at = now
         instructions: list[Instruction] = [StoreChunk(object_id, index)]
         if not self._lacking & self._index.whole(object_id):
             instructions.append(VerifyObject(object_id))
-        if self._lacking and self._in_epoch - self._acknowledged >= max(1, self.credit // 2):
+        if self._wanted and self._in_epoch - self._acknowledged >= max(1, self.credit // 2):
             self._acknowledged = self._in_epoch
             instructions.append(self._need(received=self._in_epoch))
         return instructions
@@ -238,6 +269,7 @@ class Receiver:
         if self._wrong_hashes[object_id] >= MAX_WRONG_HASHES:
             return [Failed(self.device, object_id, f"{MAX_WRONG_HASHES} times the sha256 was wrong")]
         self._lacking |= self._index.whole(object_id)
+        self._aside &= ~self._index.whole(object_id)  # what came another way was wrong
         return [self._open_epoch(now)]
 
     def on_tick(self, now: float) -> list[Instruction]:
@@ -245,7 +277,7 @@ class Receiver:
         # A slow link has shown its pace by the chunks before, and a large chunk takes its time.
         least = max(STALL_S, 2 * self._gap_s, 1.5 * self._index.chunk_bytes / SLOW_LINK)
         patience = min(MAX_STALL_S, least * 2 ** min(self.stalls, 16))
-        if self.finished or not self._lacking or now - self._silent_since < patience:
+        if self.finished or not self._wanted or now - self._silent_since < patience:
             return []
         self.stalls += 1
         return [self._open_epoch(now)]
@@ -258,13 +290,13 @@ class Receiver:
         """Open a new epoch at once: after a reconnect, or when the sender announces the transfer again."""
         if self.finished:
             return self._repeat_done(now)
-        return [self._open_epoch(now)] if self._lacking else []
+        return [self._open_epoch(now)] if self._wanted else []
 
     def _open_epoch(self, now: float) -> Need:
         self._epoch += 1
         self._in_epoch = self._acknowledged = 0
         self._silent_since = now
-        return self._need(missing=self._index.unpack(self._lacking))
+        return self._need(missing=self._index.unpack(self._wanted))
 
     def _finish(self, now: float) -> list[Instruction]:
         self.finished = True

@@ -49,15 +49,22 @@ class Sender:
 
     ``expected``: devices that will ask; the first chunk waits for them up to GATHER_S, so that all of them can use what
     is published once. The chunk size is that of the first Need; one with another size is dropped while others are being
-    served. ``dropped`` counts by reason what was ignored; ``completed`` holds the devices that have everything.
+    served; ``chunk_bytes`` holds until then. ``dropped`` counts by reason what was ignored; ``completed`` holds the
+    devices that have everything.
     """
 
-    def __init__(self, transfer: str, sizes: Mapping[str, int], expected: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        transfer: str,
+        sizes: Mapping[str, int],
+        expected: Collection[str] = (),
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    ) -> None:
         self.transfer = transfer
         self.completed: set[str] = set()
         self.dropped: Counter[str] = Counter()
         self._sizes = dict(sizes)
-        self._index = ChunkIndex(sizes, DEFAULT_CHUNK_BYTES)
+        self._index = ChunkIndex(sizes, chunk_bytes)
         self._receivers: dict[str, ReceiverState] = {}
         self._epochs = Epochs()
         self._sent: dict[str, int] = {}  # device -> set of chunks that it was sent in all epochs
@@ -75,6 +82,13 @@ class Sender:
     def sent_bytes(self, device: str) -> int:
         """Bytes of chunks sent to a device, each once; an object's last one counts as whole."""
         return self._sent.get(device, 0).bit_count() * self.chunk_bytes
+
+    def on_passed(self, device: str, object_id: str, begin: int, end: int) -> None:
+        """Bytes of an object, from and to, went to the device another way; each chunk counts with its last."""
+        last = end == self._sizes[object_id]
+        for index in range(begin // self.chunk_bytes, end // self.chunk_bytes + last):
+            if (number := self._index.number(object_id, index)) is not None:
+                self._count(device, number, self._index.length(object_id, index))
 
     def waits(self, device: str) -> bool:
         """True if slower receivers hold the device back: chunks left, and room in its window."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from coordinator.runtime.object_urls import urls_of
 from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
 from edgefl.export import bundle_format as bundles
 from edgefl.export.tables import encode_tables
@@ -76,6 +77,11 @@ def topic() -> Seeds:
     yield "presence", topics.build("presence", "fleet", "cam-07").encode()
     yield "up-object", topics.build("up-object", "fleet", "cam-07", "t1").encode()
     yield "shared-object", topics.build("shared-object", "fleet", transfer="t1").encode()
+
+
+def object_url() -> Seeds:
+    (url,) = urls_of("", wire.URL_KEY, "GET", "cam-07", "d-s1r1a1-0", wire.URL_SIZES, 1000.0).values()
+    yield "signed", url.encode()
 
 
 def chunk() -> Seeds:
@@ -238,6 +244,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "message_up": up,
     "message_down": down,
     "topic": topic,
+    "object_url": object_url,
     "chunk": chunk,
     "needs": needs,
     "chunks_in": chunks_in,

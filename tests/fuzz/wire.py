@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from coordinator.runtime.inbound import Inbound
+from coordinator.runtime.object_urls import LEAST_BYTES, permit_of, urls_of
 from coordinator.runtime.validate_update import Rules, check_sizes, check_update
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.plan.job import Transfer
@@ -27,6 +28,7 @@ from fuzz.target import MIB, Target, scratch
 #: Largest part the targets take: a header that claims more is refused, so that little is allocated.
 PART_LIMIT = MIB // 4
 SIZES = {"a" * 64: 5000, "b" * 64: 96 * 1024, "c" * 64: 1}
+URL_KEY, URL_SIZES = b"k" * 32, {"d" * 64: LEAST_BYTES}
 DEVICE, OTHER = "cam-07", "cam-08"
 
 
@@ -63,6 +65,17 @@ def topic(data: bytes) -> None:
     assert topics.build(found.channel, fleet, found.device, found.transfer) == text
     for name in (fleet, found.device, found.transfer):
         assert not name or topics.check_name("name", name) == name
+
+
+def object_url(data: bytes) -> None:
+    """What it allows is signed: no other URL than the one that names it."""
+    text = data.decode("utf-8", errors="replace")
+    path, _, query = text.partition("?")
+    permit = permit_of(URL_KEY, "GET", path, query.encode(errors="replace"), 1000.0)
+    (url,) = urls_of(
+        "", URL_KEY, "GET", permit.device, permit.transfer, {permit.object_id: permit.size}, 1000.0
+    ).values()
+    assert url.partition("&sign=")[2] in text
 
 
 def chunk(data: bytes) -> None:
@@ -186,6 +199,7 @@ TARGETS = (
     Target("message_up", "protocol.messages.decode_up, runtime.inbound", up, (ProtocolError,), "msgpack", (MIB, 100)),
     Target("message_down", "protocol.messages.decode_down", down, (ProtocolError,), "msgpack", (MIB, 100)),
     Target("topic", "protocol.topics.parse", topic, (ProtocolError,), "text"),
+    Target("object_url", "coordinator.runtime.object_urls", object_url, (ProtocolError,), "text"),
     Target("chunk", "protocol.chunks.decode_chunks", chunk, (ProtocolError,), "chunk"),
     Target("needs", "transfer.sender, window (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
     Target("chunks_in", "transfer.receiver, window", received, (), "msgpack", (4 * MIB, 400)),
