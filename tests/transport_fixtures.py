@@ -145,9 +145,9 @@ class MemoryWorld(World):
 
 
 class MqttWorld(World):
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, in_loop: bool = False) -> None:
         super().__init__()
-        self.url = url
+        self.url, self.in_loop = url, in_loop
 
     def cut(self, transport: MqttTransport) -> None:
         """End the connection under the client's feet, as a dying link does: no goodbye reaches the broker."""
@@ -155,7 +155,7 @@ class MqttWorld(World):
         opened.shutdown(socket.SHUT_RDWR)
 
     def _make(self, client_id: str, will: Will | None) -> Transport:
-        return MqttTransport(self.url, client_id, will)
+        return MqttTransport(self.url, client_id, will, in_loop=self.in_loop)
 
 
 class CountingProxy:

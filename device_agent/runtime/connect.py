@@ -231,7 +231,7 @@ def _mqtt(options: Options, credentials: Credentials | None) -> MakeLink:
     if credentials is not None:
         client = credentials.record.client_id
         others = credentials.record.others if options.broker == credentials.record.broker else ()
-    return lambda will: MqttTransport(options.broker, client, will, tls=files, others=others)
+    return lambda will: MqttTransport(options.broker, client, will, tls=files, others=others, in_loop=True)
 
 
 def _credentials(state: Path, options: Options) -> Credentials | None:

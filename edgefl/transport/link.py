@@ -8,6 +8,7 @@ tries one version of MQTT alone) and reports to a ``Listener``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -30,6 +31,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgefl.errors import BrokerError
 from edgefl.transport import failures, port_probe
 from edgefl.transport.address import Address
+from edgefl.transport.in_loop import InLoop
 from edgefl.transport.interface import NO_REPLY, ReplyTo, Will
 from edgefl.transport.metered_client import Meter, MeteredClient
 
@@ -186,10 +188,15 @@ _Answer = tuple[ReasonCode, Properties | None, bool]
 class Link:
     """Keeps the connection of ``settings`` open from ``start`` to ``stop``, reporting to ``listener``.
 
-    ``others``: further addresses of the same broker. Where one fails the next is dialled; may be set at any time.
+    ``loop``: moves the packets, None: the link's thread does. ``others``: further addresses of the same broker. Where
+    one fails the next is dialled; may be set at any time.
     """
 
-    def __init__(self, settings: Settings, listener: Listener, meter: Meter) -> None:
+    def __init__(
+        self, settings: Settings, listener: Listener, meter: Meter, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._loop = loop
+        self._in_loop: InLoop | None = None
         self.others: tuple[Address, ...] = ()
         self._settings = settings
         self._listener = listener
@@ -210,7 +217,9 @@ class Link:
         """Disconnect and end the thread; blocks for GOODBYE_S and a little at most. Callable from any thread."""
         self._deadline = time.monotonic() + GOODBYE_S
         self._stopping.set()
-        if self._client is not None:
+        if self._in_loop is not None:
+            self._in_loop.end()  # the thread says goodbye
+        elif self._client is not None:
             with contextlib.suppress(OSError):  # the thread has just ended and closed what would wake it
                 self._client.disconnect()
                 self._client.wake()  # it may be about to wait without the deadline, for a broker that reads nothing
@@ -320,6 +329,10 @@ class Link:
         """Move packets until the connection ends."""
         self._reason, began = "the connection was closed", time.monotonic()
         try:
+            if self._loop is not None:
+                self._in_loop = InLoop(client, self._loop)
+                if not self._stopping.is_set():
+                    self._in_loop.serve()
             if self._stopping.is_set():
                 client.disconnect()
             while client.loop(self._patience_s(client)) == MQTTErrorCode.MQTT_ERR_SUCCESS:

@@ -109,7 +109,9 @@ class MeteredClient(Client):
         self._moved_at = time.monotonic()  # the last message, either way
         self._sent_at = self._heard_at = self._moved_at  # the last bytes
         self._ahead, self._taken = b"", 0  # read from the socket; how much of it paho has
-        self._waits = False  # its thread waits for the socket, or is about to
+        self._waits = False  # who serves it waits for the socket, or is about to
+        #: Called, in place of a byte to the waiting thread, where an event loop serves it, in that loop's thread.
+        self.on_wake: Callable[[], None] | None = None
         self._messages, self._counted_at, self._busy = 0, 0.0, False
 
     def aim(self, host: str, port: int, **options: Any) -> None:
@@ -150,6 +152,25 @@ class MeteredClient(Client):
         self._waits = True  # before a look at what waits to be written: what comes later wakes this thread
         code = self._step(0.0 if self._ahead else timeout)
         self._waits = False
+        return self._finished(code)
+
+    def pump(self) -> MQTTErrorCode:
+        """Read what has come and write the answers, without waiting; for an event loop."""
+        code = self._finished(self.loop_read())
+        self._waits = True
+        return code
+
+    def flush(self) -> MQTTErrorCode:
+        """Write what waits, without waiting for room; for an event loop."""
+        self._waits = True
+        return self.loop_write()
+
+    @property
+    def reads_ahead(self) -> bool:
+        """True if bytes were read of which no packet has been made yet."""
+        return bool(self._ahead)
+
+    def _finished(self, code: MQTTErrorCode) -> MQTTErrorCode:
         for _ in range(MOST_READS):
             if not self._ahead or code != MQTTErrorCode.MQTT_ERR_SUCCESS:
                 break
@@ -190,6 +211,9 @@ class MeteredClient(Client):
     def wake(self) -> None:
         """Have ``loop`` return. Callable from any thread."""
         self._waits = False
+        if self.on_wake is not None:
+            self.on_wake()
+            return
         waker = self._sockpairW
         if waker is not None:
             with contextlib.suppress(OSError):  # as many bytes wait already as there is room for, or it has been closed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -90,7 +91,8 @@ class MqttTransport:
     """See ``Transport``. MQTT 5 where the broker speaks it, else 3.1.1 (``?version=3`` in the URL skips the first try).
 
     User and password come from the URL; ``mqtts://`` or any of the ``tls`` files means TLS. Raises BrokerError for a
-    malformed URL. ``others``: further URLs of the same broker, for when one fails.
+    malformed URL. ``others``: further URLs of the same broker, for when one fails. ``in_loop``: the event loop moves
+    packets, and must not be busy for long; else a thread does, and pings go out whatever the loop does.
     """
 
     def __init__(
@@ -102,7 +104,9 @@ class MqttTransport:
         tls: TlsFiles | None = None,
         clean_session: bool = False,
         others: Sequence[str] = (),
+        in_loop: bool = False,
     ) -> None:
+        self._in_loop, self._thread = in_loop, 0
         self.on_message: Callable[[str, bytes], None] = lambda topic, payload: None
         self.on_connection: Callable[[bool], None] = lambda connected: None
         #: In place of ``on_message``, for who answers requests of others.
@@ -161,11 +165,11 @@ class MqttTransport:
         if self._link is not None or self._closed:
             raise BrokerError("a transport connects once", remedy="Make a new one with the same client id.")
         self._settings = dataclasses.replace(self._settings, tls=tls_context(self.address, self._files))
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._up = asyncio.Event()
         self._window = asyncio.Semaphore(WINDOW)
         self._first: asyncio.Future[None] = self._loop.create_future()
-        self._link = Link(self._settings, self, self._meter)
+        self._link = Link(self._settings, self, self._meter, self._loop if self._in_loop else None)
         self._link.others = self._others
         self._link.start()
         try:
@@ -270,7 +274,10 @@ class MqttTransport:
         if len(self._reports) > 1:  # an earlier one has woken the loop, which costs more than a small message
             return
         try:
-            self._loop.call_soon_threadsafe(self._run_reports)
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._run_reports)
+            else:
+                self._loop.call_soon_threadsafe(self._run_reports)
         except RuntimeError:  # the loop was closed and the transport was not
             self._reports.clear()
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import ssl
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from paho.mqtt.enums import MQTTErrorCode
 from transport_fixtures import TLS_PEM, Recorder, broker_kinds, run, until
 
+from edgefl.errors import BrokerError
 from edgefl.transport.broker import Broker, start_broker
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.metered_client import LOOK_S, MeteredClient
@@ -140,5 +142,57 @@ def test_what_tls_holds_back_is_read_before_the_link_sleeps(monkeypatch: pytest.
         await transport.close()
         server.close()
         await server.wait_closed()
+
+    run(scene())
+
+
+def test_an_event_loop_moves_packets_without_a_thread_that_wakes(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        own, threads = threading.get_ident(), list[int]()
+        for name in ("_sock_send", "_sock_recv"):
+            moves = getattr(MeteredClient, name)
+
+            def moved(client: MeteredClient, what: Any, moves: Any = moves) -> Any:
+                threads.append(threading.get_ident())
+                return moves(client, what)
+
+            monkeypatch.setattr(MeteredClient, name, moved)
+        transport = MqttTransport(broker.url, "looped", in_loop=True)
+        received = Recorder(transport)
+        await transport.connect()
+        await transport.subscribe(["looped/x"])
+        threads.clear()
+        for number in range(40):  # more than goes into the sockets of both sides at once
+            await transport.publish("looped/x", bytes([number]) * 900_000)
+        await received.arrived(40)
+        assert set(threads) == {own}
+        threads.clear()
+        await asyncio.sleep(2.5 * LOOK_S)
+        assert threads == [], "nothing is due"
+        await transport.close()
+        assert set(threads) - {own}, "its thread says goodbye"
+
+    run(scene())
+
+
+def test_a_malformed_packet_ends_a_connection_that_an_event_loop_serves(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        transport, seen = MqttTransport(broker.url, "malformed", in_loop=True), list[bool]()
+        transport.on_connection = seen.append
+        await transport.connect()
+        client = transport._client
+        assert client is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "loop_read", lambda *_: struct.unpack("!H", b"x"))
+            with contextlib.suppress(BrokerError, asyncio.TimeoutError):
+                await asyncio.wait_for(transport.publish("malformed/x", b"1"), 1)
+            await until(lambda: False in seen or seen[-1:] == [False])
+        await until(lambda: seen[-1])
+        await transport.publish("malformed/x", b"2")
+        await transport.close()
 
     run(scene())

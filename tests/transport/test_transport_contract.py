@@ -13,22 +13,25 @@ from edgefl.errors import BrokerError
 from edgefl.transport.broker import start_broker
 from edgefl.transport.interface import Will
 
+WAYS = ["memory", *(f"{way}-{kind}" for kind in broker_kinds() for way in ("mqtt", "loop"))]
 
-@pytest.fixture(scope="module", params=["memory", *(f"mqtt-{kind}" for kind in broker_kinds())])
+
+@pytest.fixture(scope="module", params=WAYS)
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where to connect; "" for the broker in memory. Real brokers run for the whole module."""
     if request.param == "memory":
         yield ""
         return
-    broker = start_broker(tmp_path_factory.mktemp("broker"), request.param.removeprefix("mqtt-"))
+    broker = start_broker(tmp_path_factory.mktemp("broker"), request.param.partition("-")[2])
     asyncio.run(broker.start())
     yield broker.url
     asyncio.run(broker.stop())
 
 
 @pytest.fixture
-def world(url: str) -> World:
-    return MqttWorld(url) if url else MemoryWorld()
+def world(url: str, request: pytest.FixtureRequest) -> World:
+    way = request.node.callspec.params["url"]
+    return MqttWorld(url, in_loop=way.startswith("loop")) if url else MemoryWorld()
 
 
 def test_messages_arrive_whole_in_order_and_only_where_they_are_wanted(world: World) -> None:
