@@ -26,6 +26,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 REVISION = "0005"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
+#: Names in one question to the database: each is a variable, of which SQLite before 3.32 takes 999.
+MOST_NAMES = 500
 #: Size of the cache of compiled statements: a dozen tables, in the dialects of a few open ledgers.
 STATEMENTS = 64
 #: Characters of a text column; any other holds an identifier of at most 64.
@@ -273,14 +275,22 @@ def put_spent(connection: sa.Connection, run: str, spent: Iterable[Spending]) ->
 
     Nothing for attempts whose update counts, which have all their figures, and for those that are not on record.
     """
+    found: dict[tuple[int, int, int], dict[str, Figures]] = {}
     for one in spent:
-        attempt, table = one.attempt, TABLES[AssignmentRow]
-        slot = (attempt.stage, attempt.round, attempt.attempt, one.device)
-        key = zip((*_ATTEMPT, "device"), slot, strict=True)
-        where = sa.and_(table.c.run == run, *(table.c[name] == value for name, value in key))
-        if connection.execute(sa.select(table.c.status).where(where)).scalar() not in {None, "done"}:
-            own = one.figures.items()
-            put(connection, run, (SavedFigure(f.value, f.kind, f.source, f.reason, *slot, False, n) for n, f in own))
+        attempt = (one.attempt.stage, one.attempt.round, one.attempt.attempt)
+        devices = found.setdefault(attempt, {})
+        devices[one.device] = {**devices.get(one.device, {}), **one.figures}
+    table = TABLES[AssignmentRow]
+    rows: list[SavedFigure] = []
+    for attempt, devices in found.items():
+        of_attempt = (table.c[name] == value for name, value in zip(_ATTEMPT, attempt, strict=True))
+        asked = sa.select(table.c.device).where(table.c.run == run, *of_attempt, table.c.status != "done")
+        names = list(devices)
+        for first in range(0, len(names), MOST_NAMES):
+            for (device,) in connection.execute(asked.where(table.c.device.in_(names[first : first + MOST_NAMES]))):
+                own = devices[device].items()
+                rows += (SavedFigure(f.value, f.kind, f.source, f.reason, *attempt, device, False, n) for n, f in own)
+    put(connection, run, rows)
 
 
 def remove(
