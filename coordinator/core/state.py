@@ -242,6 +242,11 @@ class State(msgspec.Struct, frozen=True):
     story: tuple[str, ...] = ()  # what happened last, for error messages
 
     @property
+    def fleet_size(self) -> int:
+        """Devices that are known, or that the first round waits for."""
+        return max(len(self.devices), self.policy.devices)
+
+    @property
     def policy(self) -> RoundPolicy:
         """When rounds start, close and are tried again."""
         return self.plan.policy

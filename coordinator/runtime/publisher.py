@@ -116,7 +116,7 @@ class Publisher:
         elif isinstance(one, do.SendDrain):
             self.post(one.device, m.Drain(self.plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.SendWelcome):
-            beat_s = self._heartbeat_s * slowed(len(state.devices))
+            beat_s = self._heartbeat_s * slowed(state.fleet_size)
             welcome = m.Welcome(self._session, heartbeat_s=beat_s, release=__version__)
             made = {"run": self.plan.run, "made_ms": state.made_ms, "earlier_ms": state.earlier_ms}
             prepared = preparation_of(self.plan)

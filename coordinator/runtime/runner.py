@@ -259,7 +259,7 @@ class Runner:
                 if self._connected:
                     self._publisher.tick()
                     out = [name for name, device in self.state.devices.items() if device.out]
-                    for late in self._inbound.silent(now, out, len(self.state.devices)):
+                    for late in self._inbound.silent(now, out, self.state.fleet_size):
                         self._events.put_nowait(late)
                     for stranger in self._inbound.strangers(now):
                         self._events.put_nowait(stranger)

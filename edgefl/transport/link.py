@@ -2,8 +2,9 @@
 
 The client is measured, without Nagle's delay, with a persistent session. A thread of its own does CONNECT, serves, and
 reconnects after a loss, so that pings go out and presence holds while the event loop's thread is busy (aggregating,
-say). It drives paho by its public single-step calls (paho's own loop has no jitter, dies on a malformed packet and
-tries one version of MQTT alone) and reports to a ``Listener``.
+say); of an agent, whose loop never is for long, the thread dials and the loop serves (``in_loop``). It drives paho by
+its public single-step calls (paho's own loop has no jitter, dies on a malformed packet and tries one version of MQTT
+alone) and reports to a ``Listener``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The MQTT transport: one persistent session with a broker, QoS 1, in asyncio's terms.
 
-The network runs in a thread of its own (``link``); its reports are handed over to the event loop's thread,
-where all state of this file lives.
+The network runs in a thread of its own (``link``) or, of agents, in the event loop; reports are handed over to the
+event loop's thread, where all state of this file lives.
 """
 
 from __future__ import annotations
