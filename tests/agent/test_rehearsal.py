@@ -191,7 +191,10 @@ def test_a_rehearsal_holds_the_parts_of_its_round_alone_and_leaves_nothing(place
     assert "a round was not rehearsed: short of memory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("case", ["prototypes, residuals", "stored prefixes", "micro-batches, hold-out"])
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("prototypes, residuals", "micro-batches, hold-out")]
+
+
+@pytest.mark.parametrize("case", ["stored prefixes", *SLOW])
 def test_rounds_are_the_same_to_the_bit_after_a_rehearsal(place, monkeypatch, case):  # noqa: F811
     monkeypatch.setattr(local_trainer, "_REHEARSED", set())
     offers = offers_of(ObjectStore(place / "objects"), case)

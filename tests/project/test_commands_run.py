@@ -31,6 +31,7 @@ ELSEWHERE = {
     "fleet.md: edgefl-coordinator run": ("tests/identity/test_groups.py", "group:night"),
     "install.md: edgefl-agent": MACHINE,
     "ledger.md: edgefl-coordinator run": ("tests/fleet_fixture.py", '"--ledger"'),
+    "networks.md: edgefl-coordinator run": ("tests/fleets/test_fleet_objects.py", '"--objects-at"'),
     "operation.md: edgefl-coordinator run RUN.yaml --track": ("tests/report/test_track.py", "mlflow"),
     "operation.md: edgefl-coordinator run RUN.yaml --web-at": ("tests/web/test_web_browser.py", '"--web-at"'),
     "operation.md: edgefl-": ("tests/fleets/test_log_lines.py", '"--log-format", "json"'),
