@@ -129,7 +129,7 @@ class Devices:
         return self._every[bisect_left(self._names, name)]
 
     def expects(self) -> bool:
-        """Whether the run still waits for a device to join; not for those that have ended or were turned away."""
+        """True while a device has yet to join that has neither ended nor been turned away."""
         while self._joining:
             name = next(iter(self._joining))
             state = self.agents[name].state if name in self.agents else self._waiting[name].state

@@ -14,7 +14,7 @@ LEDGER_AWAY_S: Final = 30.0
 LEDGER_RETRY_S: Final = 0.25
 #: Seconds until a database server that does not answer is given up.
 LEDGER_CONNECT_S: Final = 10
-#: Fleets up to this beat at full pace, a hundred messages a second; devices of larger ones each less often.
+#: Fleet size from which heartbeats become less frequent, so that all devices together send a hundred a second.
 FULL_PACE: Final = 1000
 
 

@@ -26,7 +26,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 REVISION = "0005"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
-#: Names in one question to the database: each is a variable, of which SQLite before 3.32 takes 999.
+#: Devices of one query: each name is a bound variable, of which SQLite before 3.32 takes 999.
 MOST_NAMES = 500
 #: Size of the cache of compiled statements: a dozen tables, in the dialects of a few open ledgers.
 STATEMENTS = 64

@@ -110,12 +110,12 @@ class Inbound:
         """Restart every device's silence from now, after the coordinator was offline."""
         self._heard = dict.fromkeys(self._heard, now)
 
-    def silent(self, now: float, excused: Container[str] = (), known: int = 0) -> list[DeviceOffline]:
+    def silent(self, now: float, excused: Container[str] = (), fleet_size: int = 0) -> list[DeviceOffline]:
         """Devices silent for longer than ``silence_s``, once each; ``excused``: those that are asked for nothing.
 
-        ``known``: devices of the fleet, of which many beat less often.
+        ``fleet_size``: the larger, the longer a device may be silent, since its heartbeats are less frequent.
         """
-        most_s = self._silence_s * slowed(known)
+        most_s = self._silence_s * slowed(fleet_size)
         late = {name: at for name, at in self._heard.items() if now - at > most_s}
         gone = [name for name in late if name not in excused]
         self._heard |= dict.fromkeys(late, now)  # the last will of an excused one counts still

@@ -1,4 +1,4 @@
-"""Signed URLs of objects: who may fetch or put which one, of which transfer, and until when."""
+"""Signed URLs of objects: an HMAC over method, object, size, device, transfer and expiry."""
 
 from __future__ import annotations
 

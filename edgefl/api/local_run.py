@@ -53,8 +53,7 @@ class LocalOptions(NamedTuple):
     ``file``: a run file by path or shipped name, or its fields. ``run``: its id, default name, date and time;
     ``resume``: the id of one to go on with. ``trainers``: processes that all devices share, 0: one a device.
     ``in_process``: the fleet in this process, without a broker; ``workers``: processes that train it then, 0: this one
-    does. ``track``: writers such as tensorboard:DIR.
-    ``more``: further options of the coordinator.
+    does. ``track``: writers such as tensorboard:DIR. ``more``: further options of the coordinator.
     """
 
     file: RunSource

@@ -39,7 +39,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What came of an order. ``made``: new objects of the device, name -> bytes; ``removed``: damaged ones."""
+    """Result of an order. ``made``: new objects of the device, name -> bytes; ``removed``: damaged ones."""
 
     result: Result
     made: Mapping[str, int] = {}

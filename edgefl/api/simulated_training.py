@@ -61,7 +61,7 @@ class _Training:
 
 
 def _shares(run: Path) -> Callable[[str], Dataset] | None:
-    """What gives a device's share by its name; None where shares are files of their own."""
+    """Function from a device's name to its share; None where shares are files of their own."""
     if not (run / SHARES / ROWS).is_file():
         return None
     population = population_of(load_run(str(run / "run.yaml"))[0], run / SHARES, mapped=True)

@@ -75,7 +75,7 @@ def prepare_population(
     Raises as ``prepare_shares`` does.
     """
     population, tested, prepared = _shared_out(config, devices, seed, modalities)
-    population.kinds()  # an empty share is told of now
+    population.kinds()  # raises DataError for an empty share
     tested.save_npz(directory / f"{TEST}.npz")
     return msgspec.structs.replace(prepared, test=str(directory / f"{TEST}.npz")), population
 

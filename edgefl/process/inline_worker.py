@@ -23,7 +23,7 @@ NOTE_S = 0.2
 
 
 class SpacedNotes:
-    """A request's notes, of which a few a second are passed on; ``waiting``: the last one, unless it was."""
+    """A request's progress notes, limited to a few a second. ``waiting``: the last one, where it was held back."""
 
     def __init__(self, pass_on: Note) -> None:
         self.waiting: list[object] = []

@@ -91,7 +91,7 @@ async def answering(
 ) -> AsyncIterator[None]:
     """Serve ``app`` at a listening socket, in the running loop, until the block ends; the socket stays open.
 
-    ``goodbye_s``, ``connections``: as of ``web_server``.
+    ``goodbye_s``: as of ``web_server``; ``connections``: most at a time.
     """
     server = _Server(_config(app, goodbye_s, connections))
     loop, handshakes = asyncio.get_running_loop(), asyncio.Semaphore(MAX_HANDSHAKES)
@@ -135,12 +135,9 @@ async def answering(
         await serve
 
 
-def web_server(app: Any, goodbye_s: int, connections: int = MAX_CONNECTIONS) -> uvicorn.Server:
-    """A server of the ASGI application ``app``, for so many connections at a time.
-
-    ``goodbye_s``: seconds for answers on their way when it is to stop.
-    """
-    return uvicorn.Server(_config(app, goodbye_s, connections))
+def web_server(app: Any, goodbye_s: int) -> uvicorn.Server:
+    """A server of the ASGI application ``app``; ``goodbye_s``: seconds for answers on their way when it is to stop."""
+    return uvicorn.Server(_config(app, goodbye_s, MAX_CONNECTIONS))
 
 
 def _config(app: Any, goodbye_s: int, connections: int) -> uvicorn.Config:

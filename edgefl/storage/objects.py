@@ -269,7 +269,7 @@ class ObjectStore:
 
     @property
     def held(self) -> bool:
-        """Whether arriving objects stay in memory until ``settle``."""
+        """True if arriving objects are kept in memory until ``settle`` writes them."""
         return self._shared is not None
 
     @property

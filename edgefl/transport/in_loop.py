@@ -1,4 +1,4 @@
-"""A connection served by an event loop, without a thread that switches with it at each packet."""
+"""MQTT packets moved by an event loop, without a thread of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.transport.metered_client import BUSY_KEEPALIVE_S, MeteredClient
 
 
 class InLoop:
-    """A client's packets in ``loop``, from ``serve`` until the connection ends or ``end`` is called."""
+    """Service of a client in an event loop, from ``serve`` until the connection ends or ``end`` is called."""
 
     def __init__(self, client: MeteredClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client

@@ -35,7 +35,7 @@ _RECEIVED, _SEGMENTS, _SENT = struct.Struct("=128xQ"), struct.Struct("=136xII"),
 HEADER_BYTES = 52
 
 
-#: A connection sleeps until its next ping is due, and no shorter: while an answer is overdue it looks so often.
+#: Interval of looks at a connection whose answer is overdue; all others sleep until their next ping is due.
 LOOK_S = 1.0
 #: Bytes read from the socket at once, and of packets written at once.
 READ_BYTES = 64 * 1024
@@ -167,7 +167,7 @@ class MeteredClient(Client):
 
     @property
     def reads_ahead(self) -> bool:
-        """True if bytes were read of which no packet has been made yet."""
+        """True if received bytes wait to be parsed."""
         return bool(self._ahead)
 
     def _finished(self, code: MQTTErrorCode) -> MQTTErrorCode:

@@ -59,8 +59,8 @@ def test_devices_of_a_large_fleet_may_be_silent_for_as_long_as_they_beat_less() 
     for known in (4, 1000, 10_000):
         inbound, beat_s = Inbound(asked.silence_s, 1.0), asked.heartbeat_s * slowed(known)
         inbound.heard("a", 0.0)
-        assert inbound.silent(3.4 * beat_s, known=known) == []
-        (lost,) = inbound.silent(3.6 * beat_s, known=known)
+        assert inbound.silent(3.4 * beat_s, fleet_size=known) == []
+        (lost,) = inbound.silent(3.6 * beat_s, fleet_size=known)
         assert lost.reason == f"silent for {3.5 * beat_s:g} s"
         assert known / beat_s <= 100, "messages a second"
 
