@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -27,6 +27,14 @@ GATHER_S = 1.0
 #: How long one receiver may block the others without acknowledging half a window. Half of 16 x 96 KiB in 3 s keeps
 #: every link of at least 2.1 Mbit/s in step; slower ones are better served alone.
 PACE_STALL_S = 3.0
+#: Bytes a second that a broker is expected to hand out at least, to all receivers together. What it may still hold is
+#: neither sent again nor held against a receiver: 2,000 windows of 1.5 MB are 3 GB on their way.
+BROKER_RATE = 16_000_000
+#: Seconds of it that a broker may be behind before receivers' requests are taken to cross with what they ask for.
+LAG_S = 1.0
+#: Receivers that are sent chunks of their own at a time, as many as there are uploads: what is sent to one alone is in
+#: the memory of coordinator and broker, 1.5 MB for each window.
+MOST_ALONE = 32
 #: When everything was sent and the receiver says nothing for this long, the smallest chunk is sent again: one that has
 #: finished answers (its ``done`` may have been lost). Longer than STALL_S, after which one that lacks something asks by
 #: itself; doubles up to MAX_PROBE_S, so that a device that never comes back costs a chunk every few minutes, until its
@@ -73,6 +81,9 @@ class Sender:
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
         self._planned = True  # it is chosen for the receivers there are
+        self._alone: set[str] = set()  # devices that are sent chunks of their own
+        self._delivered_at = 0.0  # when the broker should have handed out everything
+        self._due: dict[int, float] = {}  # chunk -> when it should have handed out this one
 
     @property
     def chunk_bytes(self) -> int:
@@ -115,6 +126,8 @@ class Sender:
         if receiver is not None and self._epochs.age(device, need.epoch) == "present":
             if need.received > receiver.received:
                 receiver.acknowledge(need.received, now)
+                if not receiver.todo and receiver.received >= receiver.sent:
+                    self._alone.discard(device)
                 return self._pump(now, device)
             self.dropped["stale_progress"] += 1
             return []
@@ -130,11 +143,14 @@ class Sender:
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Call about twice a second while the transport is connected: ends waiting, drops the stalled from the pace."""
-        for receiver in self._receivers.values():
-            if receiver.in_step and receiver.blocked_at is not None and now - receiver.blocked_at >= PACE_STALL_S:
-                receiver.in_step = False
-                receiver.blocked_at = None
-                self._plan()
+        pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
+        blocking = [(one, one.blocked_at) for one in pacing if one.blocked_at is not None]
+        if now >= self._delivered_at or 2 * len(blocking) <= len(pacing):  # else the broker is slow, not they
+            for receiver, since in blocking:
+                if now - since >= PACE_STALL_S:
+                    receiver.in_step, receiver.blocked_at = False, None
+                    self._plan()
+        self._alone -= {name for name in self._alone if now - self._receivers[name].heard >= PROBE_S}
         instructions = [*self._probe(now), *self._pump(now)]
         self._note_blocked(now)
         return instructions
@@ -143,6 +159,7 @@ class Sender:
         """Drop a device (offline, declined, round over), so that others no longer wait for it."""
         self._receivers.pop(device, None)
         self._awaited.discard(device)
+        self._alone.discard(device)
         self._plan()
         return self._pump(now)
 
@@ -174,7 +191,9 @@ class Sender:
             return False
         self._receivers.pop(device, None)
         self._shared = 0
+        self._alone.clear()
         self._sent.clear()  # these were numbers of other chunks
+        self._due.clear()
         return True
 
     def _begin(self, device: str, need: Need, now: float) -> list[Instruction]:
@@ -186,20 +205,33 @@ class Sender:
         if not any(receiver.in_step for receiver in self._receivers.values()) and self._gather_until is None:
             self._awaited |= self._receivers.keys()
             self._gather_until = now + GATHER_S
+        coming = self._coming(device, todo, now) if before is not None and self._goes_on(device, need.epoch) else 0
         # One that opens an epoch while it blocks the others has lost chunks: from now on it is served alone.
-        in_step = before is None or (before.in_step and before.blocked_at is None)
+        in_step = before is None or (before.in_step and (before.blocked_at is None or coming != 0))
         self._epochs.enter(device, need.epoch)
         self.completed.discard(device)
         self._awaited.discard(device)
         self._receivers[device] = ReceiverState(
             credit=min(need.credit, MAX_CREDIT),
-            todo=todo,
+            todo=todo & ~coming,
+            sent=coming.bit_count(),
+            least=min(((self._index.length(*self._index.locate(n)), n) for n in members(coming)), default=(0, 0)),
             heard=now,
             since=now,
             in_step=in_step or self._gather_until is not None,
         )
         self._plan()
         return self._pump(now)
+
+    def _goes_on(self, device: str, epoch: int) -> bool:
+        """Whether the receiver that opens this epoch is the one of the present epoch, not a later one's first."""
+        return self._epochs.incarnation(device) == epoch >> STEP_BITS
+
+    def _coming(self, device: str, lacking: int, now: float) -> int:
+        """Set of chunks, of those that a device lacks, that it was sent and the broker may still hold."""
+        if self._delivered_at < now + LAG_S:  # whoever asks has lost them
+            return 0
+        return sum(1 << number for number in members(lacking & self._sent.get(device, 0)) if self._due[number] > now)
 
     def _plan(self) -> None:
         """Choose chunks for the shared topic, before the next are sent: what is in step has changed."""
@@ -230,7 +262,10 @@ class Sender:
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
             waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
             while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
-                instructions.append(self._send(name, lowest(own), [name]))
+                if name not in self._alone and len(self._alone) >= MOST_ALONE:
+                    break
+                self._alone.add(name)
+                instructions.append(self._send(name, lowest(own), [name], now))
         return instructions
 
     def _publish_shared(self, now: float) -> list[Instruction]:
@@ -249,7 +284,7 @@ class Sender:
             number = lowest(free)
             self._shared ^= 1 << number
             takers = [name for name, receiver in self._receivers.items() if receiver.todo >> number & 1]
-            instructions.append(self._send(None, number, takers))
+            instructions.append(self._send(None, number, takers, now))
         if instructions:
             self._note_blocked(now)
         return instructions
@@ -263,9 +298,11 @@ class Sender:
             elif receiver.blocked_at is None and not receiver.has_room:
                 receiver.blocked_at, receiver.blocked_received = now, receiver.received
 
-    def _send(self, device: str | None, number: int, takers: Iterable[str]) -> SendChunk:
+    def _send(self, device: str | None, number: int, takers: Collection[str], now: float) -> SendChunk:
         where = self._index.locate(number)
         size = self._index.length(*where)
+        self._delivered_at = max(self._delivered_at, now) + size * len(takers) / BROKER_RATE
+        self._due[number] = self._delivered_at
         for name in takers:
             self._count(name, number, size)
             self._receivers[name].take(number, size)
@@ -292,7 +329,7 @@ class Sender:
             if now - receiver.heard >= patience:
                 receiver.heard, receiver.probes = now, receiver.probes + 1
                 size, number = receiver.least
-                instructions.append(self._send(device, number, ()))
+                instructions.append(self._send(device, number, (), now))
                 self._count(device, number, size)
         return instructions
 
@@ -354,6 +391,10 @@ class Epochs:
             return "new" if step > last else "stale"
         return "present" if self._present.get(device) == epoch else "replaced"
 
+    def incarnation(self, device: str) -> int | None:
+        """Incarnation of the device's present epoch; None before its first."""
+        return None if (epoch := self._present.get(device)) is None else epoch >> STEP_BITS
+
     def enter(self, device: str, epoch: int) -> None:
         """Make this the device's present epoch."""
         incarnation, step = divmod(epoch, 1 << STEP_BITS)
@@ -362,6 +403,13 @@ class Epochs:
         if len(steps) > MAX_INCARNATIONS:
             del steps[next(iter(steps))]
         self._present[device] = epoch
+
+
+def members(chunks: int) -> Iterator[int]:
+    """Numbers in a bit set."""
+    while chunks:
+        yield lowest(chunks)
+        chunks &= chunks - 1
 
 
 def lowest(chunks: int) -> int:

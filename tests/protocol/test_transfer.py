@@ -89,12 +89,12 @@ class Counting(Sender):
         self.stalls += len(before - self.in_step)
         return instructions
 
-    def _send(self, device, number, takers):
+    def _send(self, device, number, takers, now):
         if device is None:
             self.shared_sent += 1
         elif takers:  # else it is a probe
             self.own_sent += 1
-        return super()._send(device, number, takers)
+        return super()._send(device, number, takers, now)
 
 
 @dataclass
