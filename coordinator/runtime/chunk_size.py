@@ -24,6 +24,8 @@ LARGEST_BYTES = 8 * DEFAULT_CHUNK_BYTES
 MEASURED_BYTES = 2 * DEFAULT_CHUNK_BYTES
 #: Chunks in flight, however large: with fewer the link idles while an answer is under way.
 LEAST_CREDIT = 4
+#: Bytes in flight to all devices of a download together: mosquitto copies a message for each that is to get it.
+MOST_IN_FLIGHT = 512 * 2**20
 #: Chunks are not made smaller: messages beside them (offers, bitmaps of what is missing) need as much.
 LEAST_BYTES = 8 * 1024
 
@@ -65,17 +67,25 @@ class ChunkSizer:
             self._rates[device] = size / seconds
 
     def of(self, devices: Iterable[str]) -> tuple[int, int]:
-        """(bytes of a chunk, chunks in flight) for the slowest of these devices; the bytes in flight stay the same."""
+        """(bytes of a chunk, chunks in flight to each) for the slowest of these devices.
+
+        The bytes in flight stay the same, and are fewer for very many devices.
+        """
+        rates = [self._rates.get(device, 0.0) for device in devices]
         if self._fixed:
-            return self.limit, self.credit(self.limit)
-        slowest = min((self._rates.get(device, 0.0) for device in devices), default=0.0)
+            return self.limit, self._shared_credit(self.limit, len(rates))
+        slowest = min(rates, default=0.0)
         size = min(DEFAULT_CHUNK_BYTES, self.limit)
         while 2 * size <= min(self.limit, slowest * CHUNK_S):
             if 2 * size > self.proven:
                 self.wanted = 2 * size
                 break
             size *= 2
-        return size, self.credit(size)
+        return size, self._shared_credit(size, len(rates))
+
+    def _shared_credit(self, chunk_bytes: int, devices: int) -> int:
+        most = MOST_IN_FLIGHT // (chunk_bytes * max(1, devices))
+        return min(self.credit(chunk_bytes), max(LEAST_CREDIT, most))
 
     def credit(self, chunk_bytes: int) -> int:
         """Chunks of this size in flight; their bytes are the same for every size."""

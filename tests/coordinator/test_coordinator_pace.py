@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.runtime.chunk_size import ChunkSizer
+from coordinator.runtime.chunk_size import LEAST_CREDIT, MOST_IN_FLIGHT, ChunkSizer
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, HEADER_BYTES
 
 UNIT = DEFAULT_CHUNK_BYTES
@@ -67,3 +67,12 @@ def test_few_chunks_in_flight_stay_few() -> None:
     made = sizer(credit=2)
     made.note("a", 10 * MB, 0.01)
     assert made.of(["a"]) == (8 * UNIT, 2)
+
+
+def test_very_many_devices_have_less_in_flight_each() -> None:
+    few, many, most = ([f"d{n}" for n in range(count)] for count in (300, 1000, 5000))
+    assert sizer().of(few) == (UNIT, DEFAULT_CREDIT)
+    assert sizer().of(many) == (UNIT, MOST_IN_FLIGHT // (1000 * UNIT))
+    assert sizer().of(most) == (UNIT, LEAST_CREDIT)
+    assert sizer(fixed=2048, credit=16).of(most) == (2048, 16)
+    assert sizer(credit=2).of(most) == (UNIT, 2), "not more than the run file says"
