@@ -45,8 +45,7 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
     if not labelled or truth is None or len(spaces_in(names)) > 1:
         return None
     y = np.concatenate([_truth(share) for share in labelled])
-    known, tested = np.flatnonzero(~np.isnan(y)), np.flatnonzero(~np.isnan(truth))
-    known = known[np.linspace(0, len(known) - 1, min(len(known), _MOST_SAMPLES)).astype(int)]
+    known, tested = _some_known(y), np.flatnonzero(~np.isnan(truth))
     if (len(np.unique(y[known])) < 2 and test.sets is None) or not len(tested):
         return None
     labelled, y = _rows_of(labelled, known), y[known]  # features of all of a large fleet's samples would be gigabytes
@@ -75,11 +74,27 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
     return Reference("r2" if numeric else "accuracy", scores, len(known))
 
 
+def rows_to_fit(share: Dataset, names: Sequence[str]) -> Indices:
+    """Places of the samples of a share that models are fitted on, labelled as in ``names``."""
+    truth = _truth(share.relabelled(names))
+    return np.empty(0, np.int64) if truth is None else _some_known(truth)
+
+
+def _some_known(truth: Array) -> Indices:
+    known = np.flatnonzero(~np.isnan(truth))
+    some: Indices = known[np.linspace(0, len(known) - 1, min(len(known), _MOST_SAMPLES)).astype(int)]
+    return some
+
+
 def _rows_of(shares: Sequence[Dataset], rows: Indices) -> list[Dataset]:
     """These rows of all shares' samples, sorted, without shares that have none of them."""
     starts = np.cumsum([0, *map(len, shares)])
     parts = np.split(rows, np.searchsorted(rows, starts[1:-1]))
-    return [share.subset(part - start) for share, part, start in zip(shares, parts, starts, strict=False) if len(part)]
+    return [
+        share if len(part) == len(share) else share.subset(part - start)
+        for share, part, start in zip(shares, parts, starts, strict=False)
+        if len(part)
+    ]
 
 
 def _of_several(x: Any, sets: Sets, z: Any, truth: Sets) -> Reference:

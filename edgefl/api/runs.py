@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from edgefl.run_records import EndToEnd, Reference, RunReport
 from edgefl.storage.disk import EVENTS, REFERENCE, SHARES, TEST, is_held, ledger_file, ledger_of, write_new
 
 if TYPE_CHECKING:
+    from edgefl.data.arrays import Indices
     from edgefl.data.dataset import Dataset
 
 RUNS = Path("runs")
@@ -139,11 +142,12 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
     if report.status != "done" or not test.is_file():
         return report
     try:
-        from edgefl.api.reference import reference_scores
+        from edgefl.api.reference import reference_scores, rows_to_fit
         from edgefl.data.dataset import Dataset
 
-        samples = _together(directory) or [Dataset.load_npz(path) for path in shares]
-        scores = reference_scores(samples, Dataset.load_npz(test))
+        tests = Dataset.load_npz(test)
+        samples = _together(directory, partial(rows_to_fit, names=tests.label_names))
+        scores = reference_scores(samples or [Dataset.load_npz(path) for path in shares], tests)
     except DataError:
         return report
     except ModuleNotFoundError as error:
@@ -157,14 +161,14 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
     return msgspec.structs.replace(report, reference=scores)
 
 
-def _together(directory: Path) -> list[Dataset]:
-    """Every sample that devices trained on, of a run whose shares are rows of one file; else []."""
+def _together(directory: Path, some: Callable[[Dataset], Indices]) -> list[Dataset]:
+    """Samples that devices trained on, ``some`` of them, of a run whose shares are rows of one file; else []."""
     from edgefl.api.run_inputs import population_of
     from edgefl.config.profiles import load_run
 
     file = directory / "run.yaml"
-    population = population_of(load_run(str(file))[0], directory / SHARES) if file.is_file() else None
-    return [] if population is None else population.shares()
+    population = population_of(load_run(str(file))[0], directory / SHARES, mapped=True) if file.is_file() else None
+    return [] if population is None else population.shares(some)
 
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:

@@ -7,7 +7,7 @@ of each the number of its kind: devices of one kind say the same of how many sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -87,13 +87,18 @@ class Population:
         """The device's share without values: what is counted is the same. Raises DataError when no sample is left."""
         return self._of(self._without_values, device)
 
-    def shares(self) -> list[Dataset]:
-        """Every sample that a device trains on, in the order of the devices' names, in as few data sets as possible."""
+    def shares(self, some: Callable[[Dataset], Indices]) -> list[Dataset]:
+        """Samples that devices train on, in the order of the devices' names, in as few data sets as possible.
+
+        ``some``: places of those that are wanted, of all in one data set without values; not asked where modalities
+        were taken away, of which there are all.
+        """
         if not _is_plain(self._missing):
             return [self.share(device) for device in sorted(self.devices)]
-        if self._draw is not None:
-            return [self.data]
-        return [self.data.subset(np.concatenate([self.rows(device) for device in sorted(self.devices)]))]
+        rows = np.arange(len(self.data))
+        if self._draw is None:
+            rows = np.concatenate([self.rows(device) for device in sorted(self.devices)])
+        return [self.data.subset(rows[some(self._without_values.subset(rows))])]
 
     def kinds(self) -> Indices:
         """[N] the kind of each device: those of one have as many samples of each modality, and as many labelled."""

@@ -85,7 +85,7 @@ def test_rows_give_what_files_give(tmp_path: Path, label: str, how: dict[str, An
             assert kinds[a] != kinds[b] or one == other, "devices of one kind say the same of their samples"
     assert prepared.shares == (), "which nobody has counted"
     assert (prepared.warnings, prepared.signature) == (ready.warnings, ready.signature)
-    whole = population.shares()
+    whole = population.shares(lambda samples: np.arange(len(samples)))
     if "drawn" not in config.partition:
         files = sorted(share.path for share in ready.shares)
         assert [i for part in whole for i in part.ids] == [i for file in files for i in Dataset.load_npz(file).ids]
