@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from fleet_fixture import Fleet, Program, finish, share
 from identity_fixture import a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted
 
+from benchmarks.network.network_links import Namespace, unavailable
 from coordinator.ledger.ledger import Ledger
 from edgefl.storage.disk import ledger_of
 
@@ -88,6 +91,14 @@ def test_a_coordinator_killed_while_an_object_is_put_goes_on_with_what_it_has(tm
 
 def killed_in_a_put(coordinator: Program, place: Path) -> int:
     """SIGKILL once some chunks of a large object have come, and not all; how many of the first one have."""
+    here = in_a_put(coordinator, place)
+    os.kill(coordinator.pid, signal.SIGKILL)
+    coordinator.wait()
+    return here
+
+
+def in_a_put(coordinator: Program, place: Path) -> int:
+    """Wait until some chunks of a large object have come, and not all; how many of the first one have."""
     deadline = time.monotonic() + fleet_fixture.PATIENCE_S
     while time.monotonic() < deadline:
         for name in place.iterdir() if place.is_dir() else ():
@@ -96,8 +107,6 @@ def killed_in_a_put(coordinator: Program, place: Path) -> int:
                 with contextlib.suppress(FileNotFoundError):
                     here = name.read_bytes()[8:]
             if 0 < here.count(1) < len(here) and len(here) > 64:
-                os.kill(coordinator.pid, signal.SIGKILL)
-                coordinator.wait()
                 return here.count(1)
     raise AssertionError(coordinator.story())
 
@@ -123,3 +132,43 @@ def test_a_fleet_with_an_identity_has_its_objects_by_tls(tmp_path: Path, plain: 
         assert states(fleet, "r1") == plain
         for agent in agents:
             assert min(moved(agent, "put_bytes"), moved(agent, "fetched_bytes")) > 2**20
+
+
+AWAY_S = 30.0
+#: Rules by port come before the table of this machine's own addresses.
+RULES_FIRST = ("add pref 100 table local", "delete pref 0")
+
+
+def rules(*each: str) -> None:
+    """Change the rules by which packets of this network are routed."""
+    for one in each:
+        subprocess.run(["ip", "rule", *one.split()], check=True)
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "network namespaces are here")
+@pytest.mark.parametrize("way", ["upload", "download"])
+def test_an_endpoint_that_is_away_for_half_a_minute_changes_no_state(
+    tmp_path: Path, plain: list[Any], way: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(RUN)
+    with Namespace() as network, network.entered(), Fleet(tmp_path, "mosquitto") as fleet:
+        rules(*RULES_FIRST)
+        agents = started(fleet)
+        coordinator = fleet.coordinator("r1", {"round.devices": 2}, tmp_path / "run.yaml", PAST)
+        port = coordinator.expect("run_started")["data"]["objects_at"].rpartition(":")[2]
+        if way == "upload":
+            in_a_put(coordinator, fleet.runs / "r1" / "objects" / "partial")
+        else:
+            coordinator.expect("round_closed")  # devices fetch what it made
+        cut = [f"pref {10 + n} ipproto tcp {end} {port} unreachable" for n, end in enumerate(("sport", "dport"))]
+        rules(*(f"add {one}" for one in cut))
+        with pytest.raises(OSError, match=r"unreachable|No route"):
+            socket.create_connection(("127.0.0.1", int(port)), 5)
+        time.sleep(AWAY_S)
+        rules(*(f"delete {one}" for one in cut))
+        finish(coordinator)
+        assert states(fleet, "r1") == plain
+        report = fleet.report("r1")
+        assert {(row.status, row.attempt) for row in report.assignments} == {("done", 1)}
+        for agent in agents:
+            assert moved(agent, "put_bytes") + moved(agent, "fetched_bytes") > 0, "before the outage"
