@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from device_agent.trainer.process import Trainers
 from edgefl.api.in_process import SIMULATED
 from edgefl.errors import EdgeFLError
 from edgefl.log_lines import line_writer
-from edgefl.process.inline_worker import InlineWorker
+from edgefl.process.inline_worker import ComputeThread, InlineWorker
 from edgefl.records import Budget, Refusal, Speed
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import AssignmentRow
@@ -110,7 +109,7 @@ async def _fleet(one: RandomRun, folder: Path, speed: Speed, alone: bool) -> Non
     directory, broker = folder / "run", MemoryBroker()
     logs = directory / "logs"
     logs.mkdir(parents=True)
-    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
+    with ComputeThread("edgefl-torch") as thread, contextlib.ExitStack() as stack:
         before = thread.submit(set_threads, 1).result()
         stack.callback(lambda: thread.submit(set_threads, before))
         trainers = Trainers(alone=False)

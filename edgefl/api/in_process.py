@@ -14,7 +14,6 @@ import math
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +34,7 @@ from edgefl.data.population import Population
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.job import RunPlan
 from edgefl.plan.preparation import preparation_of
-from edgefl.process.inline_worker import InlineWorker
+from edgefl.process.inline_worker import ComputeThread, InlineWorker
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import EventRow, RunReport
@@ -190,15 +189,16 @@ async def _processes(
 
 
 @contextlib.asynccontextmanager
-async def _one_thread() -> AsyncIterator[ThreadPoolExecutor]:
-    """The thread that loads torch, and in which it then computes by itself."""
+async def _one_thread() -> AsyncIterator[ComputeThread]:
+    """The thread that loads torch, and in which it then computes, as in this one, by itself."""
     loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(1, "edgefl-torch") as thread:
+    with ComputeThread("edgefl-torch") as thread:
         before = await loop.run_in_executor(thread, set_threads, 1)
+        set_threads(1)
         try:
             yield thread
         finally:
-            thread.submit(set_threads, before)
+            set_threads(before)
 
 
 async def _together(run: asyncio.Task[RunReport], devices: Devices) -> RunReport:

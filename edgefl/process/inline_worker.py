@@ -1,7 +1,9 @@
 """A worker without a process of its own: the same handlers in a thread of this one, with the same errors.
 
 torch has one random generator for a process, so all workers of one process share one thread: their requests are
-answered one after the other, and a seeded request gives what it gives in a process of its own.
+answered one after the other, and a seeded request gives what it gives in a process of its own. Quick requests are
+answered in the event loop's thread while that one idles: two threads that take turns with the interpreter's lock cost
+a small model a tenth of its round.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +23,8 @@ from edgefl.process.worker import Answer, Handler, Note, Request, WorkerFailedEr
 #: Least time between notes that are passed on, but for a request's last: each wakes the event loop, at a tenth of a
 #: millisecond, and a small model's step takes five.
 NOTE_S = 0.2
+#: Requests as long as this do not block the event loop; judged by the last one of the method.
+QUICK_S = 0.25
 
 
 class SpacedNotes:
@@ -37,17 +42,35 @@ class SpacedNotes:
             self._pass_on(self.waiting.pop())
 
 
+class ComputeThread(ThreadPoolExecutor):
+    """One thread for every computation of a process."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1, name)
+        self._last: Future[Any] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True if all that was submitted is done, so that its caller may compute."""
+        return self._last is None or self._last.done()
+
+    def submit(self, *call: Any, **named: Any) -> Future[Any]:
+        """See ``Executor.submit``."""
+        self._last = super().submit(*call, **named)
+        return self._last
+
+
 class InlineWorker:
     """``edgefl.process.worker.WorkerProcess`` without the process.
 
     ``handlers``: makes them, when the first request comes; ``leave_off``: has the request under way end early.
-    ``thread``: an executor of one thread. ``log`` takes tracebacks.
+    ``thread``: shared by all workers of the process. ``log`` takes tracebacks.
     """
 
     def __init__(
         self,
         handlers: Callable[[], dict[str, Handler]],
-        thread: Executor,
+        thread: ComputeThread,
         log: Path,
         leave_off: Callable[[], None] = lambda: None,
     ) -> None:
@@ -56,6 +79,7 @@ class InlineWorker:
         self._make = handlers
         self._handlers: dict[str, Handler] | None = None
         self._thread = thread
+        self._took: dict[str, float] = {}  # seconds of each method's last request
 
     @property
     def pid(self) -> int:
@@ -69,12 +93,15 @@ class InlineWorker:
         def pass_on(said: object) -> None:
             loop.call_soon_threadsafe(noted, msgspec.to_builtins(said))
 
-        notes = SpacedNotes(pass_on)
-        try:
-            (frame,) = await loop.run_in_executor(self._thread, self._answer, [Request(method, body)], notes)
-        except asyncio.CancelledError:
-            self.interrupt()
-            raise
+        notes, requests = SpacedNotes(pass_on), [Request(method, body)]
+        if self._thread.idle and self._took.get(method, QUICK_S) < QUICK_S:
+            (frame,) = self._answer(requests, notes)
+        else:
+            try:
+                (frame,) = await loop.run_in_executor(self._thread, self._answer, requests, notes)
+            except asyncio.CancelledError:
+                self.interrupt()
+                raise
         for said in notes.waiting:
             noted(msgspec.to_builtins(said))
         return reply_of(frame, self.log)
@@ -99,7 +126,12 @@ class InlineWorker:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a", encoding="utf-8") as log:
             handlers = self._handlers = self._handlers or self._make()
-            return [answered(handlers, request, note, log, as_it_is=True) for request in requests]
+            answers = []
+            for request in requests:
+                began = time.monotonic()
+                answers.append(answered(handlers, request, note, log, as_it_is=True))
+                self._took[request.method] = time.monotonic() - began
+            return answers
 
 
 def _dropped(said: object) -> None:

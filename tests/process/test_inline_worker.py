@@ -6,14 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from edgefl.errors import DataError
-from edgefl.process.inline_worker import NOTE_S, InlineWorker
+from edgefl.process.inline_worker import NOTE_S, ComputeThread, InlineWorker
 from edgefl.process.worker import Note, WorkerFailedError
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ def answer_of(tmp_path: Path, work: Callable[[InlineWorker], T]) -> T:
     handlers = {"count": count, "slow": slow, "refuse": refuse, "same": same}
 
     async def scene() -> T:
-        with ThreadPoolExecutor(1, "torch") as thread:
+        with ComputeThread("torch") as thread:
             worker = InlineWorker(lambda: handlers, thread, tmp_path / "log")
             return await work(worker)  # type: ignore[misc]
 
@@ -75,3 +74,32 @@ def test_many_requests_are_one_visit_to_the_thread_and_errors_are_among_the_answ
     assert isinstance(error, WorkerFailedError)
     assert (error.message, error.kind, error.on_purpose) == ("no data", "DataError", True)
     assert last == 2
+
+
+def test_a_method_whose_last_request_was_quick_is_answered_in_the_loops_thread(tmp_path: Path) -> None:
+    async def ask(worker: InlineWorker) -> list[object]:
+        first, second = await worker.call("same", 1), await worker.call("same", 2)
+        return [first, second, threading.current_thread().name]
+
+    first, second, loops = answer_of(tmp_path, ask)
+    assert isinstance(first, tuple)
+    assert isinstance(second, tuple)
+    assert first[1].startswith("torch")
+    assert second == (2, loops)
+
+
+def test_no_request_is_answered_beside_another_or_after_a_slow_one_of_its_method(tmp_path: Path) -> None:
+    async def ask(worker: InlineWorker) -> list[object]:
+        await worker.call("same", 0)
+        slow = asyncio.create_task(worker.call("slow", 0))
+        await asyncio.sleep(0)
+        beside = await worker.call("same", 1)  # the thread has the slow one
+        await slow
+        noted: list[str] = []
+        await worker.call("slow", 0, lambda _: noted.append(threading.current_thread().name))
+        return [beside, *noted]
+
+    beside, *noted = answer_of(tmp_path, ask)
+    assert isinstance(beside, tuple)
+    assert beside[1].startswith("torch")
+    assert len(noted) == 3, "notes came while it ran, so it was in the thread"
