@@ -114,6 +114,10 @@ class MemoryObjects:
         if ref.id not in self._open:
             self._admit(ref)
         known = self._pool.known(ref.id)
+        if known is None and (self._pool.source / ref.id).is_file():  # else every device would put it together
+            known = self._pool.fetched(ref.id)
+        if known is not None:
+            self._held[ref.id] = known
         here = None if known is None else known.data
         found = self._open[ref.id] = MemoryArrival(ref, chunk_bytes, self._whole.__setitem__, here)
         return found
@@ -135,6 +139,7 @@ class MemoryObjects:
             self.remove(name)
         for name in self._open.keys() - keep:
             del self._open[name]
+            self._held.pop(name, None)
             self._whole.pop(name, None)
         return 0
 
