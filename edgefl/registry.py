@@ -316,8 +316,8 @@ def chosen(role: str, slot: Slot | None) -> list[Choice]:
     found = []
     for name, options in (slot or {default(role): {}}).items():
         one = method(role, name)
-        if unknown := sorted(set(options or {}) - set(one.options)):
-            known = ", ".join(one.options) or "no options"
+        if options and not options.keys() <= one.options.keys():
+            unknown, known = sorted(set(options) - set(one.options)), ", ".join(one.options) or "no options"
             paths = (f"{role}.{name}.{option}" for option in unknown)
             raise ConfigError("recipe", [Problem(path, f"unknown option; choose from: {known}") for path in paths])
         defaults = {key: option.default for key, option in one.options.items()}

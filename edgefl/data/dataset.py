@@ -107,7 +107,8 @@ class Dataset:
 
     def has(self, modality: str) -> Flags:
         """[N] bool: which samples have this modality; none, when the data set does not know it."""
-        return self.present.get(modality, np.zeros(len(self), dtype=bool))
+        known = self.present.get(modality)
+        return np.zeros(len(self), dtype=bool) if known is None else known
 
     def complete(self, modalities: Sequence[str]) -> Flags:
         """[N] bool: samples with all of these modalities, none filled in."""

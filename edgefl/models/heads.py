@@ -104,6 +104,8 @@ def mean_of_shown(projections: Sequence[Tensor], shown: Sequence[Tensor] | None 
 
     A row without any is zero; what stands in the rows that do not show one does not matter.
     """
+    if shown is None and len(projections) == 1:
+        return projections[0]
     stacked = torch.stack(list(projections))  # [M, B, d]
     if shown is None:
         return stacked.mean(dim=0)

@@ -63,7 +63,7 @@ def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray])
     check_tensors(part, {name: tuple(t.shape) for name, t in targets.items()}, tensors)
     for name, target in targets.items():
         value = np.asarray(tensors[name])
-        if target.is_floating_point() != np.issubdtype(value.dtype, np.floating):
+        if target.is_floating_point() != (value.dtype.kind == "f"):
             raise ModelError(f"{part}: the tensor '{name}' is {value.dtype}, but the model has {target.dtype}")
     with torch.no_grad():
         for name, target in targets.items():

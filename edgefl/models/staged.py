@@ -64,6 +64,7 @@ class StagedModel(nn.Module):
         self._shared = shares_projection(spec)
         self._tasks = [part for part in task_parts(spec) if part in modules] or ["task"]
         self._parts = nn.ModuleDict(dict(modules))
+        self._named = dict(modules)  # the same: torch takes microseconds to look a module up
         weightless = spec.classes and not method("fusion", spec.fusion).weights
         self._weightless = fusion(spec) if weightless else None  # no part: there is nothing to train or send
         for part in modules:
@@ -78,12 +79,12 @@ class StagedModel(nn.Module):
 
     def part(self, name: str) -> nn.Module:
         """The part's module. Raises ModelError when it does not exist here."""
-        if name not in self._parts:
+        if name not in self._named:
             raise ModelError(
                 f"the part '{name}' is not in this model, which holds {', '.join(self._parts) or 'nothing'}",
                 remedy="Name the part when the model is built; edgefl.models.spec.part_names lists all of them.",
             )
-        return self._parts[name]
+        return self._named[name]
 
     def embed(self, modality: str, x: Input) -> TokenState:
         """Input [B, *input_shape] -> tokens [B, N, D]; ModelError when a sample's shape is another.

@@ -97,16 +97,20 @@ def make_batch(
     rows: dict[str, Tensor | None] = {}
     for m in modalities:
         has = dataset.has(m)[indices]
-        if int(has.sum()) < least_rows:
+        count = np.count_nonzero(has)
+        if count < least_rows:
+            continue
+        if count == len(indices):
+            inputs[m], rows[m] = input_of(dataset, m, indices, device), None
             continue
         complete = complete & has
         inputs[m] = input_of(dataset, m, indices[has], device)
-        rows[m] = None if has.all() else torch.from_numpy(np.flatnonzero(has)).to(device)
+        rows[m] = torch.from_numpy(np.flatnonzero(has)).to(device)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[indices]).to(device)
     targets = None if dataset.targets is None else torch.from_numpy(dataset.targets[indices]).float().to(device)
     sets = None if dataset.sets is None else torch.from_numpy(dataset.sets[indices]).float().to(device)
     chosen = None if pseudo_labels is None else torch.from_numpy(pseudo_labels[indices]).to(device)
-    return Batch(len(indices), inputs, rows, labels, chosen, int(complete.sum()), targets, sets)
+    return Batch(len(indices), inputs, rows, labels, chosen, int(np.count_nonzero(complete)), targets, sets)
 
 
 def training_batches(

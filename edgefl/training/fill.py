@@ -80,7 +80,7 @@ Make = Callable[[str, AtHand], Made]
 
 class Filled(NamedTuple):
     """Projections or stand-ins [B, d] of every modality of a model; the rows [B] in which a mean over modalities counts
-    each; and the stand-ins that were made.
+    each, without entries: all; and the stand-ins that were made.
     """
 
     values: Mapping[str, Tensor]

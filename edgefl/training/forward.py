@@ -105,20 +105,26 @@ class Forward:
         return hide(has, drop) if drop and len(has) == len(self.model.spec.encoders) else has
 
     @cached_property
+    def all_shown(self) -> bool:
+        """True if every row shows every modality of the model."""
+        complete = all(m in self.projected and self.rows[m] is None for m in self.model.spec.encoders)
+        return complete and not self.missing[1].get("drop")
+
+    @cached_property
     def filled(self) -> Filled:
         """Every modality of the model, with stand-ins where a row does not show it."""
+        if self.all_shown:
+            return Filled(self.projected, {}, {})
         name, options = self.missing
-        full, _ = self.spread
-        complete = all(m in self.projected and self.rows[m] is None for m in self.model.spec.encoders)
-        has = {} if complete and not options.get("drop") else self.at_hand
         tables, matcher = self.auxiliary.tables or self.auxiliary.initial, self.auxiliary.matcher
-        given = AtHand(full, has, self.model, tables, self.labels, options, matcher)
+        given = AtHand(self.spread[0], self.at_hand, self.model, tables, self.labels, options, matcher)
         return fill(method("missing", name).make, given)
 
     @cached_property
     def fused(self) -> Tensor:
         """f [B, fused width]: the joint representation."""
-        return self.model.fuse(self.filled.values, self.at_hand, self.tokens, self.rows, self.filled.counted)
+        has = {} if self.all_shown and self.tokens is None else self.at_hand
+        return self.model.fuse(self.filled.values, has, self.tokens, self.rows, self.filled.counted)
 
     @cached_property
     def logits(self) -> Tensor:

@@ -277,11 +277,13 @@ class _Training:
                 )
             self.loss.append(loss)
         if forward.classified is not None and batch.labels is not None:
-            known = batch.labels >= 0
             first = forward.classified.detach().argmax(1)
-            right = first == batch.labels if batch.sets is None else batch.sets.gather(1, first[:, None])[:, 0] > 0
-            self.correct += int(right[known].sum())
-            self.labelled += int(known.sum())
+            if batch.sets is None:
+                right = first == batch.labels  # never without a label
+            else:
+                right = (batch.sets.gather(1, first[:, None])[:, 0] > 0) & (batch.labels >= 0)
+            self.correct += int(torch.count_nonzero(right))
+            self.labelled += int(torch.count_nonzero(batch.labels >= 0))
         self.compute_s += time.perf_counter() - started
 
     def update(self) -> tuple[dict[str, Tensors], dict[str, int]]:

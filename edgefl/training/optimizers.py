@@ -112,37 +112,48 @@ class SGD:
     def step(self) -> None:
         """p <- p - lr m."""
         for group in self.groups:
+            together: list[torch.nn.Parameter] = []
             for parameter in group.parameters:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+                if parameter.grad is None:
+                    continue
+                if group.weight_decay or isinstance(parameter, FileParameter):  # makes a temporary
+                    self.update(parameter, group)
+                else:
+                    self.hold(parameter)
+                    together.append(parameter)
+            if together:
+                means = [self._mean[p] for p in together] if self.momentum else []
+                self._change(together, [gradient_of(p) for p in together], means, group)
 
     @torch.no_grad()
     def update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         """See ``Optimizer.update``."""
-        self._update(parameter, group)
-
-    def _update(self, parameter: torch.nn.Parameter, group: Group) -> None:
         if isinstance(parameter, FileParameter):
             _by_blocks(self, parameter, group)
             return
         self.hold(parameter)
-        self._change(parameter, gradient_of(parameter), self._mean.get(parameter), group)
+        means = [self._mean[parameter]] if self.momentum else []
+        self._change([parameter], [gradient_of(parameter)], means, group)
 
     def begin(self, parameter: torch.nn.Parameter, group: Group, gradient: Gradient) -> ChangeRows:
         """See ``Optimizer.begin``."""
         self.hold(parameter)
         mean = self._mean.get(parameter)
-        return lambda rows, some, by: self._change(some, by, None if mean is None else mean[rows], group)
+        return lambda rows, some, by: self._change([some], [by], [] if mean is None else [mean[rows]], group)
 
     def hold(self, parameter: torch.nn.Parameter) -> None:
         """See ``Optimizer.hold``."""
         if self.momentum and parameter not in self._mean:
             self._mean[parameter] = torch.zeros_like(parameter, requires_grad=False)
 
-    def _change(self, some: Tensor, gradient: Tensor, mean: Tensor | None, group: Group) -> None:
+    def _change(self, parameters: Sequence[Tensor], gradients: list[Tensor], means: list[Tensor], group: Group) -> None:
+        values = list(parameters)
         if group.weight_decay:
-            gradient = gradient.add(some, alpha=group.weight_decay)
-        some.add_(gradient if mean is None else mean.mul_(self.momentum).add_(gradient), alpha=-group.lr)
+            gradients = list(torch._foreach_add(gradients, values, alpha=group.weight_decay))  # noqa: SLF001 - as AdamW
+        if means:
+            torch._foreach_mul_(means, self.momentum)
+            torch._foreach_add_(means, gradients)
+        torch._foreach_add_(values, means or gradients, alpha=-group.lr)
 
 
 @dataclass
