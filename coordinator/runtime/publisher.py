@@ -48,8 +48,9 @@ from edgefl.transfer.sender import Sent
 
 _LOG = logging.getLogger(__name__)
 #: Links are told from this long before a deadline on: what closes the round may be another event than a tick. Before
-#: that they are looked at as often: a look at each of a thousand devices at every tick was a tenth of all that is done.
-LOOK_S = 1.0
+#: that they are looked at as often, and many devices more seldom: a look at each of a thousand at every tick was a
+#: tenth of all that is done.
+LOOK_S, LOOKED_AT = 1.0, 500
 
 
 class Publisher:
@@ -178,7 +179,7 @@ class Publisher:
             return {}
         attempt, now = state.open.attempt, self._clock()
         near = now >= state.open.deadline_at - LOOK_S
-        if not near and now - self._looked_at < LOOK_S:
+        if not near and now - self._looked_at < LOOK_S * max(1.0, len(state.assignments) / LOOKED_AT):
             return {}
         self._looked_at = now
         downloads = self._downloads.get(transfer_name("d", attempt))
@@ -299,12 +300,14 @@ class Publisher:
         topic = topics.build("shared-object", self._fleet, transfer=transfer)
         if device is not None:
             topic = topics.build("down-object", self._fleet, self._ids.get(device, device), transfer)
-        self._posts.spawn(self._publish_chunks(topic, message))
+        self._posts.spawn(self._transport.publish(topic, message), self._chunks_refused)
 
-    async def _publish_chunks(self, topic: str, message: bytes) -> None:
-        """Send chunks; where they are too large for the broker, the offers are repeated with smaller ones."""
+    def _chunks_refused(self, error: BaseException) -> None:
+        """Where chunks are too large for the broker, repeat the offers with smaller ones; report other errors."""
         try:
-            await self._transport.publish(topic, message)
-        except MessageSizeError as error:
-            if self.chunking.refused(error):
+            if not isinstance(error, MessageSizeError):
+                self._report(error)
+            elif self.chunking.refused(error):
                 self._repeat_offers()
+        except Exception as worse:
+            self._report(worse)

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
@@ -87,6 +87,16 @@ class Sizes:
         return mid if times >= LOSSES else None
 
 
+class _Message(NamedTuple):
+    """A message to send. ``sent``: ends once the broker has it."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+    correlation: bytes
+    sent: asyncio.Future[None]
+
+
 class MqttTransport:
     """See ``Transport``. MQTT 5 where the broker speaks it, else 3.1.1 (``?version=3`` in the URL skips the first try).
 
@@ -123,7 +133,9 @@ class MqttTransport:
         self._meter = Meter()
         self._patterns: list[str] = []
         self._unwanted: list[str] = []  # to be unsubscribed
-        self._pending: dict[int, asyncio.Future[str | None]] = {}
+        self._waiting: deque[_Message] = deque()  # for the connection, or room in the window
+        self._room = WINDOW
+        self._pending: dict[int, _Message] = {}
         self._answers: dict[int, asyncio.Future[_Refusals]] = {}
         self._renewal: tuple[int, list[str]] | None = None
         self._link: Link | None = None
@@ -167,7 +179,6 @@ class MqttTransport:
         self._settings = dataclasses.replace(self._settings, tls=tls_context(self.address, self._files))
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._up = asyncio.Event()
-        self._window = asyncio.Semaphore(WINDOW)
         self._first: asyncio.Future[None] = self._loop.create_future()
         self._link = Link(self._settings, self, self._meter, self._loop if self._in_loop else None)
         self._link.others = self._others
@@ -223,25 +234,37 @@ class MqttTransport:
             if code == MQTTErrorCode.MQTT_ERR_SUCCESS:  # else at the next connection
                 self._unwanted = []
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, correlation: bytes = b"") -> None:
-        """See ``Transport.publish``. ``correlation``: of the MQTT 5 request that this answers."""
-        if self._link is None or self._closed:
-            raise closed_error(self._settings.client_id)
-        check_payload(topic, payload, self.max_payload)
-        async with self._window:
-            client = await self._connected()
-            properties = correlated(correlation) if correlation else None
-            information = client.publish(topic, payload, qos=1, retain=retain, properties=properties)
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, correlation: bytes = b"") -> Awaitable[None]:
+        """See ``Transport.publish``. ``correlation``: of the MQTT 5 request that this answers.
+
+        A task for each message cost more than the rest of this file.
+        """
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            if self._link is None or self._closed:
+                raise closed_error(self._settings.client_id)
+            check_payload(topic, payload, self.max_payload)
+        except BrokerError as error:
+            sent.set_exception(error)
+        else:
+            self._waiting.append(_Message(topic, payload, retain, correlation, sent))
+            self._send_waiting()
+        return sent
+
+    def _send_waiting(self) -> None:
+        """Send what waits, as far as there are a connection and room in the window."""
+        while self._waiting and self._room and self._client is not None and self._up.is_set():
+            one = self._waiting.popleft()
+            if one.sent.done():  # its caller has given up
+                continue
+            properties = correlated(one.correlation) if one.correlation else None
+            information = self._client.publish(one.topic, one.payload, qos=1, retain=one.retain, properties=properties)
             if information.rc not in _KEPT:
-                raise BrokerError(f"could not send on {topic}: {information.rc.name}")
-            acknowledged: asyncio.Future[str | None] = self._loop.create_future()
-            self._pending[information.mid] = acknowledged  # after a loss paho itself sends it again
-            self._sizes.sent(information.mid, len(payload))
-            refusal = await acknowledged
-        if refusal in {TOO_LARGE, QUOTA, CLOSES}:
-            raise failures.too_large(self.address, topic, len(payload), refusal)
-        if refusal is not None:
-            raise failures.denied(self.address, topic, "publish to", refusal)
+                one.sent.set_exception(BrokerError(f"could not send on {one.topic}: {information.rc.name}"))
+                continue
+            self._room -= 1
+            self._pending[information.mid] = one  # after a loss paho itself sends it again
+            self._sizes.sent(information.mid, len(one.payload))
 
     async def close(self) -> None:
         """See ``Transport.close``. Pending calls raise BrokerError."""
@@ -250,12 +273,14 @@ class MqttTransport:
             return
         self._closed = True
         self._up.set()
-        waiting: list[asyncio.Future[Any]] = [*self._pending.values(), *self._answers.values(), self._first]
+        messages = [one.sent for one in (*self._pending.values(), *self._waiting)]
+        waiting: list[asyncio.Future[Any]] = [*messages, *self._answers.values(), self._first]
         for future in waiting:
             if not future.done():
                 future.set_exception(closed_error(self._settings.client_id))
                 future.exception()  # marks it as seen: there may be no waiter any more
         self._pending.clear()
+        self._waiting.clear()
         self._answers.clear()
         await self._loop.run_in_executor(None, self._link.stop)
 
@@ -303,7 +328,7 @@ class MqttTransport:
         version = "5" if client.protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
         self.limits = Limits(version, min(in_flight, WINDOW), limit or 0)
         if not self._first.done() and in_flight < WINDOW:
-            self._window = asyncio.Semaphore(in_flight)
+            self._room = in_flight
         if limit:
             self.max_payload = max(1, min(limit - PACKET_OVERHEAD_BYTES, 2**28 - PACKET_OVERHEAD_BYTES))
         if self._found is not None:
@@ -321,6 +346,7 @@ class MqttTransport:
         self._drop_unwanted()
         self._up.set()
         self.on_connection(True)
+        self._send_waiting()
         if not self._first.done():
             self._first.set_result(None)
         else:
@@ -361,9 +387,19 @@ class MqttTransport:
         elif (size := self._sizes.refused(mid)) and refusal in {TOO_LARGE, CLOSES}:
             self._found = size - 1
             self.max_payload = min(self.max_payload, self._found)
-        acknowledged = self._pending.pop(mid, None)
-        if acknowledged is not None and not acknowledged.done():
-            acknowledged.set_result(refusal)
+        one = self._pending.pop(mid, None)
+        if one is None:
+            return
+        self._room += 1
+        if one.sent.done():
+            pass  # its caller has given up
+        elif refusal is None:
+            one.sent.set_result(None)
+        elif refusal in {TOO_LARGE, QUOTA, CLOSES}:
+            one.sent.set_exception(failures.too_large(self.address, one.topic, len(one.payload), refusal))
+        else:
+            one.sent.set_exception(failures.denied(self.address, one.topic, "publish to", refusal))
+        self._send_waiting()
 
     def subscribed(self, mid: int, refusals: _Refusals) -> None:
         if self._renewal is not None and mid == self._renewal[0]:

@@ -82,7 +82,7 @@ def test_a_link_ends_that_sleeps_before_a_broker_that_reads_nothing(broker: Brok
         await transport.connect()
         os.kill(broker.pid or 0, signal.SIGSTOP)
         try:
-            sending = [asyncio.create_task(transport.publish("ended/x", bytes(900_000))) for _ in range(20)]
+            sending = [asyncio.ensure_future(transport.publish("ended/x", bytes(900_000))) for _ in range(20)]
             await asyncio.sleep(0.3)
             await transport.close()
             assert transport._link is not None

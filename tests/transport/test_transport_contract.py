@@ -246,7 +246,7 @@ def test_whoever_waits_for_the_broker_when_the_transport_closes_is_told(world: W
     async def scenario() -> None:
         transport, _ = await world.connected("one")
         world.cut(transport)
-        waiting = asyncio.create_task(transport.publish(world.topic("x"), b"never"))
+        waiting = asyncio.ensure_future(transport.publish(world.topic("x"), b"never"))
         await asyncio.sleep(0)
         await transport.close()
         assert isinstance(await fails(waiting), BrokerError)

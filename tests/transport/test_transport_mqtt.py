@@ -371,7 +371,7 @@ def test_a_broker_killed_and_started_again_is_found_again(broker: Broker, caplog
         pid = broker.pid
         await broker.kill()
         await until(lambda: seen.connections == received.connections == [True, False])
-        waiting = asyncio.create_task(sender.publish(world.topic("x"), b"held"))
+        waiting = asyncio.ensure_future(sender.publish(world.topic("x"), b"held"))
         await broker.start()
         assert broker.pid != pid
         await waiting
