@@ -6,7 +6,7 @@ Writing and hashing happen in the caller's thread: a chunk is 96 KiB, and hashes
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -212,6 +212,7 @@ class DiskSender:
         self._expected = expected
         self._asked: dict[str, dict[str, int]] = {}  # device -> object -> bytes it lacked when it first asked
         self._sender = Sender(transfer, sizes, expected, chunk_bytes)
+        self._last: tuple[tuple[object, ...], list[bytes]] = (), []  # chunks, and the message that was made of them
 
     def restart(self) -> None:
         """Forget all progress: devices request again, in chunks of another size."""
@@ -268,10 +269,20 @@ class DiskSender:
             if isinstance(instruction, SendChunk):
                 chunks.setdefault(instruction.device, []).append(instruction)
         for device, those in chunks.items():
-            for message in bundled(map(self._read, those), self._sender.chunk_bytes):
+            for message in self._bundled(those):
                 self._publish(device, message)
         self._tell_sent()
         return [one for one in instructions if isinstance(one, Failed)]
+
+    def _bundled(self, chunks: Sequence[SendChunk]) -> list[bytes]:
+        """Messages of chunks. Of small models many devices ask for the same one, made once."""
+        size = self._sender.chunk_bytes
+        key = (size, *((one.object_id, one.index) for one in chunks))
+        if key != self._last[0]:
+            messages = list(bundled(map(self._read, chunks), size))
+            self._last = (key, messages) if len(messages) == 1 else ((), [])
+            return messages
+        return self._last[1]
 
     def _tell_sent(self) -> None:
         for name, sent in self._sender.take_sent().items():

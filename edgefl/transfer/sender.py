@@ -74,6 +74,8 @@ class Sender:
         self._sizes = dict(sizes)
         self._index = ChunkIndex(sizes, chunk_bytes)
         self._receivers: dict[str, ReceiverState] = {}
+        self._unserved: dict[str, ReceiverState] = {}  # those of them with chunks that they were not sent
+        self._in_step = 0  # how many of them are in step
         self._epochs = Epochs()
         self._sent: dict[str, int] = {}  # device -> set of chunks that it was sent in all epochs
         self._untold: dict[str, Sent] = {}
@@ -143,12 +145,14 @@ class Sender:
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Call about twice a second while the transport is connected: ends waiting, drops the stalled from the pace."""
-        pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
-        blocking = [(one, one.blocked_at) for one in pacing if one.blocked_at is not None]
-        if now >= self._delivered_at or 2 * len(blocking) <= len(pacing):  # else the broker is slow, not they
+        blocking = [
+            (one, one.blocked_at) for one in self._unserved.values() if one.in_step and one.blocked_at is not None
+        ]
+        if now >= self._delivered_at or 2 * len(blocking) <= self._in_step:  # else the broker is slow, not they
             for receiver, since in blocking:
                 if now - since >= PACE_STALL_S:
                     receiver.in_step, receiver.blocked_at = False, None
+                    self._in_step -= 1
                     self._plan()
         self._alone -= {name for name in self._alone if now - self._receivers[name].heard >= PROBE_S}
         instructions = [*self._probe(now), *self._pump(now)]
@@ -157,11 +161,17 @@ class Sender:
 
     def drop(self, device: str, now: float) -> list[Instruction]:
         """Drop a device (offline, declined, round over), so that others no longer wait for it."""
-        self._receivers.pop(device, None)
+        self._leave(device)
         self._awaited.discard(device)
         self._alone.discard(device)
         self._plan()
         return self._pump(now)
+
+    def _leave(self, device: str) -> ReceiverState | None:
+        receiver = self._receivers.pop(device, None)
+        self._unserved.pop(device, None)
+        self._in_step -= receiver is not None and receiver.in_step
+        return receiver
 
     def _unfit(self, device: str, need: Need) -> str:
         """Reason to ignore the message; "" for none."""
@@ -189,7 +199,7 @@ class Sender:
             self._index = ChunkIndex(self._sizes, chunk_bytes)
         except ProtocolError:
             return False
-        self._receivers.pop(device, None)
+        self._leave(device)
         self._shared = 0
         self._alone.clear()
         self._sent.clear()  # these were numbers of other chunks
@@ -201,8 +211,8 @@ class Sender:
         if not todo:
             self.dropped["unfit_bitmap"] += 1
             return []
-        before = self._receivers.pop(device, None)
-        if not any(receiver.in_step for receiver in self._receivers.values()) and self._gather_until is None:
+        before = self._leave(device)
+        if not self._in_step and self._gather_until is None:
             self._awaited |= self._receivers.keys()
             self._gather_until = now + GATHER_S
         coming = self._coming(device, todo, now) if before is not None and self._goes_on(device, need.epoch) else 0
@@ -211,7 +221,7 @@ class Sender:
         self._epochs.enter(device, need.epoch)
         self.completed.discard(device)
         self._awaited.discard(device)
-        self._receivers[device] = ReceiverState(
+        self._receivers[device] = receiver = ReceiverState(
             credit=min(need.credit, MAX_CREDIT),
             todo=todo & ~coming,
             sent=coming.bit_count(),
@@ -220,6 +230,9 @@ class Sender:
             since=now,
             in_step=in_step or self._gather_until is not None,
         )
+        self._in_step += receiver.in_step
+        if receiver.todo:
+            self._unserved[device] = receiver
         self._plan()
         return self._pump(now)
 
@@ -240,8 +253,11 @@ class Sender:
     def _choose(self) -> None:
         """Choose those that more than half of the receivers in step lack."""
         self._planned = True
-        group = [receiver.todo for receiver in self._receivers.values() if receiver.in_step]
-        least, lacking = max(2, len(group) // 2 + 1), [todo for todo in group if todo]
+        least = max(2, self._in_step // 2 + 1)
+        if len(self._unserved) < least:  # as after each of the many that ask once the others have been served
+            self._shared = 0
+            return
+        lacking = [receiver.todo for receiver in self._unserved.values() if receiver.in_step]
         self._shared = in_at_least(least, lacking) if len(lacking) >= least else 0
 
     def _pump(self, now: float, device: str | None = None) -> list[Instruction]:
@@ -255,10 +271,8 @@ class Sender:
         if not gathering and not self._planned:
             self._choose()
         instructions = [] if gathering else self._publish_shared(now)
-        for name in [device] if device is not None and not instructions else self._receivers:
+        for name in [device] if device is not None and not instructions else list(self._unserved):
             receiver = self._receivers[name]
-            if not receiver.todo:
-                continue
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
             waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
             while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
@@ -273,7 +287,7 @@ class Sender:
         instructions: list[Instruction] = []
         if not self._shared:
             return instructions
-        pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
+        pacing = [receiver for receiver in self._unserved.values() if receiver.in_step]
         while True:
             free = self._shared
             for receiver in pacing:
@@ -283,7 +297,7 @@ class Sender:
                 break
             number = lowest(free)
             self._shared ^= 1 << number
-            takers = [name for name, receiver in self._receivers.items() if receiver.todo >> number & 1]
+            takers = [name for name, receiver in self._unserved.items() if receiver.todo >> number & 1]
             instructions.append(self._send(None, number, takers, now))
         if instructions:
             self._note_blocked(now)
@@ -292,7 +306,7 @@ class Sender:
     def _note_blocked(self, now: float) -> None:
         if not self._planned:
             self._choose()
-        for receiver in self._receivers.values():
+        for receiver in self._unserved.values():
             if not receiver.in_step or not receiver.todo & self._shared:
                 receiver.blocked_at = None
             elif receiver.blocked_at is None and not receiver.has_room:
@@ -305,7 +319,11 @@ class Sender:
         self._due[number] = self._delivered_at
         for name in takers:
             self._count(name, number, size)
-            self._receivers[name].take(number, size)
+            receiver = self._receivers[name]
+            receiver.take(number, size)
+            if not receiver.todo:
+                receiver.blocked_at = None
+                self._unserved.pop(name, None)
         return SendChunk(device, *where)
 
     def _count(self, device: str, number: int, size: int) -> None:
