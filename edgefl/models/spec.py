@@ -18,6 +18,7 @@ where devices have ranks of their own, the first dimensions, and ``lora/<k>/<par
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -277,6 +278,7 @@ def adaptable_parts(spec: ModelSpec) -> list[str]:
     ]
 
 
+@lru_cache(maxsize=4096)  # asked for each part of each update
 def is_scheduled(part: str) -> bool:
     """Whether a schedule can train a part: not ``match/<m>``, nor what travels beside the model."""
     return part not in {PROTOTYPES, SIGNATURE, LAYERS} and not is_matcher(part)
@@ -307,6 +309,7 @@ def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
     return names + (match_parts(spec) if through is None or through >= spec.stages else [])
 
 
+@lru_cache(maxsize=4096)
 def modality_of(part: str) -> str | None:
     """The modality a part belongs to; None for ``shared/stage<k>``, ``fusion``, classifiers and ``prototypes``."""
     owner, _, rest = adapted_part(part).partition("/")

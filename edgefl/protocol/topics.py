@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from edgefl.errors import ProtocolError
@@ -77,6 +78,7 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
     return [build("up", fleet, "+"), build("presence", fleet, "+"), build("up-object", fleet, "+", "+")]
 
 
+@lru_cache(maxsize=16_384)  # a device says all of a round on two or three
 def parse(topic: str) -> Topic:
     """The parsed topic. Raises ProtocolError for a topic that is not one of ours."""
     for channel, pattern in _PATTERNS.items():

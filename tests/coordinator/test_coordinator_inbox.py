@@ -13,6 +13,7 @@ from coordinator.core.moves import (
     Progressed,
 )
 from coordinator.core.timeouts import Timeouts, slowed
+from coordinator.runtime import inbound as inbound_module
 from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound, cleaned
 from edgefl.console import safe_text
 from edgefl.protocol import messages as m
@@ -75,11 +76,20 @@ def test_silence_is_told_once_and_not_held_against_anyone_after_an_outage() -> N
     assert inbound.silent(105.0) == []
 
 
+def test_each_of_many_devices_is_lost_after_its_own_silence() -> None:
+    inbound, lost = Inbound(10.0, 1.0), list[tuple[float, str]]()
+    for now in range(60):  # device n is heard of last after n seconds
+        for device in range(now, 30):
+            inbound.heard(str(device), float(now))
+        lost += [(float(now), left.device) for left in inbound.silent(float(now))]
+    assert lost == [(device + 11.0, str(device)) for device in range(30)]
+
+
 def test_the_silence_of_a_device_that_is_asked_for_nothing_is_no_absence() -> None:
     inbound = Inbound(10.0, 1.0)
     inbound.heard("a", 0.0)
     inbound.heard("b", 0.0)
-    assert [left.device for left in inbound.silent(11.0, excused=["a"])] == ["b"]
+    assert [left.device for left in inbound.silent(11.0, excused="a".__eq__)] == ["b"]
     assert inbound.signs[0]["a"] == (0.0, "message", True)
     inbound.heard("a", 20.0)
     assert [left.device for left in inbound.silent(31.0)] == ["a"]
@@ -89,14 +99,14 @@ def test_the_last_will_of_a_device_that_is_asked_for_nothing_is_told() -> None:
     """It is drained, so it does not beat; taken in again, it must not be waited for until the deadline."""
     inbound = Inbound(10.0, 1.0)
     read(inbound, m.Hello(device="a", session="s"), now=0.0)
-    assert inbound.silent(11.0, excused=["a"]) == []
+    assert inbound.silent(11.0, excused="a".__eq__) == []
     assert isinstance(read(inbound, m.Presence("a", "s", online=False), "presence", now=50.0), DeviceOffline)
 
 
 def test_the_silence_of_a_device_that_is_asked_again_counts_from_then() -> None:
     inbound = Inbound(10.0, 1.0)
     inbound.heard("a", 0.0)
-    assert inbound.silent(11.0, excused=["a"]) == []
+    assert inbound.silent(11.0, excused="a".__eq__) == []
     assert inbound.silent(20.0) == []
     assert [left.device for left in inbound.silent(22.0)] == ["a"]
 
@@ -145,3 +155,30 @@ def test_a_plain_message_is_itself_and_an_odd_one_is_not() -> None:
     assert cleaned(Figure(1.0, source="\x1b")).source == "\ufffd"
     assert cleaned(Figure(1.0, reason="x" * 600)).reason == "x" * 500
     assert cleaned(Refusal("r" * 65, unit="u" * 65)) == Refusal("r" * 65, unit="u" * 64)
+
+
+def test_one_look_at_all_texts_of_a_message_decides_as_a_look_at_each() -> None:
+    for text in (
+        "x" * 64,
+        "x" * 65,
+        "x" * 500,
+        "x" * 501,
+        'a"b',
+        "a\\b",
+        "a\x7fb",
+        "a\nb",
+        "é",
+        "\u202e",
+        "",
+        ":",
+        "source",
+    ):
+        figures = {"wall_s": Figure(1.0, source=text), "flops": Figure(reason=text)}
+        for message in (
+            m.Update(device="a", figures=figures),
+            m.Update(device="a", metrics={text: 1.0}, layer=text),
+            m.Update(device="a", metrics={":": 1.0, "source": 2.0, text: 3.0}),
+            m.Decline(device="a", refusal=Refusal(text, unit="u", detail=text)),
+            m.Hello(device="a", session=text, profile=text, modalities={text: (1,)}, signature=text.encode()),
+        ):
+            assert cleaned(message) == inbound_module._cleaned(message)
