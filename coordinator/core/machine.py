@@ -177,7 +177,7 @@ def _came(steps: Steps, name: str) -> bool:
 def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
     """Handle a heartbeat: reconnect an offline device, repeat messages that may have been lost."""
     known = steps.state.devices.get(event.device)
-    if not steps.state.plan.takes(event.device):
+    if known is None and not steps.state.plan.takes(event.device):
         steps.drop("not eligible")
     elif known is None or known.awaited or (not known.online and not event.reports_work):
         steps.do(m.SendWelcome(event.device))

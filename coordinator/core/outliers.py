@@ -122,7 +122,7 @@ def clips(
     everyone, found = _others(changes) if everyone is None else everyone, {}
     for name, own in changes.items():
         others = everyone[name]
-        whole = clip / distance if (distance := _distance(own, others)) else 1.0
+        whole = clip / distance if clip < math.inf and (distance := _distance(own, others)) else 1.0
         factors = {
             part: min(whole, most * others[part].median / change.norm)
             for part, change in own.items()

@@ -236,7 +236,8 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     measured = own | event.figures | {figure: f for figure, f in own.items() if f.value is not None}
     measured |= _of_upload(own, event.figures)
     factors = learned(state.devices[name].factors, assignment.placement, measured)
-    steps.set_device(name, factors=factors)
+    if factors != state.devices[name].factors:
+        steps.set_device(name, factors=factors)
     stored = replace(assignment, status="done", update=update, measured=measured, changes=event.changes)
     put(steps, name, stored, measured)
     steps.do(m.SendAck(name, event.attempt))

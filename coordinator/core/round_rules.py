@@ -8,7 +8,7 @@ both: what other stages trained is other parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -202,19 +202,24 @@ def check_close(steps: Steps) -> None:
     state, at, opened = steps.state, steps.at, steps.state.open
     if opened is None or state.phase is not Phase.ROUND:
         return
-    waiting, full = [name for name, a in opened.assignments.items() if a.status in OPEN], False
-    if is_buffered(state):
-        waiting = [*waiting, *state.stragglers]
-        full = state.policy.mode == "async" and _delivered(state) >= state.policy.buffer
-    if full or not waiting or at >= opened.deadline_at:
+    full = state.policy.mode == "async" and is_buffered(state) and _delivered(state) >= state.policy.buffer
+    there = any(state.devices[name].online for name in _waited_for(state))
+    if full or at >= opened.deadline_at or not (there or any(_waited_for(state))):
         _end(steps, enough=_delivered(state) >= quorum(state))
-    elif not any(state.devices[name].online for name in waiting) and _delivered(state) >= quorum(state):
+    elif not there and _delivered(state) >= quorum(state):
         if opened.grace_at is None:
             steps.set(open=replace(opened, grace_at=at + state.timeouts.grace_s))
         elif at >= opened.grace_at:
             _end(steps, enough=True)
     elif opened.grace_at is not None:
         steps.set(open=replace(opened, grace_at=None))
+
+
+def _waited_for(state: State) -> Iterator[str]:
+    """Devices that have not answered in the open attempt. Lazily: each answer asks whether there is another."""
+    yield from (name for name, assignment in state.assignments.items() if assignment.status in OPEN)
+    if is_buffered(state):
+        yield from state.stragglers
 
 
 def _delivered(state: State) -> int:
@@ -265,8 +270,11 @@ def _close(steps: Steps) -> None:
             least = min(own, key=lambda entry: own[entry])
             text = f"its change is clipped, of {least} to {own[least]:.2g} of it (round.clip_change)"
             steps.warn_once(update.device, "change", text)
-    devices = steps.state.devices
-    used = {one.device: replace(devices[one.device], holds=attempt.stage, bad=0) for one in updates}
+    devices, now = steps.state.devices, (attempt.stage, 0)
+    these = {one.device: devices[one.device] for one in updates}
+    used = {
+        name: replace(one, holds=attempt.stage, bad=0) for name, one in these.items() if (one.holds, one.bad) != now
+    }
     steps.set(phase=Phase.AGGREGATING, devices={**devices, **used})
 
 

@@ -29,6 +29,9 @@ from edgefl.transfer.receiver import Failed
 #: without a word (200 uploads at once lost two chunks of three when measured), and 48 MiB at 96 KiB. Few are enough to
 #: fill a server's link: 32 devices at 10 Mbit/s bring 40 MB/s, and one on loopback 365 MB/s.
 MOST_UPLOADS = 32
+#: Seconds for which complete updates are gathered for each one that is expected, and at most: a batch costs a sync and
+#: two switches of threads.
+UPLOAD_S, MOST_GATHERED_S = 0.00025, 0.05
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
 #: Parts of an update whose bytes are a figure of their own in the bill.
@@ -238,6 +241,8 @@ class Uploads:
         """Check complete updates; those completed meanwhile are the next batch."""
         try:
             while self._waiting:
+                if not self._store.held:
+                    await asyncio.sleep(min(MOST_GATHERED_S, UPLOAD_S * len(self._uploads)))
                 batch, self._waiting = self._waiting, []
                 small = sum(upload.receiver.received_bytes for upload in batch) < _SMALL_BYTES
                 groups = [batch] if small else [[upload] for upload in batch]
