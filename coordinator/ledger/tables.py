@@ -99,14 +99,21 @@ def _column(table: str, name: str, kind: object, *, key: bool) -> sa.Column[Any]
     return sa.Column(name, of, primary_key=key, nullable=nullable, autoincrement=False, server_default=default)
 
 
-def _table(name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, ...] = ()) -> sa.Table:
-    """The run, the rest of the key, then the other fields in their order. Rows without a key are numbered."""
+def _table(
+    name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, ...] = (), short: bool = False
+) -> sa.Table:
+    """The run, the rest of the key, then the other fields in their order. Rows without a key are numbered.
+
+    ``short``: SQLite keeps the rows in the key's own tree, where those of more than a thousand bytes would cost a page
+    of their own. A ledger of an earlier version has two trees for each, and is written and read alike.
+    """
     kinds = {field.name: field.type for field in msgspec.structs.fields(row) if field.name not in without}
     order = [*key, *(field for field in kinds if field not in {"run", *key})]
     number = sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True)
     run = sa.Column("run", sa.String(64), primary_key=bool(key), nullable=False, index=not key)
     rest = [_column(name, field, kinds[field], key=field in key) for field in order if field != "run"]
-    return sa.Table(name, metadata, *([run] if key else [number, run]), *rest)
+    columns = [run] if key else [number, run]
+    return sa.Table(name, metadata, *columns, *rest, sqlite_with_rowid=not short)
 
 
 metadata = sa.MetaData()
@@ -120,7 +127,7 @@ version = sa.Table(
 _ATTEMPT = ("stage", "round", "attempt")
 runs = _table("runs", RunRow, "run")
 rounds = _table("rounds", SavedRound, *_ATTEMPT)
-figures = _table("figures", SavedFigure, *_ATTEMPT, "device", "predicted", "name")
+figures = _table("figures", SavedFigure, *_ATTEMPT, "device", "predicted", "name", short=True)
 evaluations = _table("evaluations", EvaluationRow)
 events = _table("events", EventRow)
 snapshots = _table("snapshots", SnapshotRow, "kind", "name")
@@ -131,7 +138,9 @@ TABLES: dict[type[msgspec.Struct], sa.Table] = {
     DeviceRow: _table("devices", DeviceRow, "device"),
     SavedRound: rounds,
     RoundRow: rounds,
-    AssignmentRow: _table("assignments", AssignmentRow, *_ATTEMPT, "device", without=("predicted", "measured")),
+    AssignmentRow: _table(
+        "assignments", AssignmentRow, *_ATTEMPT, "device", without=("predicted", "measured"), short=True
+    ),
     SavedFigure: figures,
     EvaluationRow: evaluations,
     EventRow: events,
