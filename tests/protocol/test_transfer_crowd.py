@@ -88,6 +88,7 @@ class Crowd:
             if what is None:
                 self.at(self.now + TICK_S, None)
                 self.send(self.sender.on_tick(self.now))
+                assert counts_right(self.sender)
                 for place, receiver in enumerate(self.receivers):
                     if place not in self.silent:
                         self.answer(place, receiver.on_tick(self.now))
@@ -102,6 +103,14 @@ class Crowd:
                 if place not in self.silent:
                     self.answer(place, self.receivers[place].on_chunk(chunk.object_id, chunk.index, CHUNK, self.now))
         return self.now
+
+
+def counts_right(sender: Sender) -> bool:
+    """What the sender keeps of its receivers, so as not to look at each, is what a look at each finds."""
+    receivers = sender._receivers
+    in_step = sum(one.in_step for one in receivers.values())
+    unserved = {name: one for name, one in receivers.items() if one.todo}
+    return sender._in_step == in_step and sender._unserved == unserved
 
 
 def again(crowd: Crowd) -> int:
