@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 from edgefl.errors import MessageSizeError
@@ -66,14 +67,14 @@ class ChunkSizer:
         if size >= MEASURED_BYTES and seconds > 0:
             self._rates[device] = size / seconds
 
-    def of(self, devices: Iterable[str]) -> tuple[int, int]:
+    def of(self, devices: Iterable[str], size_bytes: float = math.inf) -> tuple[int, int]:
         """(bytes of a chunk, chunks in flight to each) for the slowest of these devices.
 
-        The bytes in flight stay the same, and are fewer for very many devices.
+        The bytes in flight stay the same, and are fewer for very many devices. ``size_bytes``: of the whole transfer.
         """
         rates = [self._rates.get(device, 0.0) for device in devices]
         if self._fixed:
-            return self.limit, self._shared_credit(self.limit, len(rates))
+            return self.limit, self._credit_of(self.limit, len(rates), size_bytes)
         slowest = min(rates, default=0.0)
         size = min(DEFAULT_CHUNK_BYTES, self.limit)
         while 2 * size <= min(self.limit, slowest * CHUNK_S):
@@ -81,11 +82,13 @@ class ChunkSizer:
                 self.wanted = 2 * size
                 break
             size *= 2
-        return size, self._shared_credit(size, len(rates))
+        return size, self._credit_of(size, len(rates), size_bytes)
 
-    def _shared_credit(self, chunk_bytes: int, devices: int) -> int:
-        most = MOST_IN_FLIGHT // (chunk_bytes * max(1, devices))
-        return min(self.credit(chunk_bytes), max(LEAST_CREDIT, most))
+    def _credit_of(self, chunk_bytes: int, devices: int, size_bytes: float) -> int:
+        own = self.credit(chunk_bytes)
+        if min(own * chunk_bytes, size_bytes) * devices <= MOST_IN_FLIGHT:
+            return own
+        return min(own, max(LEAST_CREDIT, MOST_IN_FLIGHT // (chunk_bytes * devices)))
 
     def credit(self, chunk_bytes: int) -> int:
         """Chunks of this size in flight; their bytes are the same for every size."""

@@ -278,7 +278,7 @@ class Publisher:
         name = transfer_name("d", attempt)
         sizes = {ref.id: ref.size for ref in served_parts(manifest).values()}
         send, count = partial(self._send_chunks, name), partial(self._count, attempt)
-        self._chunks = self._sizer.of(expected)
+        self._chunks = self._sizer.of(expected, sum(sizes.values()))
         self._downloads[name] = DiskSender(name, sizes, self._store, send, expected, count, self._chunks[0])
 
     def _count(self, attempt: Attempt, device: str, sent: Sent) -> None:

@@ -76,3 +76,4 @@ def test_very_many_devices_have_less_in_flight_each() -> None:
     assert sizer().of(most) == (UNIT, LEAST_CREDIT)
     assert sizer(fixed=2048, credit=16).of(most) == (2048, 16)
     assert sizer(credit=2).of(most) == (UNIT, 2), "not more than the run file says"
+    assert sizer().of(most, 100_000) == (UNIT, DEFAULT_CREDIT), "a small model is never more"
