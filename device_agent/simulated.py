@@ -12,7 +12,7 @@ import contextlib
 import gc
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -128,12 +128,12 @@ class Devices:
         """The options of a device."""
         return self._every[bisect_left(self._names, name)]
 
-    def expects(self) -> bool:
-        """True while a device has yet to join that has neither ended nor been turned away."""
+    def expects(self, away: Container[str] = ()) -> bool:
+        """True while a device has yet to join that has neither ended nor been turned away, and is not ``away``."""
         while self._joining:
             name = next(iter(self._joining))
             state = self.agents[name].state if name in self.agents else self._waiting[name].state
-            if not state.drained and not (state.run and state.prepared):
+            if not state.drained and not (state.run and state.prepared) and name not in away:
                 return True
             self._joining.discard(name)
         return False

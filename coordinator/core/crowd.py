@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.core.moves import SendWelcome, Steps
+from coordinator.core.moves import Present, SendWelcome, Steps
 from coordinator.core.state import Crowd, Phase, State
 from edgefl.data.arrays import Indices
 from edgefl.models.spec import unscaled
@@ -103,6 +103,11 @@ def came(steps: Steps, name: str) -> bool:
     if name in called:
         steps.set(called=called - {name})
     return name in called and len(called) == 1 and steps.state.phase is Phase.PLANNING
+
+
+def note_present(steps: Steps, event: Present) -> None:
+    """Note which devices of a crowd can be called now."""
+    steps.set(gone=(steps.state.gone | event.left) - event.came)
 
 
 def end(steps: Steps, name: str) -> None:

@@ -30,7 +30,7 @@ from coordinator.core.between_rounds import (
     try_again,
     wait_for_devices,
 )
-from coordinator.core.crowd import call_at_work, came, end
+from coordinator.core.crowd import call_at_work, came, end, note_present
 from coordinator.core.known_devices import (
     MOST_CONNECTIONS,
     ask,
@@ -199,6 +199,12 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
     if device.connections <= MOST_CONNECTIONS:
         steps.emit("device_left", event.device, {"reason": event.reason})
     check_close(steps)
+
+
+def _found_present(steps: Steps, event: m.Present) -> None:
+    """Devices of a crowd are there again that a round waits for."""
+    note_present(steps, event)
+    next_round(steps)
 
 
 def _revoked(steps: Steps, event: m.Revoked) -> None:
@@ -439,6 +445,7 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
             Phase.WAITING: end_waiting,
         },
     ),
+    m.Present: (note_present, {Phase.WAITING: _found_present}),
     m.PauseAsked: (pause_after_round, _BETWEEN_ROUNDS | dict.fromkeys((Phase.PAUSED, *_NOT_RUNNING), ignore)),
     m.ResumeAsked: (resume, dict.fromkeys(_NOT_RUNNING, ignore)),
     m.StopAsked: (_stop, dict.fromkeys(_NOT_RUNNING, ignore)),

@@ -193,6 +193,14 @@ class Tick(msgspec.Struct, frozen=True):
     links: dict[str, Link] = {}
 
 
+class Present(msgspec.Struct, frozen=True):
+    """Devices of a crowd came and left by their traces."""
+
+    at: float
+    came: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+
+
 class _Request(msgspec.Struct, frozen=True):
     at: float
     by: str  # who asks: "terminal", "web"
@@ -225,7 +233,10 @@ class TakeInAsked(_Request, frozen=True):
 FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced | Spent
 Request = PauseAsked | ResumeAsked | StopAsked | LeaveOutAsked | TakeInAsked
 Decided = Revoked | Replaced
-Event = Begin | FromDevice | Decided | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
+Passing = Tick | Present
+Event = (
+    Begin | FromDevice | Decided | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Passing | Request
+)
 
 
 class IllegalMoveError(EdgeFLError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from coordinator.core.state import Crowd
 from coordinator.core.timeouts import Timeouts
+from coordinator.runtime.virtual_time import VirtualTime
 from edgefl.run_records import EventRow
 from edgefl.storage.shared import Shared
 from edgefl.transport.interface import Transport
@@ -51,7 +52,8 @@ class Environment(NamedTuple):
     ``watch``: link to the live page, if there is one; ``endpoint``: of large objects, past the broker. Of simulated
     fleets alone: ``expects``: whether a device has yet to join; until none has, the time to join does not begin, since
     it says how busy their machine is; ``crowd``: devices that introduce themselves when they are called; ``shared``:
-    objects in memory, where one process is coordinator and devices; only the ledger and states are then durable.
+    objects in memory, where one process is coordinator and devices; only the ledger and states are then durable;
+    ``virtual``: time in place of the machine's clock, by devices' traces.
     """
 
     directory: Path
@@ -68,3 +70,4 @@ class Environment(NamedTuple):
     crowd: Crowd | None = None
     shared: Shared | None = None
     endpoint: ObjectEndpoint | None = None
+    virtual: VirtualTime | None = None

@@ -30,6 +30,7 @@ from coordinator.runtime.inbound import Inbound, Sign
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.record import Journal, Move, Record, dated, forward_warnings, warning
+from coordinator.runtime.virtual_time import SIMULATED
 from edgefl.aggregation.history import load as load_memory
 from edgefl.errors import BudgetError, ControlError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.plan.compile import moving, warnings_of
@@ -93,6 +94,7 @@ class Runner:
         self._directory = environment.directory
         self._transport = environment.transport
         self._guard = environment.guard
+        self._virtual = environment.virtual
         store = ObjectStore(self._directory / "objects", shared=environment.shared)
         settle = store.settle if environment.shared is not None else None
         self._record = Record(plan.run, ledger, journal, self.state, settle)
@@ -126,15 +128,20 @@ class Runner:
 
     @staticmethod
     def clock() -> float:
-        """Monotonic seconds, the machine's time."""
+        """Monotonic seconds."""
         return time.monotonic()
+
+    def _now(self) -> float:
+        """The machine's time."""
+        return self._virtual.now if self._virtual is not None else self.clock()
 
     async def run(self, *, resume: bool) -> None:
         """Connect, then step until the run is finished. Raises what ended it otherwise."""
         with forward_warnings(self._events.put_nowait):
             try:
                 await self._connect()
-                self._take([await self._begin(resume)])
+                begin = await self._begin(resume)
+                self._take([begin, *(self._virtual.seen() if self._virtual is not None else [])])
                 self._take(self._guard.decided(self.state.devices, self.plan.names) if self._guard is not None else ())
                 async with listening(self.control, self._directory), self._serving_objects():
                     await self._loop()
@@ -205,7 +212,9 @@ class Runner:
         run, ledger, store = self.plan.run, self._record.ledger, self._models.store
         known = resume and any(report.run == run for report in ledger.runs())
         was = ledger.snapshot(self.state) if known else None
-        state = resumed(was, self.clock()) if was is not None else None
+        if known and self._virtual is not None:
+            self._virtual.go_on(ledger.report(run).events)
+        state = resumed(was, self._now()) if was is not None else None
         for attempt in in_progress(state) if state is not None else ():
             self._publisher.traffic.go_on(attempt, ledger.measured(attempt))
         if known:
@@ -223,8 +232,8 @@ class Runner:
             self._record.write(warning(text, lasting=True))
         if was is not None:
             self._record.saved = was
-        age_s = time.time() - _made_at(position)
-        return Begin(self.clock(), position, memory, state, age_s)
+        age_s = self._now() if self._virtual is not None else time.time() - _made_at(position)
+        return Begin(self._now(), position, memory, state, age_s)
 
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())
@@ -235,6 +244,7 @@ class Runner:
                 while len(due) < MOST_AT_ONCE and not self._events.empty():
                     due.append(self._events.get_nowait())
                 self._take(due)
+                self._move_on()
         finally:
             self._over = True
             for answer in self._asked.values():
@@ -267,7 +277,8 @@ class Runner:
                 if self._guard is not None and self._guard.look():
                     for decided in self._guard.decided(self.state.devices, self.plan.names):
                         self._events.put_nowait(decided)
-                self._events.put_nowait(Tick(now, self._publisher.links(self.state)))
+                links = self._publisher.links(self.state) if self._virtual is None else {}
+                self._events.put_nowait(Tick(now, links))
                 self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)
@@ -313,12 +324,24 @@ class Runner:
     def _move(self, state: State, event: Event | EventRow) -> Move:
         if isinstance(event, EventRow):
             return Move(state, rows=[event])
+        if self._virtual is not None:
+            event = msgspec.structs.replace(event, at=self._virtual.now)
         if state.phase is Phase.JOINING and state.until and self._environment.expects():
-            state = msgspec.structs.replace(state, until=self.clock() + state.policy.join_s)
+            state = msgspec.structs.replace(state, until=self._now() + state.policy.join_s)
         state, out = step(state, event)
-        last = {"state": str(self._directory)}
+        last: dict[str, object] = {"state": str(self._directory)}
         told, ends = [one for one in out if isinstance(one, EventRow)], {"run_finished", "run_stopped"}
-        return Move(state, event, out, [dated(one, last if one.kind in ends else {}) for one in told])
+        at = {} if self._virtual is None else {SIMULATED: self._virtual.now}
+        timed = {"round_started", *ends}
+        more = [(last if one.kind in ends else {}) | (at if one.kind in timed else {}) for one in told]
+        return Move(state, event, out, list(map(dated, told, more)))
+
+    def _move_on(self) -> None:
+        """Let virtual time move on where nothing is at work."""
+        if self._virtual is None or not self._events.empty() or self._environment.expects():
+            return
+        for event in self._virtual.next(self.state):
+            self._events.put_nowait(event)
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
@@ -344,6 +367,12 @@ class Runner:
                 answer.set_result(move.state)
 
     def _perform(self, one: do.Instruction) -> None:
+        if self._virtual is not None:
+            passed = self._virtual.send(one, self.state)
+            self._record.keep(self._virtual.take_spent())
+            if passed is None:
+                return
+            one = passed
         if type(one) in do.SENDS:
             self._publisher.send(cast(do.Send, one), self._models.manifest, self.state)
         elif type(one) in _RECORDED:
@@ -408,6 +437,8 @@ class Runner:
         elif isinstance(event, Joined) and self._guard is not None:
             self._guard.heard(topic.device, event.hello)
             self._events.put_nowait(msgspec.structs.replace(event, generation=self._guard.generation(topic.device)))
+        elif event is not None and self._virtual is not None:  # else a tick, after which it is looked for what is next
+            self._events.put_nowait(self._virtual.received(event, self.state) or Tick(self.clock()))
         elif event is not None:
             self._events.put_nowait(event)
 

@@ -14,6 +14,7 @@ import math
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,13 +24,14 @@ import numpy as np
 from coordinator.core.crowd import crowd_of, meets_all
 from coordinator.core.state import Crowd
 from coordinator.core.timeouts import Timeouts
+from coordinator.runtime.virtual_time import VirtualTime
 from device_agent.many_agents import check_shared, open_more_files
 from device_agent.runtime.connect import Options
 from device_agent.runtime.memory_store import Pool
 from device_agent.simulated import Devices, Lost, Surroundings
 from device_agent.trainer.process import Trainers
 from edgefl.api.simulated_trainers import HANDED, SimulatedTrainers
-from edgefl.config.settings import RunConfig
+from edgefl.config.settings import RunConfig, SizedFleet
 from edgefl.data.population import Population
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.job import RunPlan
@@ -38,8 +40,9 @@ from edgefl.process.inline_worker import ComputeThread, InlineWorker
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import EventRow, RunReport
-from edgefl.sequences import Made
+from edgefl.sequences import Made, place_of
 from edgefl.storage.disk import make_private, store_errors
+from edgefl.traces import Traces
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 if TYPE_CHECKING:
@@ -77,6 +80,9 @@ def check_in_process(
     if workers and config.rounds == "async":
         problem = Problem("rounds", "async takes updates as they come, which is by chance from several processes")
         raise ConfigError(str(file), [problem], remedy="Leave --workers away, or set rounds: lockstep.")
+    if isinstance(config.fleet, SizedFleet) and config.fleet.trace is not None and config.rounds == "async":
+        problem = Problem("fleet.trace", "is of rounds that wait for their devices, and rounds is async")
+        raise ConfigError(str(file), [problem], remedy="Leave the trace away, or set rounds: lockstep.")
     for one in kinds:
         check_shared(one.device, one.budget, OPTION)
 
@@ -89,6 +95,7 @@ async def execute(
     shared_out: Awaitable[None],
     crowd: CrowdData | None = None,
     workers: int = 0,
+    traces: Traces | None = None,
 ) -> None:
     """``coordinator.runtime.start.execute`` and the agents of a local fleet, in this event loop. Raises EdgeFLError.
 
@@ -103,7 +110,8 @@ async def execute(
     start.write_run_file(plan, directory / start.RUN_FILE)
     await shared_out
     with tracked(emit, options.track, plan, directory) as shown:
-        await run_fleet(plan, directory, every, shown, lost, resume=bool(options.resume), crowd=crowd, workers=workers)
+        resume = bool(options.resume)
+        await run_fleet(plan, directory, every, shown, lost, resume=resume, crowd=crowd, workers=workers, traces=traces)
 
 
 async def run_fleet(
@@ -116,26 +124,29 @@ async def run_fleet(
     resume: bool = False,
     crowd: CrowdData | None = None,
     workers: int = 0,
+    traces: Traces | None = None,
 ) -> RunReport:
     """Carry out ``plan`` in ``directory`` with an agent for each of ``every``, all of one fleet; its report.
 
     Nothing is decided by the clock: rounds have no deadline, and the first waits for every agent that is joining.
     ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. ``crowd``: has the
     shares of ``every``, in their order, None: files of their own. With it devices that are never asked do nothing,
-    unless the run has to know all of them first. ``workers``: processes that train, 0: this one does. Raises
-    EdgeFLError.
+    unless the run has to know all of them first. ``workers``: processes that train, 0: this one does. ``traces``: of
+    the devices, by whose virtual time rounds have deadlines. Raises EdgeFLError.
     """
     from coordinator.runtime import evaluator
     from coordinator.runtime.environment import Environment
     from coordinator.runtime.runner import run as coordinate
 
-    plan = replace(plan, policy=replace(plan.policy, deadline_s=0.0))
+    if traces is None:
+        plan = replace(plan, policy=replace(plan.policy, deadline_s=0.0))
     open_more_files()
     logs, broker, pool = directory / "logs", MemoryBroker(), Pool(directory / "objects")
     share = (lambda device: crowd.population.share(device).as_saved()) if crowd is not None else None
     trainers = Trainers(alone=False, store=lambda settings: pool.stores[settings.device], share=share)
     order, names, met = _in_order(plan, crowd, len(every))
-    quiet = Made(len(every), lambda place: replace(every[order[place]], heartbeat_s=SIMULATED.heartbeat_s))
+    virtual = VirtualTime(traces, crowd=met is not None) if traces is not None else None
+    quiet = Made(len(every), lambda place: _quiet(every[order[place]], traces))
     with store_errors("create", logs):
         logs.mkdir(parents=True, exist_ok=True)
     async with _processes(workers, directory, pool, emit) as processes, _one_thread() as thread:
@@ -146,10 +157,20 @@ async def run_fleet(
         devices = Devices(quiet, around, names, met.firsts if met is not None else None)
         transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
         environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED, crowd=met)
-        environment = environment._replace(expects=devices.expects, shared=pool)
+        away = virtual.held if virtual is not None else ()
+        expects = partial(devices.expects, away)
+        environment = environment._replace(expects=expects, shared=pool, virtual=virtual)
         await devices.listen()
         run = asyncio.create_task(coordinate(plan, environment, resume=resume))
         return await _together(run, devices)
+
+
+def _quiet(options: Options, traces: Traces | None) -> Options:
+    """An agent's options, without heartbeats and with its trace's link."""
+    if traces is not None:
+        place = place_of(traces.names, options.device) or 0
+        options = replace(options, speed=traces.with_link(place, options.speed))
+    return replace(options, heartbeat_s=SIMULATED.heartbeat_s)
 
 
 def _in_order(plan: RunPlan, crowd: CrowdData | None, count: int) -> tuple[Sequence[int], Sequence[str], Crowd | None]:

@@ -18,6 +18,7 @@ from device_agent.runtime.connect import Options
 from edgefl.api.local_processes import end, event_of, last_words, lines_of, start
 from edgefl.api.run_inputs import check_data_known, population_of, shared_together, shares_of
 from edgefl.api.runs import RUNS, find_run
+from edgefl.api.simulation import traces_of
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import FleetDevice, RunConfig, SizedFleet
 from edgefl.config.yaml_files import Overrides, yaml_text
@@ -30,6 +31,7 @@ from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
 from edgefl.sequences import Made
 from edgefl.storage.disk import SHARES, TEST, begin_run, gone_if_empty, hold_directory, store_errors, write_new
+from edgefl.traces import Traces
 from edgefl.transport.broker import start_broker
 
 if TYPE_CHECKING:
@@ -116,6 +118,9 @@ class LocalRun:
             text = "local mode needs at least one device, such as {name: box}"
             raise ConfigError(source_name(options.file), [Problem("fleet", text)])
         if not options.in_process:
+            if isinstance(self.config.fleet, SizedFleet) and self.config.fleet.trace is not None:
+                problem = Problem("fleet.trace", "is of simulated devices, and those of processes are always there")
+                raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or take it out.")
             check_installed_kinds(self.config, options.file, "and a fleet's devices are others", "in_process=True")
             if options.workers:
                 problem = Problem("--workers", "is of a fleet in one process")
@@ -269,6 +274,12 @@ class LocalRun:
         kinds = ((one.profile, tuple(budget_overrides(one.budget))) for one in fleet)
         return CrowdData(population, [known.setdefault(kind, len(known)) for kind in kinds])
 
+    def _traces(self) -> Traces | None:
+        fleet = self.config.fleet
+        if not isinstance(fleet, SizedFleet) or fleet.trace is None:
+            return None
+        return traces_of(fleet, fleet.trace, self.config.seed, self._warn)
+
     def _options(self, device: FleetDevice) -> Options:
         kind = _profile(device.profile, tuple(budget_overrides(device.budget)))
         data, state = self._places(device.name)
@@ -301,6 +312,7 @@ class LocalRun:
             saving,
             await asyncio.to_thread(self._crowd),
             self.options.workers,
+            await asyncio.to_thread(self._traces),
         )
         if done and self.finish is not None:
             await asyncio.to_thread(self.finish, self.directory)

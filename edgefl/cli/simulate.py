@@ -23,6 +23,20 @@ def command(
         list[str] | None,
         typer.Option(metavar="PROFILE[:WEIGHT]", help="Kind of device, and its weight among them; repeatable."),
     ] = None,
+    trace: Annotated[
+        str, typer.Option(metavar="synthetic|FILE", help="When devices are there, by their states; default: always.")
+    ] = "",
+    links: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Link speeds of the devices, with --trace.", show_default=False)
+    ] = None,
+    needs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--while",
+            metavar="idle|wifi|charging",
+            help="With --trace: ask a device only in this state; repeatable. Default: all three.",
+        ),
+    ] = None,
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="Train on N processes: the same result. 0: in this one.")
     ] = 0,
@@ -47,10 +61,17 @@ def command(
     from edgefl.api.running import Made, carry_out
     from edgefl.api.simulation import drawn_fleet, kinds_of
     from edgefl.cli.run import end_on_sigterm, quietly
-    from edgefl.report.forecast import forecast, sentences
+    from edgefl.errors import ConfigError, Problem
+    from edgefl.report.forecast import basis, forecast, sentence
+    from edgefl.report.grid import print_grid
     from edgefl.report.live import LiveView
 
-    fields: dict[str, object] = {"fleet": drawn_fleet(devices, kinds_of(device or []))}
+    given: dict[str, object] = {"links": links and str(links), "needs": needs}
+    if any(given.values()) and not trace:
+        problem = Problem("--links, --while", "say more of a trace, and none is given")
+        raise ConfigError("the fleet", [problem], remedy="Give --trace synthetic, or a file.")
+    more = {"states": trace, **{name: value for name, value in given.items() if value}} if trace else None
+    fields: dict[str, object] = {"fleet": drawn_fleet(devices, kinds_of(device or []), more)}
     if asked:
         fields["slots.select"] = {"random": {"share": min(1.0, asked / devices)}}
     options = LocalOptions(run, merged(fields, set_ or []), Path(runs), in_process=True, workers=workers)
@@ -69,7 +90,6 @@ def command(
 
     console = Console(highlight=False)
     print_report(done.report.record, console, verbose=verbose)
-    console.print("\nA real fleet of these devices", style="bold")
-    for text in sentences(expected):
-        console.print(text, markup=False)
+    console.print(f"\n{sentence(expected)}", markup=False)
+    print_grid(basis(expected), console)
     console.print(f"\nEvery device's costs: edgefl report {done.directory} --html", markup=False, soft_wrap=True)

@@ -187,6 +187,11 @@ def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
             else device
             for i, device in enumerate(fleet)
         ]
+    elif isinstance(fleet, dict) and isinstance(trace := fleet.get("trace"), dict):
+        files = {
+            name: _path(trace[name], folder, f"fleet.trace.{name}") for name in ("states", "links") if name in trace
+        }
+        found["fleet"] = {**fleet, "trace": {**trace, **files}}
     return found
 
 

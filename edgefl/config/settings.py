@@ -31,6 +31,7 @@ from edgefl.errors import Problem
 from edgefl.groups import Groups, group_of, members, unknown_groups
 from edgefl.records import MAX_CELL_NAME, Budget, Packing, Speed
 from edgefl.sequences import Made
+from edgefl.traces import NEEDS, Need
 
 
 class BudgetConfig(Values):
@@ -409,11 +410,30 @@ class FleetKind(Values):
     budget: dict[str, object] = Field({}, description="budget fields that differ from the profile's")
 
 
+class TraceConfig(Values):
+    """When simulated devices are there, and how fast their links are; it needs `speed.flops` in their profiles."""
+
+    states: str = Field(
+        "synthetic",
+        description="synthetic: drawn by the run's seed; or a file of devices' states, in the form of FLASH",
+    )
+    links: str = Field(
+        "",
+        description="file of link speeds, in the form of FLASH; default: drawn around the profile's, else around 10 "
+        "Mbit/s down and 4 up",
+    )
+    needs: list[Need] = Field(list(NEEDS), description="a device is there while it is all of these; none: always")
+
+
 class SizedFleet(Values):
     """A fleet by its size and the kinds of its devices, which are evenly spread."""
 
     devices: Annotated[int, Field(ge=1, le=10_000_000)] = Field(description="number of devices")
     kinds: list[FleetKind] = Field([FleetKind()], min_length=1, max_length=256, description="their kinds")
+    trace: TraceConfig | None = Field(
+        None,
+        description="when they are there and how fast their links are, in one process; default: always, as profiled",
+    )
 
     def __len__(self) -> int:
         return self.devices

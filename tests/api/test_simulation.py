@@ -12,7 +12,7 @@ from edgefl.api.simulation import DeviceKind, drawn_fleet, kinds_of
 from edgefl.config.settings import SizedFleet
 from edgefl.errors import ConfigError
 from edgefl.records import Capabilities, Figure, Speed
-from edgefl.report.forecast import forecast, sentences
+from edgefl.report.forecast import basis, forecast, sentence
 from edgefl.run_records import RunReport
 
 
@@ -62,7 +62,8 @@ def test_rounds_last_as_long_as_their_slowest_device() -> None:
     assert found.seconds == pytest.approx(sum(by_round.values()))
     assert found.rounds == len(by_round) == sum(found.slowest.values())
     assert found.energy_j == 2.0 * len(done)
-    assert f"{found.rounds} rounds take" in sentences(found)[0]
+    assert f"{found.rounds} rounds take" in sentence(found)
+    assert basis(found).rows[0][2].text.startswith("each as long as its slowest device")
 
 
 def test_rates_that_profiles_lack_are_named() -> None:
@@ -71,12 +72,12 @@ def test_rates_that_profiles_lack_are_named() -> None:
     rows = [msgspec.structs.replace(one, capabilities=Capabilities(speed=speed)) for one in report.devices]
     found = forecast(msgspec.structs.replace(report, devices=tuple(rows)))
     assert found.unknown == ("written_bytes",)
-    assert "lacks speed.written_bytes." in sentences(found)[-1]
+    assert "lacks speed.written_bytes." in basis(found).notes[-1]
 
 
 def test_what_is_not_known_is_said() -> None:
     found = forecast(timed(run_report(), {}, None))
     assert (found.seconds, found.energy_j) == (None, None)
-    assert f"{found.untimed} device rounds have no predicted time" in sentences(found)[1]
+    assert f"{found.untimed} device rounds have no predicted time" in sentence(found)
     empty = forecast(msgspec.structs.replace(run_report(), assignments=()))
-    assert "no device trained" in sentences(empty)[1]
+    assert "no device trained" in sentence(empty)

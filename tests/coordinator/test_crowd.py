@@ -106,6 +106,18 @@ def test_a_called_device_that_ends_is_replaced_by_another_draw() -> None:
     assert fleet.offered == drawn([name for name in able if name != dead], fleet.state.plan)
 
 
+def test_who_is_away_by_a_trace_is_left_out_of_the_draw_until_it_comes() -> None:
+    fleet, able = Fleet(), [name for name in NAMES if name not in SMALL]
+    away = frozenset(able[1:20])
+    fleet.send(do.Present(0.0, left=away))
+    fleet.begin()
+    assert fleet.offered == [], "fewer are there than are waited for"
+    fleet.send(do.Tick(10.0))
+    assert fleet.offered == drawn([name for name in able if name not in away], fleet.state.plan)
+    fleet.send(do.Present(11.0, came=away))
+    assert fleet.state.gone == frozenset()
+
+
 def test_a_round_waits_until_all_that_it_has_called_are_there() -> None:
     fleet = Fleet()
     held, join = list[str](), fleet.join

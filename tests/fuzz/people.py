@@ -18,6 +18,8 @@ from edgefl.data.ts_files import read_ts
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.compile import compile_run
+from edgefl.trace_files import read_links, read_states
+from edgefl.traces import NEEDS, Traces
 from fuzz.target import MIB, Target, scratch
 
 SHAPES = {"acc": (8, 2), "gyro": (8, 2), "text": (4,), "image": (8, 8, 3), "sound": (6, 5)}
@@ -93,6 +95,19 @@ def labels(data: bytes) -> None:
     (folder / "manifest.jsonl").write_text('{"label": 0, "acc": [[1]]}\n')
     (folder / "labels.json").write_bytes(data)
     samples_folder.read_manifest(folder)
+
+
+def traces(data: bytes) -> None:
+    """States of phones, and link speeds; one of both has to be refused."""
+    file = scratch("traces") / "x.json"
+    file.write_bytes(data)
+    try:
+        patterns, _ = read_states(file, NEEDS)
+    except ConfigError:
+        assert all(one.down > 0 for one in read_links(file))
+        return
+    found = Traces(["a", "b"], patterns, 1)
+    assert (found.next_edges(0) > 0).all()
 
 
 def npz(data: bytes) -> None:
@@ -197,6 +212,7 @@ TARGETS = (
         "manifest_jsonl", "data.folder, data.readers", samples, (DataError,), "json lines", (4 * MIB, 400), slow=True
     ),
     Target("labels_json", "data.folder (labels.json)", labels, (DataError,), "json", (MIB, 100)),
+    Target("traces_json", "trace_files (FLASH's JSON)", traces, (ConfigError,), "json", (MIB, 1000)),
     Target("npz", "data.arrays.read_npz, data.dataset", npz, (DataError,), "zip", (2 * MIB, 100), slow=True),
     Target("npy", "data.arrays.read_npy", npy, (DataError,), "npy", (2 * MIB, 100)),
     Target("csv", "data.readers (.csv)", csv, (DataError,), "text", (2 * MIB, 100)),

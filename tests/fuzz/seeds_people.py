@@ -46,6 +46,12 @@ def labels_json() -> Seeds:
     yield "two", b'["rest", "walk"]'
 
 
+def traces_json() -> Seeds:
+    lines = b"2020-01-02 23:00:00\\twifi\\n2020-01-02 23:00:05\\t85%\\n2020-01-03 01:00:10\\tbattery_charged_on\\n"
+    yield "states", b'{"a": {"guid": "a", "messages": "' + lines + b'2020-01-03 02:00:00\\tscreen_lock"}}'
+    yield "links", b'{"a": {"down_u": 7491.4, "down_sigma": 3369.2, "up_u": 4935.2, "up_sigma": 2767.3}}'
+
+
 def _npz(deflated: bool) -> bytes:
     out = io.BytesIO()
     arrays = {
@@ -129,6 +135,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "override": override,
     "manifest_jsonl": manifest_jsonl,
     "labels_json": labels_json,
+    "traces_json": traces_json,
     "npz": npz,
     "npy": npy,
     "csv": csv,

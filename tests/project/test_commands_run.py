@@ -93,7 +93,10 @@ def type_all(pages: tuple[str, ...], do: Callable[[str], str], **changes: str) -
             do(typed)
 
 
-LATEST = ("comparing.md", "export.md", "report.md", "scale.md", "studies.md", "doctor.md", "operation.md")
+LATEST = (
+    *("comparing.md", "export.md", "report.md", "scale.md", "simulating.md", "studies.md"),
+    *("doctor.md", "operation.md"),
+)
 OWN = ("data.md", "labels.md")
 FLEET = ("fleet.md", "security.md")
 
