@@ -24,9 +24,13 @@ def expects_back(steps: Steps) -> bool:
 
 
 def expect(steps: Steps, name: str) -> None:
-    """Begin a device's grace period if the next round would lack it."""
+    """Begin a device's grace period if the next round would lack it; not while it waits for others already.
+
+    Else a fleet whose devices come and go would wait for ever.
+    """
     state = steps.state
-    if online(state) < wanted(state) and not state.devices[name].out:
+    waits = state.phase is Phase.JOINING and not state.until
+    if not waits and online(state) < wanted(state) and not state.devices[name].out:
         steps.set(returning={**state.returning, name: steps.at + state.timeouts.grace_s})
 
 

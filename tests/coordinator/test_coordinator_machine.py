@@ -877,6 +877,22 @@ def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_
     assert sorted(offered) == (["a", "b"] if back else ["a"])
 
 
+def test_a_round_that_waits_for_one_does_not_wait_longer_for_who_leaves_meanwhile() -> None:
+    play = Play(policy=msgspec.structs.replace(POLICY, devices=3)).started("a", "b", "c")
+    for name in ("a", "b", "c"):
+        play.announce(name)
+        play.receive(name)
+    play.send(e.DeviceOffline(play.now, "c"))
+    play.finish_aggregate()
+    play.finish_evaluate()
+    assert play.state.phase is v.Phase.JOINING
+    play.wait(TIMEOUTS.grace_s - 1)
+    play.send(e.DeviceOffline(play.now, "b"))
+    assert play.state.phase is v.Phase.JOINING
+    out = [*play.wait(1), *play.finish_plan()]
+    assert [one.device for one in of(do.SendOffer, out)] == ["a"]
+
+
 def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:
     plan = a_plan(policy=POLICY)
     stages = (msgspec.structs.replace(plan.stages[0], rounds=0), plan.stages[1])
