@@ -153,16 +153,17 @@ class Exchange:
         self, url: str, begin: int, end: int, size: int, pieces: Iterable[bytes | memoryview]
     ) -> float | None:
         """Send bytes of an object: None where they have arrived, else seconds until another try, 0 for none."""
-        before = self._of.sent
+        before, refused = self._of.sent, False
         try:
             head = f"content-range: bytes {begin}-{end - 1}/{size}\r\ncontent-length: {end - begin}\r\n"
             reader, status, length = await self._request("PUT", url, head, pieces)
-            if status != 200:
+            if refused := status != 200:
                 raise OSError(f"answered {status}")
             await self._body(reader, length)
         except _FAILURES as error:
             self.close()
-            return self._of.failed(url, error, moved=self._of.sent - before > READ_BYTES)
+            moved = self._of.sent - before > READ_BYTES and not refused  # what was refused did not arrive
+            return self._of.failed(url, error, moved=moved)
         self._of.worked()
         return None
 

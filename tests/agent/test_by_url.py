@@ -163,3 +163,20 @@ def test_only_urls_of_trusted_hosts_are_used(trust: Trust, url: str, admitted: b
     assert trust.admits(url) == admitted
     usable = ByUrl(trust, lambda event, **fields: None).usable({"a": url, "b": url}, {"a"})
     assert usable == ({"a": url} if admitted else {})
+
+
+def test_puts_that_are_refused_after_their_bytes_are_left_to_the_broker() -> None:
+    """As by a proxy in front of the endpoint that takes no bodies of this size."""
+
+    async def scene() -> None:
+        warned: list[Any] = []
+        async with server(b"HTTP/1.1 413 X\r\nContent-Length: 0\r\n\r\n", hang=True) as (url, asked):
+            by = ByUrl(PLAIN, lambda *what, **more: warned.append((what, more)))
+            async with by.exchange() as exchange:
+                pauses = [await exchange.put(url, 0, SIZE, SIZE, [DATA]) for _ in range(TRIES)]
+            assert len(asked) == TRIES
+            assert [pause is not None and pause > 0 for pause in pauses] == [True] * (TRIES - 1) + [False]
+            assert len(warned) == 1
+            assert not by.usable({"x": url}, {"x"})
+
+    asyncio.run(scene())
