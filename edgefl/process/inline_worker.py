@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,9 @@ from edgefl.process.worker import Answer, Handler, Note, Request, WorkerFailedEr
 #: Least time between notes that are passed on, but for a request's last: each wakes the event loop, at a tenth of a
 #: millisecond, and a small model's step takes five.
 NOTE_S = 0.2
-#: Requests as long as this do not block the event loop; judged by the last one of the method.
-QUICK_S = 0.25
+#: Seconds for which a request may hold the event loop's thread. Judged by the last ones of the method, so many that
+#: a fleet of different devices is known by them.
+QUICK_S, JUDGED_BY = 0.25, 32
 
 
 class SpacedNotes:
@@ -79,7 +81,7 @@ class InlineWorker:
         self._make = handlers
         self._handlers: dict[str, Handler] | None = None
         self._thread = thread
-        self._took: dict[str, float] = {}  # seconds of each method's last request
+        self._took: dict[str, deque[float]] = {}  # seconds of each method's last requests
 
     @property
     def pid(self) -> int:
@@ -93,12 +95,13 @@ class InlineWorker:
         def pass_on(said: object) -> None:
             loop.call_soon_threadsafe(noted, msgspec.to_builtins(said))
 
-        notes, requests = SpacedNotes(pass_on), [Request(method, body)]
-        if self._thread.idle and self._took.get(method, QUICK_S) < QUICK_S:
-            (frame,) = self._answer(requests, notes)
+        here = self._thread.idle and max(self._took.get(method, (QUICK_S,))) < QUICK_S
+        notes = SpacedNotes((lambda said: noted(msgspec.to_builtins(said))) if here else pass_on)
+        if here:
+            (frame,) = self._answer([Request(method, body)], notes)
         else:
             try:
-                (frame,) = await loop.run_in_executor(self._thread, self._answer, requests, notes)
+                (frame,) = await loop.run_in_executor(self._thread, self._answer, [Request(method, body)], notes)
             except asyncio.CancelledError:
                 self.interrupt()
                 raise
@@ -130,7 +133,7 @@ class InlineWorker:
             for request in requests:
                 began = time.monotonic()
                 answers.append(answered(handlers, request, note, log, as_it_is=True))
-                self._took[request.method] = time.monotonic() - began
+                self._took.setdefault(request.method, deque(maxlen=JUDGED_BY)).append(time.monotonic() - began)
             return answers
 
 

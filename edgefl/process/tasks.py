@@ -18,9 +18,9 @@ class Tasks:
         return len(self._running)
 
     def spawn(self, work: Awaitable[object], failed: Callable[[BaseException], None] | None = None) -> None:
-        """Begin a piece of work. ``failed``: in place of the usual one."""
+        """Begin a piece of work. ``failed``: in place of the usual one, never before this call has ended."""
         task, ended = asyncio.ensure_future(work), partial(self._ended, failed or self._failed)
-        if task.done():
+        if task.done() and (failed is None or task.cancelled() or task.exception() is None):
             ended(task)
             return
         self._running.add(task)
