@@ -264,11 +264,11 @@ class Publisher:
         """Repeat the offers in progress, with chunks that the broker takes."""
         for name, downloads in self._downloads.items():
             downloads.restart()
-            for device, offer in self._offers.items():
-                if offer.transfer == name:
-                    self._chunks = self._sizer.of([device])
-                    self._offers[device] = again = self._in_chunks(offer)
-                    self.post(device, again)
+            offers = {device: offer for device, offer in self._offers.items() if offer.transfer == name}
+            self._chunks = self._sizer.of(offers, downloads.size_bytes)
+            for device, offer in offers.items():
+                self._offers[device] = again = self._in_chunks(offer)
+                self.post(device, again)
 
     def _in_chunks(self, offer: m.Offer) -> m.Offer:
         return msgspec.structs.replace(offer, chunk_bytes=self._chunks[0], credit=self._chunks[1])

@@ -218,6 +218,11 @@ class DiskSender:
         """Forget all progress: devices request again, in chunks of another size."""
         self._sender = Sender(self.transfer, self._sizes, self._expected)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all objects."""
+        return sum(self._sizes.values())
+
     def serves(self, name: str) -> bool:
         """True for an object of this transfer."""
         return name in self._sizes

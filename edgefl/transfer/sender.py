@@ -83,9 +83,9 @@ class Sender:
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
         self._planned = True  # it is chosen for the receivers there are
-        self._alone: set[str] = set()  # devices that are sent chunks of their own
+        self._alone: dict[str, None] = {}  # devices that are sent chunks of their own
+        self._flying = 0  # chunks of all receivers that are sent and not acknowledged
         self._delivered_at = 0.0  # when the broker should have handed out everything
-        self._due: dict[int, float] = {}  # chunk -> when it should have handed out this one
 
     @property
     def chunk_bytes(self) -> int:
@@ -127,9 +127,11 @@ class Sender:
             return [*news, *self.drop(device, now)]
         if receiver is not None and self._epochs.age(device, need.epoch) == "present":
             if need.received > receiver.received:
+                before = receiver.received
                 receiver.acknowledge(need.received, now)
+                self._flying -= receiver.received - before
                 if not receiver.todo and receiver.received >= receiver.sent:
-                    self._alone.discard(device)
+                    self._alone.pop(device, None)
                 return self._pump(now, device)
             self.dropped["stale_progress"] += 1
             return []
@@ -148,13 +150,13 @@ class Sender:
         blocking = [
             (one, one.blocked_at) for one in self._unserved.values() if one.in_step and one.blocked_at is not None
         ]
-        if now >= self._delivered_at or 2 * len(blocking) <= self._in_step:  # else the broker is slow, not they
+        if not self._behind_s(now) or 2 * len(blocking) <= self._in_step:  # else the broker is slow, not they
             for receiver, since in blocking:
                 if now - since >= PACE_STALL_S:
                     receiver.in_step, receiver.blocked_at = False, None
                     self._in_step -= 1
                     self._plan()
-        self._alone -= {name for name in self._alone if now - self._receivers[name].heard >= PROBE_S}
+        self._alone = {name: None for name in self._alone if now - self._receivers[name].heard < PROBE_S}
         instructions = [*self._probe(now), *self._pump(now)]
         self._note_blocked(now)
         return instructions
@@ -163,14 +165,16 @@ class Sender:
         """Drop a device (offline, declined, round over), so that others no longer wait for it."""
         self._leave(device)
         self._awaited.discard(device)
-        self._alone.discard(device)
+        self._alone.pop(device, None)
         self._plan()
         return self._pump(now)
 
     def _leave(self, device: str) -> ReceiverState | None:
         receiver = self._receivers.pop(device, None)
         self._unserved.pop(device, None)
-        self._in_step -= receiver is not None and receiver.in_step
+        if receiver is not None:
+            self._in_step -= receiver.in_step
+            self._flying -= receiver.sent - receiver.received
         return receiver
 
     def _unfit(self, device: str, need: Need) -> str:
@@ -203,7 +207,6 @@ class Sender:
         self._shared = 0
         self._alone.clear()
         self._sent.clear()  # these were numbers of other chunks
-        self._due.clear()
         return True
 
     def _begin(self, device: str, need: Need, now: float) -> list[Instruction]:
@@ -211,11 +214,13 @@ class Sender:
         if not todo:
             self.dropped["unfit_bitmap"] += 1
             return []
-        before = self._leave(device)
+        behind_s, before = self._behind_s(now), self._leave(device)
         if not self._in_step and self._gather_until is None:
             self._awaited |= self._receivers.keys()
             self._gather_until = now + GATHER_S
-        coming = self._coming(device, todo, now) if before is not None and self._goes_on(device, need.epoch) else 0
+        coming = 0  # what it was sent and the broker may still hold
+        if before is not None and behind_s >= LAG_S and before.due_at > now and self._goes_on(device, need.epoch):
+            coming = todo & self._sent.get(device, 0)
         # One that opens an epoch while it blocks the others has lost chunks: from now on it is served alone.
         in_step = before is None or (before.in_step and (before.blocked_at is None or coming != 0))
         self._epochs.enter(device, need.epoch)
@@ -229,22 +234,22 @@ class Sender:
             heard=now,
             since=now,
             in_step=in_step or self._gather_until is not None,
+            due_at=before.due_at if before is not None and coming else 0.0,
         )
         self._in_step += receiver.in_step
+        self._flying += receiver.sent
         if receiver.todo:
             self._unserved[device] = receiver
         self._plan()
         return self._pump(now)
 
     def _goes_on(self, device: str, epoch: int) -> bool:
-        """Whether the receiver that opens this epoch is the one of the present epoch, not a later one's first."""
+        """True if this epoch is one more of the same receiver, not the first after its restart."""
         return self._epochs.incarnation(device) == epoch >> STEP_BITS
 
-    def _coming(self, device: str, lacking: int, now: float) -> int:
-        """Set of chunks, of those that a device lacks, that it was sent and the broker may still hold."""
-        if self._delivered_at < now + LAG_S:  # whoever asks has lost them
-            return 0
-        return sum(1 << number for number in members(lacking & self._sent.get(device, 0)) if self._due[number] > now)
+    def _behind_s(self, now: float) -> float:
+        """Seconds of what the broker may still hold: by the time since it was sent, and by acknowledgements."""
+        return max(0.0, min(self._delivered_at - now, self._flying * self._index.chunk_bytes / BROKER_RATE))
 
     def _plan(self) -> None:
         """Choose chunks for the shared topic, before the next are sent: what is in step has changed."""
@@ -271,16 +276,23 @@ class Sender:
         if not gathering and not self._planned:
             self._choose()
         instructions = [] if gathering else self._publish_shared(now)
-        for name in [device] if device is not None and not instructions else list(self._unserved):
+        for name in [device] if device is not None and not instructions else self._servable():
             receiver = self._receivers[name]
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
             waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
             while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
-                if name not in self._alone and len(self._alone) >= MOST_ALONE:
-                    break
-                self._alone.add(name)
+                if name not in self._alone:
+                    if len(self._alone) >= MOST_ALONE:
+                        break
+                    self._alone[name], receiver.heard = None, now
                 instructions.append(self._send(name, lowest(own), [name], now))
         return instructions
+
+    def _servable(self) -> list[str]:
+        """Unserved receivers that may be sent chunks of their own."""
+        if len(self._alone) < MOST_ALONE:
+            return list(self._unserved)
+        return [name for name in self._alone if name in self._unserved]
 
     def _publish_shared(self, now: float) -> list[Instruction]:
         """Publish shared chunks, but for those lacked by a receiver in step with a full window."""
@@ -315,12 +327,12 @@ class Sender:
     def _send(self, device: str | None, number: int, takers: Collection[str], now: float) -> SendChunk:
         where = self._index.locate(number)
         size = self._index.length(*where)
-        self._delivered_at = max(self._delivered_at, now) + size * len(takers) / BROKER_RATE
-        self._due[number] = self._delivered_at
+        self._delivered_at = now + self._behind_s(now) + size * len(takers) / BROKER_RATE
+        self._flying += len(takers)
         for name in takers:
             self._count(name, number, size)
             receiver = self._receivers[name]
-            receiver.take(number, size)
+            receiver.take(number, size, self._delivered_at)
             if not receiver.todo:
                 receiver.blocked_at = None
                 self._unserved.pop(name, None)
@@ -367,6 +379,7 @@ class ReceiverState:
     blocked_received: int = 0
     least: tuple[int, int] = (0, 0)  # (bytes, number) of the smallest chunk it was sent in this epoch
     probes: int = 0
+    due_at: float = 0.0  # when the broker should have handed out the last chunk it was sent
 
     @property
     def has_room(self) -> bool:
@@ -383,9 +396,10 @@ class ReceiverState:
         if self.blocked_at is not None and self.received - self.blocked_received >= max(1, self.credit // 2):
             self.blocked_at = None
 
-    def take(self, number: int, size: int) -> None:
+    def take(self, number: int, size: int, due_at: float) -> None:
         """Note a chunk of ``size`` bytes as sent to it."""
         self.todo ^= 1 << number
+        self.due_at = due_at
         self.least = min(self.least, (size, number)) if self.sent else (size, number)
         self.sent += 1
 

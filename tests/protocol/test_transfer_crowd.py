@@ -13,7 +13,7 @@ from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.partials import chunk_count
 from edgefl.transfer import sender as sending
-from edgefl.transfer.receiver import Instruction, Receiver, SendChunk, VerifyObject
+from edgefl.transfer.receiver import STALL_S, Instruction, Receiver, SendChunk, VerifyObject
 from edgefl.transfer.sender import MOST_ALONE, Sender
 
 CHUNK = DEFAULT_CHUNK_BYTES
@@ -158,3 +158,52 @@ def test_what_each_receives_alone_is_bounded_in_the_broker() -> None:
 def test_those_that_stopped_answering_give_their_place_to_others() -> None:
     crowd = Crowd([own(number) for number in range(2 * MOST_ALONE)], 20e6, silent=frozenset(range(MOST_ALONE)))
     assert crowd.run() < 60
+
+
+def test_a_crowd_that_asks_again_while_it_waits_leaves_the_bound() -> None:
+    crowd = Crowd([own(number) for number in range(300)], 16e6)
+    crowd.run()
+    assert crowd.most_held <= 1.1 * MOST_ALONE * WINDOW
+    assert again(crowd) <= 30 * CHUNK
+
+
+def test_a_broker_faster_than_reckoned_is_not_believed_to_be_behind() -> None:
+    """200 MB at 100 MB/s are there after 2 s; the last chunk is lost, and asked for once its receiver is silent."""
+    model = ObjectRef("b" * 64, 2000 * CHUNK)
+    crowd = Crowd([model], 100e6, lost=frozenset({1999}))
+    assert crowd.run() < 2 + 2 * STALL_S
+    assert again(crowd) == CHUNK
+
+
+def test_one_that_lost_a_chunk_gets_it_though_others_were_sent_it_since() -> None:
+    sender = Sender("t", {MODEL.id: MODEL.size}, ["a"])
+    sender.on_need("a", need_of("a", 1, 1), 0.0)
+    sender.on_tick(1.0)
+    others = [f"b{number}" for number in range(400)]
+    for name in others:
+        sender.on_need(name, need_of(name, 1, (1 << 25) - 1), 11.0)
+    sender.on_tick(12.1)
+    sender.on_need("a", need_of("a", 2, 1), 12.2)
+    sender.on_tick(14.0)
+    assert sender.take_sent()["a"].again == 2 * CHUNK, "a probe at 11 s, and what it asked for"
+
+
+def test_what_went_another_way_is_asked_for_as_anything_else() -> None:
+    sender = Sender("t", {MODEL.id: MODEL.size}, [f"d{number}" for number in range(400)])
+    for number in range(400):
+        sender.on_need(f"d{number}", need_of(f"d{number}", 1, (1 << 25) - 1), 0.0)
+    sender.on_passed("d5", MODEL.id, 0, 10 * CHUNK)
+    sender.on_tick(1.0)
+    sender.on_need("d5", need_of("d5", 2, (1 << 25) - 1), 1.5)
+    assert sender._receivers["d5"].sent == 16, "what was published for all, and may be on its way"
+
+
+def need_of(device: str, step: int, chunks: int) -> Need:
+    return Need(
+        device=device,
+        transfer="t",
+        epoch=(1 << 32) + step,
+        chunk_bytes=CHUNK,
+        credit=DEFAULT_CREDIT,
+        missing={MODEL.id: chunks.to_bytes(4, "little")},
+    )
