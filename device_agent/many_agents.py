@@ -12,7 +12,7 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,15 +57,23 @@ def check_shared(device: str, budget: Budget, option: str) -> None:
 
 
 class HostedTrainers:
-    """Shared trainer processes. Devices are assigned in turn, for good."""
+    """Shared trainer processes. Devices are assigned in turn, for good.
 
-    def __init__(self, workers: Sequence[TrainerWorker]) -> None:
+    ``own``: makes a worker for each device instead.
+    """
+
+    def __init__(
+        self, workers: Sequence[TrainerWorker], own: Callable[[TrainerSettings], TrainerWorker] | None = None
+    ) -> None:
+        self._own = own
         self._workers = [_SharedWorker(worker) for worker in workers]
         self._dealt = 0
 
     def trainer(self, settings: TrainerSettings, memory_total_bytes: int) -> HostedTrainer:
         """A device's trainer. Raises ConfigError for a device with a memory budget."""
         check_shared(settings.device, settings.budget, "--trainers")
+        if self._own is not None:
+            return HostedTrainer(settings, _SharedWorker(self._own(settings)))
         worker = self._workers[self._dealt % len(self._workers)]
         self._dealt += 1
         return HostedTrainer(settings, worker)

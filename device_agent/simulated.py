@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from device_agent.core import state as v
 from device_agent.core.machine import initial, step
+from device_agent.gathered_rounds import GatheredRounds
 from device_agent.many_agents import HostedTrainers, check_shared, logged_agent
 from device_agent.runtime.agent import Agent
 from device_agent.runtime.connect import Options, Simulated, blank_state, settings_of
 from device_agent.runtime.memory_store import Pool, saved_in
-from device_agent.runtime.trainer_process import TrainerWorker, WarmRequest
+from device_agent.runtime.trainer_process import TrainerSettings, TrainerWorker, WarmRequest
 from edgefl.errors import ProtocolError
 from edgefl.log_lines import line_writer
 from edgefl.plan.job import Preparation
@@ -46,7 +47,7 @@ class Surroundings(NamedTuple):
 
     ``worker``: reads data, and trains where there are no ``trainers``; ``machine``: capabilities, probed once;
     ``preparation``: the run's, by which data are read at once; ``lost`` is called for a device that ends by itself, and
-    may raise.
+    may raise. ``leave_off``: ends one device's round in the worker, which takes rounds together; None: one by one.
     """
 
     broker: MemoryBroker
@@ -57,6 +58,7 @@ class Surroundings(NamedTuple):
     logs: Path
     lost: Lost
     trainers: Sequence[TrainerWorker] = ()
+    leave_off: Callable[[TrainerSettings], None] | None = None
 
 
 class _Device:
@@ -87,10 +89,13 @@ class Devices:
     ) -> None:
         self.agents: dict[str, Agent] = {}
         self._around = surroundings
-        self._hosted = HostedTrainers(surroundings.trainers or [surroundings.worker])
         self._stack = contextlib.ExitStack()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(self._fail)
+        worker, leave_off, own = surroundings.worker, surroundings.leave_off, None
+        if leave_off is not None:
+            own = GatheredRounds(worker, self._any_coming, leave_off, self._tasks.spawn).member
+        self._hosted = HostedTrainers(surroundings.trainers or [worker], own)
         self._unread: dict[str, Preparation] = {}
         self._every, self._names = every, names
         self._waiting = {one.device: self._device(one) for one in (every if firsts is None else map(self._of, firsts))}
@@ -137,6 +142,11 @@ class Devices:
                 return True
             self._joining.discard(name)
         return False
+
+    def _any_coming(self) -> bool:
+        """True while a device has an offer and has not begun to train."""
+        tasks = (agent.state.task for name, agent in self.agents.items() if name not in self._lost)
+        return any(task is not None and task.phase is not v.TaskPhase.TRAINING for task in tasks)
 
     async def stop(self) -> None:
         """End every agent. Raises what one of them ended by."""

@@ -45,7 +45,15 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import Split, no_label, split, usable_rows
 from edgefl.training.exchanged_layers import between
 from edgefl.training.flop_cache import FlopCounts, shapes_of
-from edgefl.training.local_round import AbandonedError, LocalState, OnProgress, RoundResult, train_round
+from edgefl.training.local_round import (
+    AbandonedError,
+    Halting,
+    LocalState,
+    OnProgress,
+    RoundResult,
+    begin_round,
+    finished,
+)
 from edgefl.training.prefix_cache import PrefixCache
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
@@ -56,6 +64,9 @@ NO_DATA = Dataset({}, {}, None, (), [])
 _REHEARSED: set[bytes] = set()
 #: Why there is no figure of memory where a trainer has no process of its own.
 SHARED = "the whole fleet is in one process"
+
+#: Why there is no figure of energy where steps of several devices are one.
+TOGETHER = "several devices train together"
 
 #: Opens a device's objects.
 MakeStore = Callable[[TrainerSettings], Objects]
@@ -168,6 +179,10 @@ class LocalTrainer:
 
     def train(self, request: TrainRequest, note: Note) -> Result:
         """Train one round. Unfit data or short memory is a refusal, not an error."""
+        return finished(self.begin(request, note))
+
+    def begin(self, request: TrainRequest, note: Note, *, together: bool = False) -> Halting[Result]:
+        """``train``, halting before the steps. ``together``: others are trained before it goes on."""
         self.left_off = False
         if lacking := _lacking(request.offer.job):
             return Result(refusal=Refusal(METHOD, detail=lacking))
@@ -175,7 +190,7 @@ class LocalTrainer:
         try:
             self.ceiling = gpu_ceiling(self.device, self.settings.budget, facts.base_bytes)
             self._hold()
-            return self._train(request, note)
+            return (yield from self._train(request, note, together=together))
         except DataError as error:
             return Result(refusal=Refusal("data", detail=error.message))
         except PrecisionError as error:
@@ -196,7 +211,7 @@ class LocalTrainer:
         """Replace the prefix cache, to break a reference cycle hidden from garbage collection."""
         self.cache = PrefixCache(self.rows)
 
-    def _train(self, request: TrainRequest, note: Note) -> Result:
+    def _train(self, request: TrainRequest, note: Note, *, together: bool) -> Halting[Result]:
         job = request.offer.job
         data = self._share(job) if self.code is None else self.code
         if isinstance(data, Refusal):
@@ -204,13 +219,13 @@ class LocalTrainer:
         store = self.store(self.settings)
         kept = StoredParts(request.retained, store)
         memory = MemoryProbe(self.device) if self.alone else NotMeasured(SHARED)
-        energy = EnergyProbe(self.device)
+        energy = NotMeasured(TOGETHER) if together else EnergyProbe(self.device)
         try:
             with energy, memory:
                 refusal = decompress_offer(request.offer, store)
                 if refusal is not None:
                     return Result(refusal=refusal)
-                outcome = self._round(request.offer, data, store, kept, self._progress(note))
+                outcome = yield from self._round(request.offer, data, store, kept, self._progress(note))
                 self._hold()  # the model is gone, and what is sent comes into the process
                 staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
                 outcome.kept.clear()
@@ -244,7 +259,7 @@ class LocalTrainer:
 
     def _round(
         self, offer: Offer, data: Split | OwnCode, store: Objects, kept: StoredParts, on_progress: OnProgress
-    ) -> RoundResult:
+    ) -> Halting[RoundResult]:
         """Train the parts received, by EdgeFL on ``data`` or by the owner's code."""
         job, parts = offer.job, StoredParts(offer.manifest, store)
         # Not the attempt: a round that is tried again gives the same result.
@@ -255,7 +270,7 @@ class LocalTrainer:
             return data.round(job, here, kept)
         cache = self._prefixes(data, offer.manifest, store)
         local = LocalState(data.holdout, kept, self.device, self.counts, cache, self.models)
-        return train_round(job, data.train, parts, local, salt=salt, on_progress=on_progress)
+        return (yield from begin_round(job, data.train, parts, local, salt=salt, on_progress=on_progress))
 
     def _prefixes(self, data: Split, manifest: Manifest, store: Objects) -> PrefixCache:
         """The prefix cache of this share, within the disk budget left by objects."""

@@ -31,10 +31,11 @@ if TYPE_CHECKING:  # it costs torch, which is loaded once the data is known to b
     from edgefl.data.dataset import Dataset
     from edgefl.models.reuse import Models
     from edgefl.training.flop_cache import FlopCounts
+    from edgefl.training.local_round import Halting
 
 
 class Trainers:
-    """The trainers of this process by device, and the active one.
+    """The trainers of this process by device, and the active ones.
 
     ``alone``: the process serves one device's trainer only. ``store``: opens its objects, None: on disk. ``share``:
     gives a device's data by its name, None: they are read from its files.
@@ -51,7 +52,7 @@ class Trainers:
         self._share = share
         self._store = store
         self._trainers: dict[TrainerSettings, LocalTrainer] = {}
-        self._active: LocalTrainer | None = None
+        self._active: list[LocalTrainer] = []
         self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
         self._models: Models | None = None  # of all devices in turn, where the process is not one's alone
 
@@ -60,9 +61,14 @@ class Trainers:
         return {"warm": self.warm, "train": self.train, "leave": self.leave}
 
     def leave_off(self, signum: int = 0, frame: FrameType | None = None) -> None:
-        """End the round in progress after its current step; also a signal handler."""
-        if self._active is not None:
-            self._active.left_off = True
+        """End the rounds in progress after their current step; also a signal handler."""
+        for trainer in tuple(self._active):
+            trainer.left_off = True
+
+    def leave_off_one(self, settings: TrainerSettings) -> None:
+        """End a device's round after its current step."""
+        for trainer in tuple(self._active):
+            trainer.left_off = trainer.left_off or trainer.settings == settings
 
     def warm(self, body: object, note: Note) -> DataFacts:
         """Load torch and the requesting device's data, once; facts of the data by its preparation.
@@ -80,16 +86,22 @@ class Trainers:
 
     def train(self, body: object, note: Note) -> Result:
         """Train one round of the requesting device."""
-        request = msgspec.convert(body, TrainRequest)
-        self._active = self._trainer(request.settings)
-        if not self._alone:  # else they were loaded before, and are no part of the round
-            self._active.load_modules(request.offer)
+        from edgefl.training.local_round import finished
+
+        return finished(self.begin(msgspec.convert(body, TrainRequest), note))
+
+    def begin(self, request: TrainRequest, note: Note, *, together: bool = False) -> Halting[Result]:
+        """A round of the requesting device; see ``LocalTrainer.begin``."""
+        trainer = self._trainer(request.settings)
+        self._active.append(trainer)
         try:
-            return self._active.train(request, note)
+            if not self._alone:  # else they were loaded before, and are no part of the round
+                trainer.load_modules(request.offer)
+            return (yield from trainer.begin(request, note, together=together))
         finally:
-            if self._share is not None and self._active.cache.is_empty:  # its share is at hand for the next round
+            if self._share is not None and trainer.cache.is_empty:  # its share is at hand for the next round
                 self.leave(request.settings, note)
-            self._active = None
+            self._active.remove(trainer)
 
     def leave(self, body: object, note: Note) -> None:
         """Remove the requesting device's trainer."""

@@ -14,7 +14,7 @@ def round_figures(
     spent: RoundResult | AbandonedError,
     steps: int | None,
     memory: MemoryProbe | NotMeasured,
-    energy: EnergyProbe,
+    energy: EnergyProbe | NotMeasured,
     *,
     own: bool = False,
 ) -> Figures:

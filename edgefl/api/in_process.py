@@ -37,11 +37,12 @@ from edgefl.errors import ConfigError, Problem
 from edgefl.plan.job import RunPlan
 from edgefl.plan.preparation import preparation_of
 from edgefl.process.inline_worker import ComputeThread, InlineWorker
+from edgefl.process.worker import Handler
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.torch_threads import set_threads
 from edgefl.run_records import EventRow, RunReport
 from edgefl.sequences import Made, place_of
-from edgefl.storage.disk import make_private, store_errors
+from edgefl.storage.disk import JOINT_STEPS, make_private, store_errors, write_new
 from edgefl.traces import Traces
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
@@ -64,12 +65,18 @@ class CrowdData(NamedTuple):
 
 
 def check_in_process(
-    config: RunConfig, kinds: Sequence[Options], file: object, others: Sequence[str], workers: int = 0
+    config: RunConfig,
+    kinds: Sequence[Options],
+    file: object,
+    others: Sequence[str],
+    workers: int = 0,
+    *,
+    joint: bool = False,
 ) -> None:
     """Raise ConfigError for what takes processes: a broker elsewhere, memory budgets, other options of the coordinator.
 
     ``kinds``: a device of each kind; ``others``: those options as they were given. With ``workers`` also for rounds
-    whose result follows from the order in which updates come.
+    whose result follows from the order in which updates come, and with ``joint`` steps.
     """
     if "://" in config.broker:
         text = "names a broker, and a run in one process has none"
@@ -83,6 +90,9 @@ def check_in_process(
     if isinstance(config.fleet, SizedFleet) and config.fleet.trace is not None and config.rounds == "async":
         problem = Problem("fleet.trace", "is of rounds that wait for their devices, and rounds is async")
         raise ConfigError(str(file), [problem], remedy="Leave the trace away, or set rounds: lockstep.")
+    if joint and (workers or config.rounds == "async"):
+        problem = Problem("--joint-steps", "takes the devices of a round together, in one process")
+        raise ConfigError(str(file), [problem], remedy="Leave it away, or --workers, and set rounds: lockstep.")
     for one in kinds:
         check_shared(one.device, one.budget, OPTION)
 
@@ -96,6 +106,8 @@ async def execute(
     crowd: CrowdData | None = None,
     workers: int = 0,
     traces: Traces | None = None,
+    *,
+    joint: bool = False,
 ) -> None:
     """``coordinator.runtime.start.execute`` and the agents of a local fleet, in this event loop. Raises EdgeFLError.
 
@@ -111,7 +123,18 @@ async def execute(
     await shared_out
     with tracked(emit, options.track, plan, directory) as shown:
         resume = bool(options.resume)
-        await run_fleet(plan, directory, every, shown, lost, resume=resume, crowd=crowd, workers=workers, traces=traces)
+        await run_fleet(
+            plan,
+            directory,
+            every,
+            shown,
+            lost,
+            resume=resume,
+            crowd=crowd,
+            workers=workers,
+            traces=traces,
+            joint=joint,
+        )
 
 
 async def run_fleet(
@@ -125,14 +148,16 @@ async def run_fleet(
     crowd: CrowdData | None = None,
     workers: int = 0,
     traces: Traces | None = None,
+    joint: bool = False,
 ) -> RunReport:
     """Carry out ``plan`` in ``directory`` with an agent for each of ``every``, all of one fleet; its report.
 
     Nothing is decided by the clock: rounds have no deadline, and the first waits for every agent that is joining.
     ``lost`` is called for an agent that ends by itself; an error that it raises ends the run. ``crowd``: has the
     shares of ``every``, in their order, None: files of their own. With it devices that are never asked do nothing,
-    unless the run has to know all of them first. ``workers``: processes that train, 0: this one does. ``traces``: of
-    the devices, by whose virtual time rounds have deadlines. Raises EdgeFLError.
+    unless the run has to know all of them first. ``workers``: processes that train, 0: this one does; ``joint``: here
+    the devices of a round take their steps together where that pays. ``traces``: of the devices, by whose virtual time
+    rounds have deadlines. Raises EdgeFLError.
     """
     from coordinator.runtime import evaluator
     from coordinator.runtime.environment import Environment
@@ -151,9 +176,12 @@ async def run_fleet(
         logs.mkdir(parents=True, exist_ok=True)
     async with _processes(workers, directory, pool, emit) as processes, _one_thread() as thread:
         worker = InlineWorker(evaluator.handlers, thread, logs / "evaluator.log")
-        training = InlineWorker(trainers.handlers, thread, logs / "trainers.log", trainers.leave_off)
+        handlers = trainers.handlers
+        if joint:
+            handlers = partial(_joint_handlers, trainers, _joint_file(directory), _teller(emit))
+        training = InlineWorker(handlers, thread, logs / "trainers.log", trainers.leave_off)
         around = Surroundings(broker, training, pool, capabilities(logs), preparation_of(plan), logs, lost)
-        around = around._replace(trainers=processes)
+        around = around._replace(trainers=processes, leave_off=trainers.leave_off_one if joint else None)
         devices = Devices(quiet, around, names, met.firsts if met is not None else None)
         transport, fleet = MemoryTransport(broker, "coordinator"), every[0].fleet if every else "default"
         environment = Environment(directory, transport, fleet, emit, worker=worker, timeouts=SIMULATED, crowd=met)
@@ -188,6 +216,33 @@ def _in_order(plan: RunPlan, crowd: CrowdData | None, count: int) -> tuple[Seque
     profiles = np.array(list(crowd.kinds))
     kinds = (samples * (profiles.max() + 1) + profiles)[np.asarray(order)]
     return order, names, crowd_of(plan, names, kinds)
+
+
+def _teller(emit: Callable[[EventRow], None]) -> Callable[[str], None]:
+    """Sentences on joint steps, from another thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell(text: str) -> None:
+        loop.call_soon_threadsafe(emit, EventRow(time.time(), "joint_steps", data={"text": text}))
+
+    return tell
+
+
+def _joint_file(directory: Path) -> Path:
+    """By which a run that goes on knows the way it went."""
+    file = directory / JOINT_STEPS
+    if not file.is_file():
+        with store_errors("write", file):
+            write_new(file, b"{}")
+    return file
+
+
+def _joint_handlers(trainers: Trainers, file: Path, tell: Callable[[str], None]) -> dict[str, Handler]:
+    """Handlers of trainers that take requests together. Loads torch."""
+    from device_agent.trainer.joint_rounds import JointRounds
+    from edgefl.training.joint_trial import JointSteps
+
+    return {**trainers.handlers(), "together": JointRounds(trainers, JointSteps(file, tell)).together}
 
 
 @contextlib.asynccontextmanager

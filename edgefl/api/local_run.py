@@ -30,7 +30,16 @@ from edgefl.plan.preparation import encoders_of
 from edgefl.protocol.topics import check_name
 from edgefl.run_records import EventRow
 from edgefl.sequences import Made
-from edgefl.storage.disk import SHARES, TEST, begin_run, gone_if_empty, hold_directory, store_errors, write_new
+from edgefl.storage.disk import (
+    JOINT_STEPS,
+    SHARES,
+    TEST,
+    begin_run,
+    gone_if_empty,
+    hold_directory,
+    store_errors,
+    write_new,
+)
 from edgefl.traces import Traces
 from edgefl.transport.broker import start_broker
 
@@ -55,7 +64,8 @@ class LocalOptions(NamedTuple):
     ``file``: a run file by path or shipped name, or its fields. ``run``: its id, default name, date and time;
     ``resume``: the id of one to go on with. ``trainers``: processes that all devices share, 0: one a device.
     ``in_process``: the fleet in this process, without a broker; ``workers``: processes that train it then, 0: this one
-    does. ``track``: writers such as tensorboard:DIR. ``more``: further options of the coordinator.
+    does; ``joint_steps``: the devices of a round take their steps together where that pays. ``track``: writers such as
+    tensorboard:DIR. ``more``: further options of the coordinator.
     """
 
     file: RunSource
@@ -66,6 +76,7 @@ class LocalOptions(NamedTuple):
     trainers: int = 0
     in_process: bool = False
     workers: int = 0
+    joint_steps: bool = False
     track: Sequence[str] = ()
     more: Sequence[str] = ()
 
@@ -125,6 +136,9 @@ class LocalRun:
             if options.workers:
                 problem = Problem("--workers", "is of a fleet in one process")
                 raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or give --trainers.")
+            if options.joint_steps:
+                problem = Problem("--joint-steps", "is of a fleet in one process")
+                raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or leave it away.")
         elif options.workers:
             check_installed_kinds(self.config, options.file, "and trainer processes are others", "workers=0")
         self.options, self.feed, self.finish, self._check = options, feed, finish, check
@@ -135,7 +149,13 @@ class LocalRun:
             from edgefl.api.in_process import check_in_process  # with it comes the coordinator, which else is a process
 
             others = ["--trainers"] * bool(options.trainers) + list(options.more)
-            check_in_process(self.config, self._kinds(), source_name(options.file), others, options.workers)
+            if self.resume:  # its devices go on the way they went
+                joint = (self.directory / JOINT_STEPS).is_file()
+                if options.joint_steps and not joint:
+                    self._warn(f"{self.run} goes on as it was started; not used: --joint-steps")
+                options = self.options = options._replace(joint_steps=joint)
+            file, workers = source_name(options.file), options.workers
+            check_in_process(self.config, self._kinds(), file, others, workers, joint=options.joint_steps)
         self._made: list[Path] = []  # directories made for this run
         if not (options.resume or options.run):  # last: what is refused before leaves no directory behind
             run, self._made = begin_run(runs, self.config.name)
@@ -313,6 +333,7 @@ class LocalRun:
             await asyncio.to_thread(self._crowd),
             self.options.workers,
             await asyncio.to_thread(self._traces),
+            joint=self.options.joint_steps,
         )
         if done and self.finish is not None:
             await asyncio.to_thread(self.finish, self.directory)

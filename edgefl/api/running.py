@@ -110,6 +110,7 @@ def run(
     trainers: int = 0,
     in_process: bool = False,
     workers: int = 0,
+    joint_steps: bool = False,
     export: bool = True,
     page: bool = True,
 ) -> Run:
@@ -122,7 +123,8 @@ def run(
     ``resume``: the id of a run in it to go on with. ``on_event`` takes every event in order, in another thread than the
     caller's; an error that it raises ends the run. ``trainers``: processes that all devices share, 0: one a device.
     ``in_process``: all of it in this process instead, without a broker: the same result for less (docs/studies.md);
-    ``workers``: processes that train its devices then, 0: this one does. The result is the same.
+    ``workers``: processes that train its devices then, 0: this one does. The result is the same. ``joint_steps``: the
+    devices of a round take their training steps together there, where a trial finds that faster; equal to rounding.
     ``export``, ``page``: write ONNX bundles and report.html at the end.
 
     Returns when the run has ended. Ctrl-C ends its processes and raises KeyboardInterrupt, whose text says how to go
@@ -132,7 +134,7 @@ def run(
     file, fields = with_data(file, Given(data, labels, groups), Path(directory) / FOLDER)
     overrides = merged(fields, overrides)
     options = LocalOptions(file, overrides, Path(directory), resume=resume, trainers=trainers, in_process=in_process)
-    options = options._replace(workers=workers)
+    options = options._replace(workers=workers, joint_steps=joint_steps)
     return carried_out(options, on_event or (lambda _: None), Made(export, page))
 
 

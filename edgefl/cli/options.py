@@ -39,6 +39,10 @@ Html = Annotated[
     str | None,
     typer.Option("--html", metavar="[FILE.html]", help="Also write a page of one file; `-`: to stdout, alone."),
 ]
+JointSteps = Annotated[
+    bool,
+    typer.Option("--joint-steps", help="In one process: train a round's devices together where it pays; to rounding."),
+]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]
 
 

@@ -11,7 +11,18 @@ from typing import Annotated, Literal
 import typer
 
 from edgefl.api.runs import PAGE, RUNS
-from edgefl.cli.options import Format, Html, Overrides, RunFile, RunsOption, Verbose, show, write_out, wrote_page
+from edgefl.cli.options import (
+    Format,
+    Html,
+    JointSteps,
+    Overrides,
+    RunFile,
+    RunsOption,
+    Verbose,
+    show,
+    write_out,
+    wrote_page,
+)
 from edgefl.run_records import EventRow, RunReport
 
 
@@ -35,6 +46,7 @@ def run_command(
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="With --in-process: train on N processes. 0: in this one.")
     ] = 0,
+    joint_steps: JointSteps = False,
     export: Annotated[bool, typer.Option(help="Write ONNX bundles at the end.")] = True,
     page: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
     format: Annotated[  # noqa: A002 - the option's own name
@@ -79,7 +91,7 @@ def run_command(
 
     more = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
     asked = LocalOptions(run, set_ or [], Path(runs), resume=resume, trainers=trainers, in_process=in_process)
-    options = asked._replace(workers=workers, track=track or (), more=more)
+    options = asked._replace(workers=workers, joint_steps=joint_steps, track=track or (), more=more)
     view = None if format == "json" else LiveView(verbose=verbose)
     with view or nullcontext():
         feed = quietly if view is None else view.feed

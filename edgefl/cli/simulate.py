@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from edgefl.api.runs import RUNS
-from edgefl.cli.options import Overrides, RunFile, RunsOption, Verbose, show
+from edgefl.cli.options import JointSteps, Overrides, RunFile, RunsOption, Verbose, show
 
 
 def command(
@@ -40,6 +40,7 @@ def command(
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="Train on N processes: the same result. 0: in this one.")
     ] = 0,
+    joint_steps: JointSteps = False,
     runs: RunsOption = RUNS,
     format: Annotated[  # noqa: A002 - the option's own name
         Literal["terminal", "json"], typer.Option("--format", help="json: the forecast, alone on stdout.")
@@ -75,6 +76,7 @@ def command(
     if asked:
         fields["slots.select"] = {"random": {"share": min(1.0, asked / devices)}}
     options = LocalOptions(run, merged(fields, set_ or []), Path(runs), in_process=True, workers=workers)
+    options = options._replace(joint_steps=joint_steps)
     view = None if format == "json" else LiveView(verbose=verbose)
     with view or nullcontext():
         done = carry_out(

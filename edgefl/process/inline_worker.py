@@ -12,10 +12,11 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -121,6 +122,27 @@ class InlineWorker:
                 answers.append(error)
         return answers
 
+    async def together(
+        self, bodies: Sequence[object], on_notes: Callable[[Mapping[int, object]], None]
+    ) -> list[object]:
+        """Answers to requests that the handler "together" takes at once; errors are among them. Notes are by place.
+
+        The handler answers with a function for each, which returns the answer or raises.
+        """
+        answers: list[object] = []
+        try:
+            given = cast("Sequence[Callable[[], object]]", await self.call("together", bodies, cast("Any", on_notes)))
+        except WorkerFailedError as error:
+            return [error] * len(bodies)
+        with self.log.open("a", encoding="utf-8") as log:
+            for one in given:
+                frame = answered({"": partial(_given, one)}, Request(), _dropped, log, as_it_is=True)
+                try:
+                    answers.append(reply_of(frame, self.log))
+                except WorkerFailedError as error:
+                    answers.append(error)
+        return answers
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Part from the handlers and what they keep."""
         self._handlers = None
@@ -135,6 +157,10 @@ class InlineWorker:
                 answers.append(answered(handlers, request, note, log, as_it_is=True))
                 self._took.setdefault(request.method, deque(maxlen=JUDGED_BY)).append(time.monotonic() - began)
             return answers
+
+
+def _given(answer: Callable[[], object], body: object, note: Note) -> object:
+    return answer()
 
 
 def _dropped(said: object) -> None:

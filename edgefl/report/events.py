@@ -480,6 +480,7 @@ KINDS: dict[str, EventKind] = {
     "k_chosen": EventKind(_k_chosen, kept=True),
     "stage_finished": EventKind(_stage_finished),
     "warning": EventKind(lambda _, event: f"warning: {event.data.get('text', '')}", kept=True, style="yellow"),
+    "joint_steps": EventKind(lambda _, event: str(event.data.get("text", "")), kept=True),
     "run_finished": EventKind(_ended),
     "run_stopped": EventKind(_ended, kept=True, style="yellow"),
     "run_failed": EventKind(_ended, kept=True, style="red"),

@@ -112,7 +112,11 @@ class NotMeasured:
 
     def figures(self) -> Figures:
         """Both peaks without a value, and the reason."""
-        return {name: Figure(reason=self._reason) for name in ("process_peak_bytes", "step_peak_bytes")}
+        return dict.fromkeys(("process_peak_bytes", "step_peak_bytes"), self.figure())
+
+    def figure(self) -> Figure:
+        """A figure without a value, and the reason."""
+        return Figure(reason=self._reason)
 
 
 def shares_pool(properties: object) -> bool:

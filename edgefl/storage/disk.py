@@ -42,6 +42,8 @@ LOCK_PAUSE_S = 0.02
 EVENTS = "events.jsonl"
 #: Folder of the shares of a run's data, in its directory, and the name of its test set among them.
 SHARES, TEST = "shares", "test"
+#: Answers of trials of joint steps, in the directory of a run that has them.
+JOINT_STEPS = "joint-steps.json"
 #: Scores of simple models on a run's samples, made once, in its directory.
 REFERENCE = "reference.json"
 _GO_ON = ", then start again: what was finished is kept."

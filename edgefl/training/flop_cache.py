@@ -101,9 +101,14 @@ def counted(kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Line
             result = work()
         flops = float(counter.flops)
         bills[-1].counts.put(kind, shape, flops)
-    for bill in bills:
-        bill.flops += flops
+    add_flops(flops)
     return result
+
+
+def add_flops(flops: float) -> None:
+    """FLOPs of work that was done elsewhere, for the open bills."""
+    for bill in _BILLS.get():
+        bill.flops += flops
 
 
 def kind_of_step(job: Job, *, with_tables: bool) -> bytes:

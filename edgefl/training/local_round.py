@@ -9,11 +9,12 @@ from __future__ import annotations
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from edgefl.resources.process_memory import trim
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
 from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
 from edgefl.training.exchanged_layers import asked_layers, between, by_part
-from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
+from edgefl.training.flop_cache import FlopCounts, add_flops, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import (
     Auxiliary,
     auxiliary_of,
@@ -100,6 +101,11 @@ class RoundResult:
     cache_fill_flops: float = 0.0
 
 
+R = TypeVar("R")
+#: A round that halts before its steps.
+Halting = Generator["Training", None, R]
+
+
 def train_round(
     job: Job,
     dataset: Dataset,
@@ -109,11 +115,35 @@ def train_round(
     salt: str = "",
     on_progress: OnProgress = lambda *_: None,
 ) -> RoundResult:
+    """A round from first to last, by its own steps; see ``begin_round``."""
+    return finished(begin_round(job, dataset, parts, local, salt=salt, on_progress=on_progress))
+
+
+def finished(halting: Halting[R]) -> R:
+    """The result of a round that halts before its steps, and takes them itself."""
+    while True:
+        try:
+            next(halting)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+
+def begin_round(
+    job: Job,
+    dataset: Dataset,
+    parts: Mapping[str, Tensors],
+    local: LocalState | None = None,
+    *,
+    salt: str = "",
+    on_progress: OnProgress = lambda *_: None,
+) -> Halting[RoundResult]:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
     ``parts`` holds every present part as received, and "prototypes" when there are global ones. ``salt`` (device and
     round) makes batches differ between devices and rounds, reproducibly. Raises DataError when the share cannot fill
     one batch (decision D-L3), DivergedError when the loss is not finite, and AbandonedError as ``on_progress`` does.
+    It halts before its steps: whoever goes on with it may have taken them (``Training.taken``).
     """
     local = local or LocalState()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
@@ -127,7 +157,7 @@ def train_round(
             if is_closing(job.stage):
                 result = _closing_round(job, dataset, _load(job, parts, local), rng)
             else:
-                result = _training_round(job, dataset, parts, local, rng, on_progress)
+                result = yield from _training_round(job, dataset, parts, local, rng, on_progress)
         except AbandonedError as error:
             error.flops = bill.flops
             raise
@@ -141,7 +171,7 @@ def _training_round(
     local: LocalState,
     rng: np.random.Generator,
     on_progress: OnProgress,
-) -> RoundResult:
+) -> Halting[RoundResult]:
     usable = usable_rows(job, dataset)
     if len(usable) < job.hyper.batch_size:
         raise too_few(job, dataset, len(usable))
@@ -162,10 +192,11 @@ def _training_round(
     statistics(auxiliary.teachers)
     repair = chosen("repair", job.slots.repair)[0]
     observer: Observer | None = repair.method.observe and repair.bind(repair.method.observe)(job, model)
-    training = _Training(job, model, dataset, usable, auxiliary, rng, observer)
+    training = Training(job, model, dataset, usable, auxiliary, rng, observer, on_progress)
     trim()
+    yield training
     try:
-        training.run(on_progress)
+        training.run()
     except AbandonedError as error:
         error.steps, error.compute_s = len(training.loss), training.compute_s
         raise
@@ -217,11 +248,19 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
     return model
 
 
+class Taken(NamedTuple):
+    """Steps that were taken with other devices': their FLOPs, and what ended them early."""
+
+    flops: float
+    error: EdgeFLError | None = None
+
+
 @dataclass
-class _Training:
+class Training:
     """The model in training, what it is trained with, and sums over the steps so far.
 
-    ``usable``: indices of the samples it is trained on; ``observer``: of the recipe's repair.
+    ``usable``: indices of the samples it is trained on; ``observer``: of the recipe's repair; ``taken``: its steps,
+    where they are.
     """
 
     job: Job
@@ -231,13 +270,32 @@ class _Training:
     auxiliary: Auxiliary
     rng: np.random.Generator
     observer: Observer | None
+    on_progress: OnProgress = lambda *_: None
+    taken: Taken | None = None
     loss: list[float] = field(default_factory=list)
     correct: int = 0
     labelled: int = 0
     compute_s: float = 0.0
 
-    def run(self, on_progress: OnProgress) -> None:
-        """Every epoch's steps. Raises DataError when the samples fill no batch that can be trained on."""
+    @property
+    def planned(self) -> int:
+        """Steps of the round."""
+        return len(self.usable) // self.job.hyper.batch_size * self.job.hyper.epochs
+
+    def run(self) -> None:
+        """Every epoch's steps, or what came of those that are taken.
+
+        Raises DataError when the samples fill no batch that can be trained on.
+        """
+        if self.taken is None:
+            self._take_steps()
+        else:
+            add_flops(self.taken.flops)
+            if self.taken.error is not None:
+                raise self.taken.error
+        self.model.zero_grad(set_to_none=True)
+
+    def _take_steps(self) -> None:
         job, model, dataset, observer = self.job, self.model, self.dataset, self.observer
         hyper = job.hyper
         pseudo_labels = pseudo_labels_of(job, model, self.auxiliary, dataset, self.rng)
@@ -245,14 +303,13 @@ class _Training:
         updates = updates_of(model, job, optimizer)
         kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
         modalities = own_modalities(job, dataset)
-        planned = len(self.usable) // hyper.batch_size * hyper.epochs
         for epoch in range(1, hyper.epochs + 1):
             rows: Iterable[np.ndarray] = mixed_rows(self.usable, hyper.batch_size, self.rng)
             if observer is not None:
                 rows = unmixed_rows(dataset, self.usable, modalities, hyper.batch_size, self.rng)
             for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
                 self._step(optimizer, batch, updates, kind)
-                on_progress(epoch, len(self.loss), planned, self.loss[-1])
+                self.on_progress(epoch, len(self.loss), self.planned, self.loss[-1])
             if observer is not None:
                 observer.epoch()
         if not self.loss:
@@ -260,7 +317,6 @@ class _Training:
                 f"no batch of {hyper.batch_size} holds two samples of one modality",
                 remedy="Give the device more data, or raise training.batch_size.",
             )
-        model.zero_grad(set_to_none=True)
 
     def _step(self, optimizer: Optimizer, batch: Batch, updates: Updates, kind: bytes) -> None:
         """One optimisation step, whose FLOPs are of this kind. Raises DivergedError for a loss that is not finite."""
@@ -271,10 +327,7 @@ class _Training:
             work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary, updates)
             loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
             if not np.isfinite(loss):
-                raise DivergedError(
-                    f"the loss became {loss} at step {len(self.loss) + 1}",
-                    remedy="Lower training.lr, or set training.clip_norm: 1.0.",
-                )
+                raise self.diverged(loss)
             self.loss.append(loss)
         if forward.classified is not None and batch.labels is not None:
             first = forward.classified.detach().argmax(1)
@@ -285,6 +338,13 @@ class _Training:
             self.correct += int(torch.count_nonzero(right))
             self.labelled += int(torch.count_nonzero(batch.labels >= 0))
         self.compute_s += time.perf_counter() - started
+
+    def diverged(self, loss: float) -> DivergedError:
+        """The error of a step whose loss is not finite."""
+        return DivergedError(
+            f"the loss became {loss} at step {len(self.loss) + 1}",
+            remedy="Lower training.lr, or set training.clip_norm: 1.0.",
+        )
 
     def update(self) -> tuple[dict[str, Tensors], dict[str, int]]:
         """The parts to send (trained ones, prototypes, the signature), and the samples each was trained on.

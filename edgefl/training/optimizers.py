@@ -146,6 +146,10 @@ class SGD:
         if self.momentum and parameter not in self._mean:
             self._mean[parameter] = torch.zeros_like(parameter, requires_grad=False)
 
+    def keep_first(self, count: int) -> None:
+        """Keep the first ``count`` devices' state of stacked parameters [K, …]."""
+        self._mean = {parameter: mean[:count] for parameter, mean in self._mean.items()}
+
     def _change(self, parameters: Sequence[Tensor], gradients: list[Tensor], means: list[Tensor], group: Group) -> None:
         values = list(parameters)
         if group.weight_decay:
@@ -191,6 +195,10 @@ class AdamW:
         if parameter not in self._state:
             mean, square = (torch.zeros_like(parameter, requires_grad=False) for _ in range(2))
             self._state[parameter] = mean, square
+
+    def keep_first(self, count: int) -> None:
+        """Keep the first ``count`` devices' state of stacked parameters [K, …]."""
+        self._state = {parameter: (mean[:count], square[:count]) for parameter, (mean, square) in self._state.items()}
 
     def _next(self, parameter: torch.nn.Parameter) -> int:
         """The number of the parameter's next update; its state is there then."""

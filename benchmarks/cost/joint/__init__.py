@@ -1,1 +1,1 @@
-"""Joint steps: a prototype, its conditions, and its measurement beside one by one (docs/decisions/0105)."""
+"""Joint steps (docs/decisions/0111): their measurement beside one by one."""

@@ -1,10 +1,10 @@
 """Training steps of a round's devices one by one and jointly, by stacked weights, in turns: processor time of a step.
 
-20 devices with batches of 10, 32 and 64, end-to-end, without dropout and batch norm. The sensor encoder has three
-blocks, 32 wide, on windows of 32 x 6; LeNet-5 and the CNN are those of the simulators above. The bare loop is torch
-alone: forward pass, backward pass and torch.optim of the same module, device after device. A joint step is one by
-`benchmarks.cost.joint.steps`; that its gradients are those of one by one to rounding is checked first. One thread; a
-step's time is per device, the gain the median of the turns with their range.
+20 devices with batches of 10, 32 and 64, end-to-end. The sensor encoder has three blocks, 32 wide, on windows of 32 x
+6, and a head with layer norm, or EdgeFL's default one (dropout and batch norm); LeNet-5 and the CNN are those of the
+simulators above. The bare loop is torch alone: forward pass, backward pass and torch.optim of the same module, device
+after device. A joint step is one by `edgefl.training.joint_steps`; that its gradients are those of one by one to
+rounding is checked first. One thread; a step's time is per device, the gain the median of the turns with their range.
 
     python -m benchmarks.cost.joint [--times 3] [--write docs/results]
 """
@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 import edgefl
 from benchmarks.common.sections import put
-from benchmarks.cost.joint.refusals import refused
-from benchmarks.cost.joint.steps import ROUNDING, Stack, stacked, trial
 from benchmarks.cost.simulators.__main__ import HEAD
 from benchmarks.cost.simulators.task import CLASSES, MODELS, SHAPE
 from edgefl.data.dataset import Dataset
@@ -36,9 +35,10 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Hyper, Job, Optimizer, Slots, Stage
 from edgefl.training.batches import make_batch
-from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary
-from edgefl.training.local_round import _Training
+from edgefl.training.joint_steps import Halted, Stack, halted, stacked
+from edgefl.training.joint_trial import LEAST_GAIN, refusal, trial
+from edgefl.training.local_round import Training
 from edgefl.training.step import make_optimizer, prepare, train_step
 
 DEVICES = 20
@@ -46,6 +46,7 @@ DEVICES = 20
 CASES: tuple[tuple[str, Optimizer, int], ...] = (
     *(("sensor", "adamw", rows) for rows in (10, 32, 64)),
     *(("sensor", "sgd", rows) for rows in (10, 32, 64)),
+    *(("sensor, default head", "adamw", rows) for rows in (10, 32, 64)),
     ("lenet", "sgd", 10),
     ("lenet", "adamw", 10),
     ("cnn", "sgd", 10),
@@ -70,9 +71,11 @@ class Plain(nn.Module):
 
 def spec_of(name: str) -> ModelSpec:
     """The model's specification."""
-    if name == "sensor":
+    if name.startswith("sensor"):
         encoder = EncoderSpec(kind="sensor", input_shape=(32, 6), width=32, depth=3, heads=4, patch=4)
-        head = HeadSpec(width=32, out=16, dropout=0.0, norm="layer")
+        head = HeadSpec(width=32, out=16)
+        if name == "sensor":
+            head = msgspec.structs.replace(head, dropout=0.0, norm="layer")
         return ModelSpec({"x": encoder}, 3, head, 16, CLASSES, tuple("abcdefghij"))
     make, width = MODELS[name]
     own = encoder_of_size(name_of(edgefl.encoder(make, input_shape=SHAPE)), "tiny", SHAPE)
@@ -80,7 +83,7 @@ def spec_of(name: str) -> ModelSpec:
     return ModelSpec({"x": own}, 1, head, width, CLASSES, tuple("abcdefghij"), fusion="mean")
 
 
-def devices_of(name: str, optimizer: Optimizer, rows: int) -> list[_Training]:
+def devices_of(name: str, optimizer: Optimizer, rows: int) -> list[Training]:
     """Devices at the beginning of their steps, with different weights and random samples of one batch."""
     spec = spec_of(name)
     parts = tuple(part_names(spec))
@@ -95,7 +98,7 @@ def devices_of(name: str, optimizer: Optimizer, rows: int) -> list[_Training]:
         samples = draw.standard_normal((rows, *spec.encoders["x"].input_shape), np.float32)
         labels, ids = draw.integers(0, CLASSES, rows), [str(n) for n in range(rows)]
         data = Dataset({"x": samples}, {"x": np.ones(rows, bool)}, labels, spec.label_names, ids)
-        made.append(_Training(job, model, data, np.arange(rows), Auxiliary(), draw, None))
+        made.append(Training(job, model, data, np.arange(rows), Auxiliary(), draw, None))
     return made
 
 
@@ -107,21 +110,22 @@ class Timed(NamedTuple):
     joint: float
 
 
-def ways(devices: Sequence[_Training]) -> list[Callable[[], object]]:
+def ways(devices: Sequence[Training], begun: Sequence[Halted]) -> list[Callable[[], object]]:
     """A step of every device: by torch alone, one by one, and jointly."""
     job = devices[0].job
     batches = [make_batch(one.dataset, one.usable, ["x"], "cpu") for one in devices]
-    inputs, labels = stacked(batches)
+    joint_batch = stacked(batches)
     nets = [Plain(one.model) for one in devices]
     kind = torch.optim.SGD if job.hyper.optimizer == "sgd" else torch.optim.AdamW
     bare_optimizers = [kind(net.parameters(), RATE) for net in nets]
     optimizers = [make_optimizer(one.model, job.stage.trained, job.hyper) for one in devices]
-    stack = Stack([one.model for one in devices], job)
+    stack = Stack(begun)
 
     def bare() -> None:
         for place, (net, optimizer) in enumerate(zip(nets, bare_optimizers, strict=True)):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(inputs["x"][place]), labels[place]).backward()  # type: ignore[no-untyped-call]
+            logits = net(joint_batch.inputs["x"][place])
+            nn.functional.cross_entropy(logits, joint_batch.labels[place]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     def alone() -> None:
@@ -129,7 +133,7 @@ def ways(devices: Sequence[_Training]) -> list[Callable[[], object]]:
             train_step(one.model, job, batch, optimizer, one.auxiliary)
 
     def joint() -> None:
-        stack.backward(inputs, labels)
+        stack.backward(stacked(batches))
         stack.optimizer.step()
 
     return [bare, alone, joint]
@@ -146,12 +150,13 @@ def milliseconds(step: Callable[[], object]) -> float:
 def row(name: str, optimizer: Optimizer, rows: int, times: int) -> str:
     """A line of the table; the ways take turns."""
     devices = devices_of(name, optimizer, rows)
-    if reason := refused(devices):
+    if reason := refusal(devices[0]):
         raise SystemExit(f"{name}: {reason}")
-    tried = trial(devices, FlopCounts())
-    if tried is None or not tried.agrees:
-        raise SystemExit(f"{name}: the gradients differ by more than {ROUNDING}: {tried}")
-    steps = ways(devices)
+    every = [halted(one) for one in devices]
+    answer = trial(every)
+    if answer.why and not 0 < answer.gain < LEAST_GAIN:
+        raise SystemExit(f"{name}: {answer.why}")
+    steps = ways(devices, every)
     for step in steps:
         step()
     turns = [Timed(*map(milliseconds, steps)) for _ in range(times)]
