@@ -71,6 +71,7 @@ SIMULATORS = (
         own=True,
         about="checked messages; a ledger on disk, from which a run goes on; FLOPs, bytes and seconds of each device",
     ),
+    Simulator("EdgeFL, joint steps", "with_joint_steps", own=True, about="the same; equal to it to rounding"),
 )
 
 

@@ -65,8 +65,8 @@ def name_in_net(part: str, name: str) -> str:
     return name if part == "image/norm" else name.replace("blocks.0.stage", "encoder")
 
 
-def main() -> None:
-    """The rounds."""
+def main(*, joint_steps: bool = False) -> None:
+    """The rounds. ``joint_steps``: the devices of a round take their steps together, where that pays."""
     folder, model, rounds = given = asked()
     journal = given.journal
 
@@ -76,6 +76,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=folder) as runs:
         fields = run_file(folder, model, rounds)
-        run = edgefl.run(fields, directory=runs, in_process=True, export=False, page=False, on_event=seen)
+        options: dict[str, Any] = {"directory": runs, "in_process": True, "joint_steps": joint_steps, "on_event": seen}
+        run = edgefl.run(fields, export=False, page=False, **options)
         assert run.accuracy is not None
         journal.write(run.accuracy)
