@@ -75,7 +75,7 @@ def reference_scores(shares: Sequence[Dataset], test: Dataset) -> Reference | No
 
 
 def rows_to_fit(share: Dataset, names: Sequence[str]) -> Indices:
-    """Places of the samples of a share that models are fitted on, labelled as in ``names``."""
+    """Places of a share's training samples for simple models, labelled as in ``names``."""
     truth = _truth(share.relabelled(names))
     return np.empty(0, np.int64) if truth is None else _some_known(truth)
 

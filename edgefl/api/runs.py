@@ -162,7 +162,7 @@ def referenced(report: RunReport, directory: Path) -> RunReport:
 
 
 def _together(directory: Path, some: Callable[[Dataset], Indices]) -> list[Dataset]:
-    """Samples that devices trained on, ``some`` of them, of a run whose shares are rows of one file; else []."""
+    """``some`` samples of all devices, for shares as rows of one file; else []."""
     from edgefl.api.run_inputs import population_of
     from edgefl.config.profiles import load_run
 

@@ -88,7 +88,7 @@ class Population:
         return self._of(self._without_values, device)
 
     def shares(self, some: Callable[[Dataset], Indices]) -> list[Dataset]:
-        """Samples that devices train on, in the order of the devices' names, in as few data sets as possible.
+        """Samples of all devices, by their names, in as few data sets as possible.
 
         ``some``: places of those that are wanted, of all in one data set without values; not asked where modalities
         were taken away, of which there are all.

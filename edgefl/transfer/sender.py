@@ -244,11 +244,11 @@ class Sender:
         return self._pump(now)
 
     def _goes_on(self, device: str, epoch: int) -> bool:
-        """True if this epoch is one more of the same receiver, not the first after its restart."""
+        """True if the receiver was not restarted since its last epoch."""
         return self._epochs.incarnation(device) == epoch >> STEP_BITS
 
     def _behind_s(self, now: float) -> float:
-        """Seconds of what the broker may still hold: by the time since it was sent, and by acknowledgements."""
+        """Seconds of the broker's backlog, by the time since sending and by acknowledgements."""
         return max(0.0, min(self._delivered_at - now, self._flying * self._index.chunk_bytes / BROKER_RATE))
 
     def _plan(self) -> None:
