@@ -31,7 +31,7 @@ from benchmarks.common.result_lines import add_row, rows_in, show
 from benchmarks.crash.poisoned import MARGIN, attacked, outcome_of, run_values
 from device_agent.trainer import local_trainer
 from edgefl.data.dataset import Dataset
-from edgefl.training.local_round import RoundResult, train_round
+from edgefl.training.local_round import Halting, RoundResult, begin_round
 
 PAGE = "robust.md"
 #: (devices, attackers).
@@ -81,13 +81,13 @@ class Row(msgspec.Struct, frozen=True):
 def mislabelled(attackers: Sequence[str]) -> Iterator[None]:
     """Trainers of this process train the attackers on labels c - 1 - y."""
 
-    def training(job: Any, dataset: Dataset, *rest: Any, salt: str = "", **more: Any) -> RoundResult:
+    def training(job: Any, dataset: Dataset, *rest: Any, salt: str = "", **more: Any) -> Halting[RoundResult]:
         if salt.partition("/")[0] in attackers and dataset.labels is not None:
             last = len(dataset.label_names) - 1
             dataset = dataclasses.replace(dataset, labels=last - dataset.labels)
-        return train_round(job, dataset, *rest, salt=salt, **more)
+        return begin_round(job, dataset, *rest, salt=salt, **more)
 
-    with patch.object(local_trainer, "train_round", training):
+    with patch.object(local_trainer, "begin_round", training):
         yield
 
 

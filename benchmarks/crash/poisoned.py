@@ -25,7 +25,7 @@ from benchmarks.common import inprocess
 from device_agent.trainer import local_trainer
 from edgefl.models.spec import is_scheduled
 from edgefl.run_records import RunReport
-from edgefl.training.local_round import RoundResult, train_round
+from edgefl.training.local_round import Halting, RoundResult, begin_round
 
 #: (devices, attackers, factor) of the cases.
 CASES = [(5, 1, -10.0), (5, 1, -50.0), (10, 2, -10.0)]
@@ -68,8 +68,8 @@ def attacked(attackers: Sequence[str], factor: float) -> Iterator[None]:
 
     def training(
         job: Any, dataset: Any, parts: Mapping[str, Any], *rest: Any, salt: str = "", **more: Any
-    ) -> RoundResult:
-        result = train_round(job, dataset, parts, *rest, salt=salt, **more)
+    ) -> Halting[RoundResult]:
+        result = yield from begin_round(job, dataset, parts, *rest, salt=salt, **more)
         if not any(f"{salt}/".startswith(f"{one}/") for one in attackers):
             return result
         sent = {}
@@ -83,7 +83,7 @@ def attacked(attackers: Sequence[str], factor: float) -> Iterator[None]:
             }
         return dataclasses.replace(result, parts=sent)
 
-    with patch.object(local_trainer, "train_round", training):
+    with patch.object(local_trainer, "begin_round", training):
         yield
 
 

@@ -245,7 +245,7 @@ def test_a_round_abandoned_while_its_prefix_is_stored_has_no_implausible_figure(
         error.flops = 1e6
         raise error
 
-    monkeypatch.setattr(local_trainer, "train_round", fills)
+    monkeypatch.setattr(local_trainer, "begin_round", fills)
     request = TrainRequest(settings(place), offer_of(ObjectStore(place / "objects")))
     figures = Trainers(alone=False).train(msgspec.to_builtins(request), lambda _: None).figures
     assert figures["flops"].value == 1e6

@@ -24,7 +24,7 @@ from edgefl.plan.packed_sizes import object_bytes
 from edgefl.protocol.tensors import decode_part
 from edgefl.prototypes.table import COUNT
 from edgefl.run_records import RunReport
-from edgefl.training.local_round import RoundResult, train_round
+from edgefl.training.local_round import Halting, RoundResult, begin_round
 
 SHAPE, SIZE = ("@shape:x", "@shape:y", "@shape:z"), ("@size:large", "@size:small")
 #: In no set's order, so that places in the run's names and in a classifier's rows differ.
@@ -87,15 +87,15 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunPlan, R
     """A run that averages classifiers too, and what each device sent."""
     place, sent = tmp_path_factory.mktemp("sets"), []
 
-    def recorded(*given: Any, **named: Any) -> RoundResult:
-        result = train_round(*given, **named)
+    def recorded(*given: Any, **named: Any) -> Halting[RoundResult]:
+        result = yield from begin_round(*given, **named)
         parts = {p: {name: np.array(value) for name, value in one.items()} for p, one in result.parts.items()}
         sent.append(replace(result, parts=parts))
         return result
 
     plan = plan_of(place, AVERAGED)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(local_trainer, "train_round", recorded)
+        patched.setattr(local_trainer, "begin_round", recorded)
         report = run_fleet(place, plan, FLEET)
     return place, plan, report, sent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,16 +249,20 @@ def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatc
         made.append(CudaCeiling(cuda, device, budget, base_bytes))
         return made[-1]
 
-    def too_much(request: object, note: object) -> Result:
+    def too_much(request: object, note: object, **_: bool) -> Iterator[None]:
         assert cuda.fractions == [0.25]
         raise RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB")
+
+    def trained(request: object, note: object, **_: bool) -> Generator[None, None, Result]:
+        yield from ()
+        return Result(observed=Observed(complete=False))
 
     monkeypatch.setattr(trainer_module, "gpu_ceiling", ceiling_of)
     monkeypatch.setattr(trainer_module, "give_back", lambda device: None)
     monkeypatch.setattr(trainer, "_train", too_much)
     result = trainer.train(TrainRequest(trainer.settings, Offer()), print)
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("memory", None, 6.0 * GIB)
-    monkeypatch.setattr(trainer, "_train", lambda request, note: Result(observed=Observed(complete=False)))
+    monkeypatch.setattr(trainer, "_train", trained)
     assert trainer.train(TrainRequest(trainer.settings, Offer()), print) == Result(observed=Observed(complete=False))
     assert (len(made), trainer.ceiling) == (2, None)
 
