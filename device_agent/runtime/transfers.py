@@ -19,7 +19,14 @@ from device_agent.runtime.effects import Effects
 from device_agent.runtime.memory_store import MemoryObjects, Objects
 from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, bundled_bytes, decode_chunks
+from edgefl.protocol.chunks import (
+    DEFAULT_CHUNK_BYTES,
+    DEFAULT_CREDIT,
+    HEADER_BYTES,
+    Chunk,
+    bundled_bytes,
+    decode_chunks,
+)
 from edgefl.protocol.messages import Grant, Need, Offer, Update, UpMessage
 from edgefl.records import Attempt, Figure, Figures, ObjectRef, Refusal
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
@@ -159,6 +166,7 @@ class Transfers:
             grant = replace(grant, missing={name: bits for name, bits in grant.missing.items() if name not in apart})
             if not grant.missing:
                 return
+        self._transport().admit(grant.chunk_bytes + HEADER_BYTES)  # as MQTT 3.1.1 tells no limit, and others are asked
         for failed in sender.on_need(self._device, grant, time.monotonic()):
             self._effects.emit("warning", text=f"object {failed.object_id[:12]}: {failed.reason}")
 

@@ -107,6 +107,10 @@ class Transport(Protocol):
         """
         ...
 
+    def admit(self, payload_bytes: int) -> None:
+        """Take payloads of this size as well, unless the broker announced a limit or refused one."""
+        ...
+
     async def close(self) -> None:
         """Disconnect in order: the will is not sent, the session stays with the broker. Safe to call twice."""
         ...

@@ -205,6 +205,9 @@ class MemoryTransport:
         self._publish(topic, payload, retain=retain)
         await asyncio.sleep(self._broker.delay_s)
 
+    def admit(self, payload_bytes: int) -> None:
+        """See ``Transport.admit``; here the limit is certain."""
+
     async def close(self) -> None:
         """See ``Transport.close``."""
         self._state = "closed"

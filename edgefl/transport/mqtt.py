@@ -266,6 +266,11 @@ class MqttTransport:
             self._pending[information.mid] = one  # after a loss paho itself sends it again
             self._sizes.sent(information.mid, len(one.payload))
 
+    def admit(self, payload_bytes: int) -> None:
+        """See ``Transport.admit``. A size that was refused here is not tried again."""
+        if not self.limits.packet_bytes and self._found is None:
+            self.max_payload = max(self.max_payload, payload_bytes)
+
     async def close(self) -> None:
         """See ``Transport.close``. Pending calls raise BrokerError."""
         if self._closed or self._link is None:

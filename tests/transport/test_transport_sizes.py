@@ -198,6 +198,30 @@ def test_what_this_side_gave_a_connection_up_for_is_told(narrow: Broker, caplog:
 
 
 @needs_mosquitto
+def test_what_others_are_known_to_send_is_tried_where_the_broker_tells_no_limit(tmp_path: Path) -> None:
+    """Two of 2,000 agents fell back to MQTT 3.1.1, and never sent the chunks of 384 KiB that they were asked for."""
+
+    async def scene() -> None:
+        async with start_broker(tmp_path / "broker", "mosquitto") as broker:
+            transport = MqttTransport(url_of(broker, "3"), "one", clean_session=True)
+            await transport.connect()
+            assert isinstance(
+                await fails(asyncio.wait_for(transport.publish("x", bytes(400_000)), 5)), MessageSizeError
+            )
+            transport.admit(400_000)
+            await asyncio.wait_for(transport.publish("x", bytes(400_000)), 5)
+            await transport.close()
+            told = MqttTransport(broker.url, "two", clean_session=True)
+            await told.connect()
+            before = told.max_payload
+            told.admit(2**28)
+            assert told.max_payload == before, "the broker has told its own"
+            await told.close()
+
+    run(scene())
+
+
+@needs_mosquitto
 @pytest.mark.parametrize("version", ["5", "3"])
 def test_the_probe_finds_the_size_that_passes(narrow: Broker, version: str) -> None:
     async def scene() -> None:
