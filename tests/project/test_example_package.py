@@ -224,9 +224,8 @@ def test_its_kind_of_encoder_reads_no_files(beside: dict[str, str]):
 def test_a_device_without_a_kind_of_encoder_refuses_in_words():
     upper, lower = EncoderSpec("conv_sensor", (4, 8)), EncoderSpec("sensor", (4, 8))
     told = _lacking(Job(model=ModelSpec({"upper": upper, "lower": lower})))
-    assert told == (
-        "on this device: encoder kind 'conv_sensor' is unknown; installed: sensor, table, vision, text, audio"
-    )
+    kinds = "sensor, table, vision, text, audio"  # and those that other tests of this process have made
+    assert told.startswith(f"on this device: encoder kind 'conv_sensor' is unknown; installed: {kinds}")
 
 
 def test_a_device_without_an_upload_refuses_in_words():
