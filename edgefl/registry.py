@@ -226,7 +226,7 @@ _methods: dict[str, dict[str, Method]] = {role: {} for role in CALLS}
 #: Name of an entry point -> why its package could not be loaded.
 broken: dict[str, str] = {}
 _loading = threading.RLock()
-_loaded = _complete = False
+_begun = _loaded = False
 
 
 def register(*methods: Method, built_by_core: bool = False) -> None:
@@ -365,13 +365,13 @@ def not_installed(slots: Recipe, asked: str = "") -> str:
 
 def _load() -> None:
     """Import every module that registers methods, once."""
-    global _loaded, _complete  # noqa: PLW0603 - what is installed does not change while a program runs
-    if _complete:  # a lock is taken for each message of a device else
+    global _begun, _loaded  # noqa: PLW0603 - what is installed does not change while a program runs
+    if _loaded:  # a lock is taken for each message of a device else
         return
     with _loading:
-        if _loaded:
+        if _begun:
             return
-        _loaded = True
+        _begun = True
         for module in pkgutil.walk_packages(importlib.import_module(GROUP).__path__, f"{GROUP}."):
             importlib.import_module(module.name)
         for point in entry_points(group=GROUP):
@@ -380,4 +380,4 @@ def _load() -> None:
             except Exception as error:
                 package = point.dist.name if point.dist else point.value
                 broken[point.name] = f"package {package} has it but does not load: {type(error).__name__}: {error}"
-        _complete = True
+        _loaded = True

@@ -124,7 +124,7 @@ class Traces:
         self._odd: npt.NDArray[np.bool_] = np.array([one.inverted for one in patterns])[self._pattern]
 
     def there(self, at_ms: int, places: Places = ALL) -> npt.NDArray[np.bool_]:
-        """Whether the devices at these places are there."""
+        """Availability of the devices at these places."""
         found: npt.NDArray[np.bool_] = (self._passed(at_ms, places)[1] % 2 == 1) != self._odd[places]
         return found
 

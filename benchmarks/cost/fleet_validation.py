@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import yaml
 import edgefl
 from benchmarks.common.sections import put
 from benchmarks.cost.validation_agents import Fleet
+from benchmarks.crash.crash_fleet import end_all
 from coordinator.ledger.ledger import Ledger
 from device_agent.measured_profile import measured_profile
 from device_agent.runtime.connect import Options
@@ -52,6 +52,7 @@ SAMPLES, CLASSES, SHAPE, EACH = 6_000, 6, (32, 3), 60
 READY_S = 180.0
 HEAD = """# A real fleet, predicted and measured
 
+How far the forecast of a fleet whose devices come and go is from the fleet itself.
 """
 TITLE = "The same run, simulated and with real agents"
 
@@ -195,14 +196,7 @@ def real_agents(folder: Path, run: dict[str, Any], agents: int, url: str) -> Ite
     try:
         yield begin
     finally:
-        for child in children:
-            child.send_signal(signal.SIGTERM)
-        for child in children:
-            try:
-                child.wait(60)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        end_all(children)
 
 
 async def real(folder: Path, run: dict[str, Any], agents: int) -> Outcome:

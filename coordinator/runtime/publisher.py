@@ -303,7 +303,7 @@ class Publisher:
         self._posts.spawn(self._transport.publish(topic, message), self._chunks_refused)
 
     def _chunks_refused(self, error: BaseException) -> None:
-        """Where chunks are too large for the broker, repeat the offers with smaller ones; report other errors."""
+        """Repeat offers with smaller chunks after a refusal for their size; report other errors."""
         try:
             if not isinstance(error, MessageSizeError):
                 self._report(error)

@@ -89,10 +89,10 @@ def check_in_process(
         raise ConfigError(str(file), [problem], remedy="Leave --workers away, or set rounds: lockstep.")
     if isinstance(config.fleet, SizedFleet) and config.fleet.trace is not None and config.rounds == "async":
         problem = Problem("fleet.trace", "is of rounds that wait for their devices, and rounds is async")
-        raise ConfigError(str(file), [problem], remedy="Leave the trace away, or set rounds: lockstep.")
+        raise ConfigError(str(file), [problem], remedy="Leave out the trace, or set rounds: lockstep.")
     if joint and (workers or config.rounds == "async"):
         problem = Problem("--joint-steps", "takes the devices of a round together, in one process")
-        raise ConfigError(str(file), [problem], remedy="Leave it away, or --workers, and set rounds: lockstep.")
+        raise ConfigError(str(file), [problem], remedy="Leave it out, or --workers, and set rounds: lockstep.")
     for one in kinds:
         check_shared(one.device, one.budget, OPTION)
 

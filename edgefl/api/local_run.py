@@ -138,7 +138,7 @@ class LocalRun:
                 raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or give --trainers.")
             if options.joint_steps:
                 problem = Problem("--joint-steps", "is of a fleet in one process")
-                raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or leave it away.")
+                raise ConfigError(source_name(options.file), [problem], remedy="Add --in-process, or leave it out.")
         elif options.workers:
             check_installed_kinds(self.config, options.file, "and trainer processes are others", "workers=0")
         self.options, self.feed, self.finish, self._check = options, feed, finish, check

@@ -62,8 +62,8 @@ def traces_of(fleet: SizedFleet, trace: TraceConfig, seed: int, warn: Callable[[
     """Traces of a fleet's devices. Raises ConfigError for a profile without a speed, or an unusable file."""
     for kind in fleet.kinds:
         if not fleet_profile(kind.profile, kind.budget).speed.flops:
-            problem = Problem(f"profile {kind.profile}", "has no speed.flops, by which a device's time is told")
-            way = "Measure it by `edgefl-agent profile`, give --device another profile, or leave the trace away."
+            problem = Problem(f"profile {kind.profile}", "has no speed.flops, and a trace needs the time of a step")
+            way = "Measure it by `edgefl-agent profile`, give --device another profile, or leave out the trace."
             raise ConfigError("fleet.trace", [problem], remedy=way)
     patterns = synthetic(seed, trace.needs)
     if trace.states != "synthetic":

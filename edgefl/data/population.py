@@ -90,8 +90,8 @@ class Population:
     def shares(self, some: Callable[[Dataset], Indices]) -> list[Dataset]:
         """Samples of all devices, by their names, in as few data sets as possible.
 
-        ``some``: places of those that are wanted, of all in one data set without values; not asked where modalities
-        were taken away, of which there are all.
+        ``some``: places of the wanted samples, among all of them in one data set without values. Not asked where
+        modalities were taken away: then all samples are given.
         """
         if not _is_plain(self._missing):
             return [self.share(device) for device in sorted(self.devices)]

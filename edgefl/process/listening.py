@@ -98,7 +98,7 @@ def read_token(variable: str, what: str) -> str:
     token = os.environ.get(variable, "")
     if token and len(token) < LEAST_TOKEN:
         text = f"has {len(token)} characters; a token needs {LEAST_TOKEN}"
-        remedy = f"Set {variable} to a longer one, such as the output of `openssl rand -hex 24`, or leave it away."
+        remedy = f"Set {variable} to a longer one, such as the output of `openssl rand -hex 24`, or leave it out."
         raise ConfigError(what, [Problem(variable, text)], remedy=remedy)
     return token
 

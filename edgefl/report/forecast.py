@@ -101,7 +101,7 @@ def basis(found: Forecast) -> Grid:
         rows.append(("energy", quantity(found.energy_j, "J"), "all devices: speed.power_w and the predicted seconds"))
     whys = {"came back": "their updates count", "left in their round": "their traces", "late": "round.deadline_s"}
     plain = whys if found.traces else {"came back": "nobody is away without --trace"}
-    rows += [(f"{end}", f"{count:,}", plain.get(end, "what the run met")) for end, count in sorted(found.ends.items())]
+    rows += [(end, f"{count:,}", plain.get(end, "what the run met")) for end, count in sorted(found.ends.items())]
     notes = []
     if found.unknown and found.seconds is not None:
         fields = ", ".join(f"speed.{name}" for name in found.unknown)

@@ -209,10 +209,10 @@ _CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 
 
 class _EachItsOwn(TorchFunctionMode):
-    """What each device does by itself: random numbers of its own generator, drawn as ``torch`` does, and convolutions.
+    """Operations taken device by device: random numbers, each by its device's generator, and convolutions.
 
-    Those of several devices as one grouped convolution take two to three times as long on a CPU. Pooling is of all rows
-    at once, which vmap does twice.
+    Convolutions of several devices as one grouped convolution take two to three times as long on a CPU. Pooling is of
+    all rows at once, which vmap does twice.
     """
 
     def __init__(self, place: Tensor, generators: Sequence[torch.Generator]) -> None:

@@ -61,13 +61,13 @@ class JointSteps:
         self._counts = FlopCounts()
 
     def refused(self, training: Training) -> bool:
-        """Whether a device takes its steps by itself, whatever a trial would say."""
+        """True for a device that cannot take joint steps; says why."""
         if reason := refusal(training):
             self._say(training.job, f"steps are taken one by one: {reason}")
         return bool(reason)
 
     def agreed(self, devices: Sequence[Halted]) -> bool:
-        """Whether these devices, which are of one kind, take their steps together."""
+        """Decision of the trial for devices of one kind."""
         if len(devices) < 2:
             return False
         training = devices[0].training
@@ -116,14 +116,14 @@ def _read(file: Path) -> dict[str, Answer]:
 
 
 def kind_of(training: Training) -> tuple[object, ...]:
-    """What devices have in common whose steps may be taken together, and cost the same."""
+    """Key of devices whose steps have the same operations and cost."""
     job, data, tables = training.job, training.dataset, training.auxiliary.tables
     prefixes = [(m, encoded.depth, encoded.tokens.dtype.str) for m, encoded in data.encoded.items()]
     return kind_of_step(job, with_tables=bool(tables)), tuple(own_modalities(job, data)), tuple(prefixes)
 
 
 def together(training: Training) -> object:
-    """Equal for devices whose steps may be taken together."""
+    """Key of devices that may take joint steps: their kind, job and prototypes."""
     given = training.auxiliary.tables.items()
     tables = [(m, table.rows.numpy().tobytes(), table.valid.numpy().tobytes()) for m, table in given]
     job = msgspec.structs.replace(training.job, signature="")  # which a device sends once

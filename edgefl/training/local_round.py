@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -102,21 +102,9 @@ class RoundResult:
 
 
 R = TypeVar("R")
+P = ParamSpec("P")
 #: A round that halts before its steps.
 Halting = Generator["Training", None, R]
-
-
-def train_round(
-    job: Job,
-    dataset: Dataset,
-    parts: Mapping[str, Tensors],
-    local: LocalState | None = None,
-    *,
-    salt: str = "",
-    on_progress: OnProgress = lambda *_: None,
-) -> RoundResult:
-    """A round from first to last, by its own steps; see ``begin_round``."""
-    return finished(begin_round(job, dataset, parts, local, salt=salt, on_progress=on_progress))
 
 
 def finished(halting: Halting[R]) -> R:
@@ -162,6 +150,14 @@ def begin_round(
             error.flops = bill.flops
             raise
     return replace(result, flops=bill.flops)
+
+
+def _whole(begin: Callable[P, Halting[R]]) -> Callable[P, R]:
+    return lambda *given, **named: finished(begin(*given, **named))
+
+
+#: A round from first to last, by its own steps; arguments and errors are those of ``begin_round``.
+train_round = _whole(begin_round)
 
 
 def _training_round(

@@ -137,8 +137,8 @@ def test_a_run_that_asks_for_what_was_refused_says_why(monkeypatch: pytest.Monke
             registry.register(Sharing("half", "every second layer"))
 
     monkeypatch.setattr(registry, "broken", {})
+    monkeypatch.setattr(registry, "_begun", False)
     monkeypatch.setattr(registry, "_loaded", False)
-    monkeypatch.setattr(registry, "_complete", False)
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     with pytest.raises(ConfigError) as caught:
         load_run("demo", ["slots.sharing=half"])
