@@ -215,6 +215,7 @@ def test_rounds_are_the_same_to_the_bit_after_a_rehearsal(place, monkeypatch, ca
     assert rounds[True] == rounds[False]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_leaves_what_equals_an_object_of_its_own(place, monkeypatch):  # noqa: F811
     """Such as parts that did not change, as an earlier process packed them: their upload may not be over."""
     monkeypatch.setattr(local_trainer, "_REHEARSED", set())

@@ -14,6 +14,8 @@ from benchmarks.cost.random_runs import SMALL, WHOLE
 
 #: As in docs/results/prediction_fuzz.md, where seeds of ``WHOLE`` are.
 SEEDS, NIGHTLY = range(20), range(200)
+#: Of them, those of every change's tests.
+FEW = 10
 
 
 def share(every: list[Outcome], title: str) -> float:
@@ -41,12 +43,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Outcome]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS[:FEW], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[FEW:])])
 def test_no_accepted_round_of_a_random_run_exceeds_its_budget(seed: int, small: Callable[[int], Outcome]) -> None:
     assert overruns(small(seed)) == []
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_twenty_random_runs_cost_what_was_predicted(small: Callable[[int], Outcome]) -> None:
     every = list(map(small, SEEDS))
     assert sum(bool(list(one.trained())) for one in every) >= 18  # the others were refused
