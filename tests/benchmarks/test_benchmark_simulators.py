@@ -1,4 +1,4 @@
-"""Simulators beside a bare loop: all train the same module on the same pictures, and a round's seconds are its own."""
+"""Simulators beside a bare loop: all train the same module on the same samples, and a round's seconds are its own."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def folder(tmp_path, monkeypatch):
         for module in (task, bare, with_edgefl):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
-    task.write_pictures(tmp_path)
+    task.write_samples(tmp_path, task.PICTURE)
     return tmp_path
 
 
 @pytest.mark.parametrize("model", task.MODELS)
 def test_edgefl_computes_what_the_plain_module_does(folder, model):
+    task.write_samples(folder, task.MODELS[model].shape)
     with_edgefl.write_first_weights(folder, model)
     net = task.first_net(folder, model)
     config, recipe = load_run(with_edgefl.run_file(folder, model, Rounds(1, 1)), ())
@@ -38,9 +39,9 @@ def test_edgefl_computes_what_the_plain_module_does(folder, model):
     plan = compile_run(config, recipe, run="r", shapes=test.signature(), label_names=test.label_names)
     parts = dict(initial_parts(plan.model, plan.seed))
     staged = loaded(plan.model, list(parts), parts)
-    x = torch.from_numpy(test.modalities["image"][:7])
+    x = torch.from_numpy(test.modalities["x"][:7])
     with torch.no_grad():
-        logits = staged.classify(staged.fuse({"image": staged.project("image", staged.encode("image", x))}))
+        logits = staged.classify(staged.fuse({"x": staged.project("x", staged.encode("x", x))}))
         torch.testing.assert_close(logits, net(x))
     assert plan.hypers[-1].optimizer == "sgd"
     assert (plan.hypers[-1].momentum, plan.hypers[-1].holdout) == (0.0, 0.0)
@@ -50,7 +51,7 @@ def test_edgefl_and_the_bare_loop_learn_the_classes(folder, monkeypatch):
     def tiny():
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 32), torch.nn.ReLU())
 
-    monkeypatch.setitem(task.MODELS, "tiny", (tiny, 32))
+    monkeypatch.setitem(task.MODELS, "tiny", task.Model(tiny, 32, task.PICTURE))
     with_edgefl.write_first_weights(folder, "tiny")
     threads, found = torch.get_num_threads(), {}
     for module in (bare, with_edgefl):
@@ -81,8 +82,8 @@ def test_the_bare_loop_averages_what_users_have_trained(folder, monkeypatch):
         torch.testing.assert_close(weight, first + 2)
 
 
-def test_a_user_is_trained_on_full_batches_of_its_own_pictures(folder):
-    train = task.pictures(folder, "train")
+def test_a_user_is_trained_on_full_batches_of_its_own_samples(folder):
+    train = task.samples(folder, "train")
     assert torch.equal(train.of_user(1).labels, train.labels[50:100])
     net = Net("lenet")
     before = [weight.detach().clone() for weight in net.parameters()]

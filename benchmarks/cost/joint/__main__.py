@@ -27,7 +27,7 @@ from torch import nn
 import edgefl
 from benchmarks.common.sections import put
 from benchmarks.cost.simulators.__main__ import HEAD
-from benchmarks.cost.simulators.task import CLASSES, MODELS, SHAPE
+from benchmarks.cost.simulators.task import CLASSES, MODELS
 from edgefl.data.dataset import Dataset
 from edgefl.encoder_kinds import name_of
 from edgefl.models.check import encoder_of_size
@@ -77,8 +77,8 @@ def spec_of(name: str) -> ModelSpec:
         if name == "sensor":
             head = msgspec.structs.replace(head, dropout=0.0, norm="layer")
         return ModelSpec({"x": encoder}, 3, head, 16, CLASSES, tuple("abcdefghij"))
-    make, width = MODELS[name]
-    own = encoder_of_size(name_of(edgefl.encoder(make, input_shape=SHAPE)), "tiny", SHAPE)
+    make, width, shape = MODELS[name]
+    own = encoder_of_size(name_of(edgefl.encoder(make, input_shape=shape)), "tiny", shape)
     head = HeadSpec(kind="none", out=width)
     return ModelSpec({"x": own}, 1, head, width, CLASSES, tuple("abcdefghij"), fusion="mean")
 

@@ -1,9 +1,10 @@
 """Simulators of a fleet beside a bare loop in torch, in turns: processor seconds a round, start and memory.
 
-1,000 users with 50 synthetic pictures each ([32, 32, 3]: ten classes' means and noise), of whom 20 are asked a round
-for one epoch of SGD in batches of 10; the average of the models is the next round's. A fifth of the labels is drawn at
-random, so 82 % is the best accuracy. Nothing is evaluated inside the clock. All have the same module, first weights,
-pictures, version of torch and one thread; which users are asked, and the order of their pictures, each draws itself.
+1,000 users with 50 synthetic samples each (ten classes' means and noise; a window of 32 x 6 sensor values, or a picture
+of 32 x 32 x 3), of whom 20 are asked a round for one epoch of SGD in batches of 10; the average of the models is the
+next round's. A fifth of the labels is drawn at random, so 82 % is the best accuracy. Nothing is evaluated inside the
+clock. All have the same module, first weights, samples, version of torch and one thread; which users are asked, and the
+order of their samples, each draws itself.
 
 Processor seconds are user and system time of a simulator's processes, all of them, between the ends of two rounds of
 one run, so that its start is apart. Memory is the largest sum of their proportional set sizes (PSS), looked at twice a
@@ -34,7 +35,7 @@ import psutil
 import torch
 
 from benchmarks.common.sections import put
-from benchmarks.cost.simulators.task import MODELS, Mark, Net, Rounds, write_pictures
+from benchmarks.cost.simulators.task import MODELS, Mark, Net, Rounds, write_samples
 from benchmarks.cost.simulators.with_edgefl import write_first_weights
 
 HEAD = """# A large fleet in one process
@@ -45,9 +46,13 @@ ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = ROOT / "build" / "simulators-environment"
 PACKAGES = ("pfl==0.6.0", "flwr[simulation]==1.42.0", "psutil")
 #: Rounds of each model; the larger one's last longer.
-ROUNDS = {"lenet": Rounds(3, 20), "cnn": Rounds(2, 6)}
+ROUNDS = {"sensor": Rounds(3, 20), "lenet": Rounds(3, 20), "cnn": Rounds(2, 6)}
 LOOK_S = 0.5
-NAMED = {"lenet": "LeNet-5", "cnn": "The CNN of pfl's benchmarks, without dropout"}
+NAMED = {
+    "sensor": "A transformer of three blocks for sensors",
+    "lenet": "LeNet-5",
+    "cnn": "The CNN of pfl's benchmarks, without dropout",
+}
 
 
 class Simulator(NamedTuple):
@@ -168,8 +173,8 @@ def heading(model: str, times: int, rounds: Rounds) -> str:
 def table(times: int, rounds: Rounds | None, folder: Path) -> Iterable[str]:
     """Each model's, every simulator in turns."""
     python = environment()
-    write_pictures(folder)
-    for model in MODELS:
+    for model, (_, _, shape) in MODELS.items():
+        write_samples(folder, shape)
         write_first_weights(folder, model)
         own = rounds or ROUNDS[model]
         turns = []

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.cost.simulators.task import COHORT, USERS, accuracy, asked, first_net, pictures, train_user
+from benchmarks.cost.simulators.task import COHORT, USERS, accuracy, asked, first_net, samples, train_user
 
 
 @torch.no_grad()
@@ -21,7 +21,7 @@ def copy(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
 def main() -> None:
     """The rounds."""
     folder, model, rounds = given = asked()
-    journal, net, train = given.journal, first_net(folder, model), pictures(folder, "train")
+    journal, net, train = given.journal, first_net(folder, model), samples(folder, "train")
     draw, weights = np.random.default_rng(1), list(net.parameters())
     for number in range(1, rounds.all + 1):
         start = [weight.detach().clone() for weight in weights]

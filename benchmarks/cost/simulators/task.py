@@ -1,4 +1,4 @@
-"""The task that every simulator is given: users, their pictures, two models, first weights, the test set and marks.
+"""The task that every simulator is given: users, their samples, three models, first weights, the test set and marks.
 
 Imports neither EdgeFL nor another simulator: it is used in the environment of each.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +17,12 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-#: Users, pictures of each, users asked a round, pictures of a step, SGD's rate.
-USERS, PICTURES, COHORT, BATCH, RATE = 1000, 50, 20, 10, 0.1
-CLASSES, SHAPE, TEST = 10, (32, 32, 3), 2000
-#: Deviation of the classes' means, of blocks of 4 x 4 pixels, beside noise of 1 a pixel.
+#: Users, samples of each, users asked a round, samples of a step, SGD's rate.
+USERS, SAMPLES, COHORT, BATCH, RATE = 1000, 50, 20, 10, 0.1
+CLASSES, TEST = 10, 2000
+#: A picture; a window of 32 moments of six sensors.
+PICTURE, WINDOW = (32, 32, 3), (32, 6)
+#: Deviation of the classes' means, of blocks of 4 x 4 pixels or 4 moments, beside noise of 1 a value.
 CONTRAST, BLOCK = 0.7, 4
 #: Share of the labels that are drawn at random: a model that has learnt the classes is right in 82 %.
 UNKNOWABLE = 0.2
@@ -56,16 +59,53 @@ def cnn() -> nn.Module:
     return nn.Sequential(*convolutions, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12544, 128), nn.ReLU())
 
 
-#: Name -> (network before the last norm and linear map, its width).
-MODELS = {"lenet": (lenet, 84), "cnn": (cnn, 128)}
+class Patches(nn.Module):
+    """Windows [B, 32, 6] -> tokens [B, 8, 32], each of four moments and with its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.places = nn.Linear(BLOCK * WINDOW[1], 32), nn.Parameter(torch.zeros(WINDOW[0] // BLOCK, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self.project(x.reshape(x.shape[0], WINDOW[0] // BLOCK, -1)) + self.places
+        return tokens
+
+
+class MeanToken(nn.Module):
+    """[B, tokens, width] -> [B, width]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+def sensor() -> nn.Module:
+    """Transformer for windows of sensors: [B, 32, 6] -> [B, 32]."""
+    kind = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+    blocks = [nn.TransformerEncoderLayer(32, 4, 128, **kind) for _ in range(3)]  # type: ignore[arg-type]
+    return nn.Sequential(Patches(), *blocks, MeanToken())
+
+
+class Model(NamedTuple):
+    """Network before the last norm and linear map, its width, and the shape of a sample."""
+
+    make: Callable[[], nn.Module]
+    width: int
+    shape: tuple[int, ...]
+
+
+MODELS = {
+    "sensor": Model(sensor, 32, WINDOW),
+    "lenet": Model(lenet, 84, PICTURE),
+    "cnn": Model(cnn, 128, PICTURE),
+}
 
 
 class Net(nn.Module):
-    """Pictures [B, 32, 32, 3] -> logits [B, classes]: network, layer norm, linear map."""
+    """Samples [B, …] -> logits [B, classes]: network, layer norm, linear map."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        make, width = MODELS[name]
+        make, width, _ = MODELS[name]
         self.encoder, self.norm, self.last = make(), nn.LayerNorm(width), nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,37 +113,38 @@ class Net(nn.Module):
         return logits
 
 
-class Pictures(NamedTuple):
-    """Samples: values [N, 32, 32, 3], labels [N]. Those of user u are ``of_user(u)``."""
+class Samples(NamedTuple):
+    """Values [N, …] and labels [N]. Those of user u are ``of_user(u)``."""
 
     values: Tensor
     labels: Tensor
 
-    def of_user(self, user: int) -> Pictures:
-        rows = slice(user * PICTURES, (user + 1) * PICTURES)
-        return Pictures(self.values[rows], self.labels[rows])
+    def of_user(self, user: int) -> Samples:
+        rows = slice(user * SAMPLES, (user + 1) * SAMPLES)
+        return Samples(self.values[rows], self.labels[rows])
 
 
-def write_pictures(folder: Path) -> None:
+def write_samples(folder: Path, shape: tuple[int, ...]) -> None:
     """``train.npz`` and ``test.npz`` as EdgeFL reads them, and their arrays as files that can be mapped."""
     draw = np.random.default_rng(0)
-    blocks = draw.normal(scale=CONTRAST, size=(CLASSES, SHAPE[0] // BLOCK, SHAPE[1] // BLOCK, SHAPE[2]))
-    means = blocks.astype(np.float32).repeat(BLOCK, 1).repeat(BLOCK, 2)
-    for name, rows in (("train", USERS * PICTURES), ("test", TEST)):
+    means = draw.normal(scale=CONTRAST, size=(CLASSES, *(side // BLOCK for side in shape[:-1]), shape[-1]))
+    for axis in range(1, len(shape)):
+        means = means.repeat(BLOCK, axis)
+    for name, rows in (("train", USERS * SAMPLES), ("test", TEST)):
         labels = draw.integers(0, CLASSES, rows)
-        values = draw.standard_normal((rows, *SHAPE), np.float32)
-        values += means[labels]
+        values = draw.standard_normal((rows, *shape), np.float32)
+        values += means.astype(np.float32)[labels]
         labels = np.where(draw.random(rows) < UNKNOWABLE, draw.integers(0, CLASSES, rows), labels)
         names = np.array([f"class-{n}" for n in range(CLASSES)])
-        np.savez(folder / f"{name}.npz", image=values, label=labels, label_names=names)
+        np.savez(folder / f"{name}.npz", x=values, label=labels, label_names=names)
         np.save(folder / f"{name}-values.npy", values)
         np.save(folder / f"{name}-labels.npy", labels)
 
 
-def pictures(folder: Path, name: str, *, mapped: bool = False) -> Pictures:
-    """ "train" or "test" as ``write_pictures`` left them; ``mapped``: pages of the file that processes share."""
+def samples(folder: Path, name: str, *, mapped: bool = False) -> Samples:
+    """ "train" or "test" as ``write_samples`` left them; ``mapped``: pages of the file that processes share."""
     values = np.load(folder / f"{name}-values.npy", mmap_mode="c" if mapped else None)
-    return Pictures(torch.from_numpy(values), torch.from_numpy(np.load(folder / f"{name}-labels.npy")))
+    return Samples(torch.from_numpy(values), torch.from_numpy(np.load(folder / f"{name}-labels.npy")))
 
 
 def first_net(folder: Path, name: str) -> Net:
@@ -114,8 +155,8 @@ def first_net(folder: Path, name: str) -> Net:
     return net
 
 
-def train_user(net: Net, own: Pictures, draw: np.random.Generator) -> None:
-    """An epoch of SGD on a user's pictures."""
+def train_user(net: Net, own: Samples, draw: np.random.Generator) -> None:
+    """An epoch of SGD on a user's samples."""
     optimizer = torch.optim.SGD(net.parameters(), RATE)
     order = torch.from_numpy(draw.permutation(len(own.labels)))
     for rows in torch.split(order, BATCH):
@@ -127,7 +168,7 @@ def train_user(net: Net, own: Pictures, draw: np.random.Generator) -> None:
 @torch.no_grad()
 def accuracy(net: Net, folder: Path) -> float:
     """Share of the test set that is classified rightly, 0..1."""
-    test = pictures(folder, "test")
+    test = samples(folder, "test")
     net.eval()
     batches = zip(torch.split(test.values, 250), torch.split(test.labels, 250), strict=True)
     right = sum(int((net(values).argmax(dim=1) == labels).sum()) for values, labels in batches)

@@ -20,11 +20,11 @@ from benchmarks.cost.simulators.task import (
     USERS,
     Journal,
     Net,
-    Pictures,
+    Samples,
     accuracy,
     asked,
     first_net,
-    pictures,
+    samples,
     train_user,
 )
 
@@ -33,10 +33,10 @@ FOLDER, MODEL = "SIMULATORS_FOLDER", "SIMULATORS_MODEL"
 
 
 @cache
-def actors_own() -> tuple[Net, Pictures]:
-    """The one model of an actor, whose weights come and go, and the pictures."""
+def actors_own() -> tuple[Net, Samples]:
+    """The one model of an actor, whose weights come and go, and the samples."""
     torch.set_num_threads(1)
-    return Net(os.environ[MODEL]), pictures(Path(os.environ[FOLDER]), "train", mapped=True)
+    return Net(os.environ[MODEL]), samples(Path(os.environ[FOLDER]), "train", mapped=True)
 
 
 client, server = ClientApp(), ServerApp()

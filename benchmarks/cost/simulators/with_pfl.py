@@ -18,7 +18,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from benchmarks.cost.simulators.task import BATCH, COHORT, RATE, USERS, Journal, accuracy, asked, first_net, pictures
+from benchmarks.cost.simulators.task import BATCH, COHORT, RATE, USERS, Journal, accuracy, asked, first_net, samples
 
 
 class Ends(TrainingProcessCallback):  # type: ignore[misc]
@@ -46,7 +46,7 @@ def metrics(self: nn.Module, x: Tensor, y: Tensor, eval: bool = True) -> dict[st
 def main() -> None:
     """The rounds."""
     folder, model, rounds = given = asked()
-    net, train, journal = first_net(folder, model), pictures(folder, "train"), given.journal
+    net, train, journal = first_net(folder, model), samples(folder, "train"), given.journal
     for method in (loss, metrics):
         setattr(net, method.__name__, types.MethodType(method, net))
     users = [tuple(train.of_user(user)) for user in range(USERS)]
