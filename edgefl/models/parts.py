@@ -36,7 +36,7 @@ def module_tensors(module: nn.Module, *, copy: bool = True) -> Tensors:
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """A module's parameters and persistent buffers (not copied) under their stable names."""
-    return {stable_name(name): tensor.detach() for name, tensor in module.state_dict().items()}
+    return {stable_name(name): tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -74,7 +74,11 @@ class Subscriptions(Generic[S]):
             steps = [(name, node.below[name]) for node in nodes for name in names if name in node.below]
             found.update(*(node.here for name, node in steps if name == "#"))
             nodes = [node for name, node in steps if name != "#"]
-        return found.union(*(node.here | node.below.get("#", Subscriptions[S]()).here for node in nodes))
+        for node in nodes:
+            found |= node.here
+            if "#" in node.below:
+                found |= node.below["#"].here
+        return found
 
 
 class MemoryBroker:
