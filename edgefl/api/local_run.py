@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -173,12 +174,17 @@ class LocalRun:
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
         if self.options.in_process:
-            self._prepare()
-            saving = asyncio.ensure_future(asyncio.to_thread(self._save_shares))  # while the run is planned
+            loading = asyncio.get_running_loop().run_in_executor(None, _load_libraries)  # while the data are read
+            works = [loading]
             try:
+                self._prepare()
+                saving = asyncio.ensure_future(asyncio.to_thread(self._save_shares))  # while the run is planned
+                syncing = asyncio.ensure_future(self._sync_shares(saving))  # during the first rounds
+                works += [saving, syncing]
                 await self._in_process(saving)
+                await syncing
             finally:
-                await asyncio.gather(saving, return_exceptions=True)
+                await asyncio.gather(*works, return_exceptions=True)
             return
         async with contextlib.AsyncExitStack() as stack:
             run_file = self._prepare()
@@ -309,6 +315,11 @@ class LocalRun:
         if self._population is not None:
             self._population.save(self.directory / SHARES)
 
+    async def _sync_shares(self, saving: Awaitable[None]) -> None:
+        await saving
+        if self._population is not None:
+            await asyncio.to_thread(self._population.sync, self.directory / SHARES)
+
     async def _in_process(self, saving: Awaitable[None]) -> None:
         """The same without processes; the first round waits for ``saving``."""
         from coordinator.runtime.start import RunOptions
@@ -396,6 +407,12 @@ class LocalRun:
             error = RunError(text or f"the coordinator ended with status {status}", remedy=remedy or f"See {log}.")
             error.exit_code = status if status > 0 else RunError.exit_code
             raise error
+
+
+def _load_libraries() -> None:
+    """Import a one-process run's largest modules, in a thread beside the reading of its data."""
+    for name in ("torch", "coordinator.runtime.start", "edgefl.api.in_process"):
+        import_module(name)
 
 
 def begun(text: str, runs: Path) -> Path:

@@ -180,10 +180,19 @@ def _check_values(array: Array) -> None:
             raise ValueError("a text holds what is no character")
 
 
-def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+def _write_array(file: IO[bytes], array: Array) -> None:
+    """``np.lib.format.write_array``, without its copies of an array that lies in one piece."""
+    if not array.nbytes or array.dtype.hasobject or not array.flags.forc:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        return
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(array.reshape(-1, order="A").view(np.uint8).data)
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array], *, durable: bool = True) -> None:
     """Write a .npz: whole or not at all (temporary name, sync, rename), byte-equal for equal arrays.
 
-    Raises StoreError when the disk refuses.
+    ``durable``: through a power cut, too; else the caller syncs it. Raises StoreError when the disk refuses.
     """
     temporary: Path | None = None
     try:
@@ -195,9 +204,10 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
                     # A fixed date, so that the same data gives the same bytes.
                     member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                     with archive.open(member, "w", force_zip64=True) as target:
-                        np.lib.format.write_array(target, np.asanyarray(array), allow_pickle=False)
+                        _write_array(target, np.asanyarray(array))
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         text = f"{path}: cannot be written: {error.strerror or error}"

@@ -209,9 +209,9 @@ class Dataset:
             ) from None
         return numbers[self.labels]
 
-    def save_npz(self, path: Path | str) -> None:
-        """Write to ``path``, whole or not at all. Raises StoreError."""
-        write_npz(Path(path), self._arrays())
+    def save_npz(self, path: Path | str, *, durable: bool = True) -> None:
+        """Write to ``path`` as ``write_npz`` does. Raises StoreError."""
+        write_npz(Path(path), self._arrays(), durable=durable)
 
     def as_saved(self) -> Dataset:
         """The samples as ``load_npz`` reads what ``save_npz`` writes."""

@@ -19,6 +19,7 @@ from edgefl.data.arrays import Indices, read_npz, write_npz
 from edgefl.data.dataset import Dataset
 from edgefl.data.partition import Samples, drawing, drop, partition
 from edgefl.label_spaces import spaces_in
+from edgefl.storage.disk import sync_files
 
 #: In the folder of a run's shares, in place of a file for each device.
 ALL, ROWS = "all.npz", "rows"
@@ -65,10 +66,18 @@ class Population:
         return Population(Dataset.load_npz(folder / ALL, mapped=mapped), devices, config, seed, kept)
 
     def save(self, folder: Path) -> None:
-        """Write the samples and the rows. Raises DataError where a device has no sample left, StoreError."""
+        """Write the samples and the rows, which ``sync`` then makes last through a power cut.
+
+        Raises DataError where a device has no sample left, StoreError.
+        """
         kinds, sizes = self.kinds(), np.diff(self._ends, prepend=0)
-        self.data.save_npz(folder / ALL)
-        write_npz(folder / ROWS, {"rows": self._rows, "sizes": sizes, "kinds": kinds})
+        self.data.save_npz(folder / ALL, durable=False)
+        write_npz(folder / ROWS, {"rows": self._rows, "sizes": sizes, "kinds": kinds}, durable=False)
+
+    @staticmethod
+    def sync(folder: Path) -> None:
+        """Make the files that ``save`` wrote last through a power cut. Raises StoreError."""
+        sync_files([folder / ALL, folder / ROWS])
 
     def rows(self, device: str) -> Indices:
         """The device's rows of the samples, in order."""

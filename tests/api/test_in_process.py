@@ -26,7 +26,7 @@ from edgefl.api.local_run import LocalOptions, LocalRun
 from edgefl.api.simulation import drawn_fleet, kinds_of
 from edgefl.data.dataset import Dataset
 from edgefl.data.population import Population
-from edgefl.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError, StoreError
 from edgefl.records import Manifest
 from edgefl.report.decisions import not_offered
 from edgefl.run_records import RunReport
@@ -200,6 +200,18 @@ def test_a_process_that_was_killed_within_a_round_goes_on_from_its_begin(source:
 
 
 @pytest.mark.timeout(120)
+def test_a_disk_that_does_not_keep_the_shares_ends_the_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(folder: Path) -> None:
+        raise StoreError(f"{folder}: cannot be synced", remedy="Look after the disk.")
+
+    monkeypatch.setattr(Population, "sync", staticmethod(lost))
+    with pytest.raises(StoreError, match="shares: cannot be synced"):
+        edgefl.run(fields(source), directory=tmp_path, in_process=True, export=False, page=False)
+
+
+@pytest.mark.timeout(120)
 def test_a_busy_machine_changes_nothing(
     source: Path, one: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +339,7 @@ def test_of_a_large_fleet_nothing_is_synced_for_a_device_and_no_pattern_looked_a
     report = run.report.record
     assert [len(row.participants) for row in report.rounds] == [3]
     assert not [event for event in report.events if event.kind == "device_left"]
-    assert synced
+    assert str(run.directory / "shares" / "all.npz") in synced
     assert not [path for path in synced if "/devices/" in path or "/packs" in path or "/partial/" in path]
     assert [names.count("AssignmentRow") > 1 for names in committed].count(True) <= 2, "one by one they would be twelve"
     assert len(looked) == 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgefl.data.arrays import write_npz
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, StoreError
 
@@ -85,7 +86,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np.lib.format, "write_array", full)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
     with pytest.raises(StoreError, match=r"share\.npz.*No space left"):
         small().subset([0]).save_npz(path)
     assert path.read_bytes() == before
@@ -166,3 +167,23 @@ def test_limit_on_the_whole_set(tmp_path, monkeypatch):
     monkeypatch.setattr("edgefl.data.arrays.MAX_DATASET_BYTES", 100)
     with pytest.raises(DataError, match="more than the limit of 100"):
         Dataset.load_npz(tmp_path / "x.npz")
+
+
+def test_arrays_of_any_layout_are_written_as_numpy_does(tmp_path):
+    whole = np.arange(24.0).reshape(2, 3, 4)
+    arrays = {
+        "rows": whole,
+        "columns": np.asfortranarray(whole),
+        "transposed": whole.transpose(0, 2, 1),
+        "every second": whole[..., ::2],
+        "texts": np.array(["a", "bcd"]),
+        "flags": np.array([True, False]),
+        "one number": np.array(3),
+        "nothing": np.zeros((0, 3)),
+    }
+    write_npz(tmp_path / "a.npz", arrays)
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        assert archive.testzip() is None
+        for name, array in arrays.items():
+            np.save(tmp_path / "one.npy", array)
+            assert archive.read(f"{name}.npy") == (tmp_path / "one.npy").read_bytes(), name

@@ -148,6 +148,13 @@ def test_load_screens_npz_rows(tmp_path):
     assert "has no modality of acc" in str(only.skipped[1])
 
 
+def test_values_are_finite_whose_sum_is_not(tmp_path):
+    acc = np.full((4, 2), 3e38, dtype=np.float32)
+    acc[2], acc[3] = (np.inf, -np.inf), (np.nan, 1)
+    np.savez(tmp_path / "x.npz", acc=acc)
+    assert load(tmp_path / "x.npz", bad_samples="skip").ids == ["0", "1"]
+
+
 def test_load_numbers_labels_as_the_model_does(tmp_path):
     path = tmp_path / "x.npz"
     numbered(4).save_npz(path)
