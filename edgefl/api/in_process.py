@@ -266,7 +266,7 @@ async def _processes(
 
 @contextlib.asynccontextmanager
 async def _one_thread() -> AsyncIterator[ComputeThread]:
-    """The thread that loads torch, and in which it then computes, as in this one, by itself."""
+    """The thread in which torch computes, as in this one, by itself."""
     loop = asyncio.get_running_loop()
     with ComputeThread("edgefl-torch") as thread:
         before = await loop.run_in_executor(thread, set_threads, 1)

@@ -23,9 +23,10 @@ from edgefl.api.simulation import traces_of
 from edgefl.config.profiles import RunSource, budget_overrides, load_device, load_run, source_name
 from edgefl.config.settings import FleetDevice, RunConfig, SizedFleet
 from edgefl.config.yaml_files import Overrides, yaml_text
-from edgefl.data.population import ALL, ROWS
+from edgefl.data.population import ALL, ROWS, Population
+from edgefl.data.sources import check_source
 from edgefl.encoder_kinds import given_here
-from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
+from edgefl.errors import ConfigError, DataError, EdgeFLError, Problem, RunError, StoreError
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.preparation import encoders_of
 from edgefl.protocol.topics import check_name
@@ -157,6 +158,8 @@ class LocalRun:
                 options = self.options = options._replace(joint_steps=joint)
             file, workers = source_name(options.file), options.workers
             check_in_process(self.config, self._kinds(), file, others, workers, joint=options.joint_steps)
+            if not self.resume and isinstance(source := self.config.data.source, str):
+                check_source(source)  # errors in its form do not wait for libraries
         self._made: list[Path] = []  # directories made for this run
         if not (options.resume or options.run):  # last: what is refused before leaves no directory behind
             run, self._made = begin_run(runs, self.config.name)
@@ -178,11 +181,11 @@ class LocalRun:
             works = [loading]
             try:
                 self._prepare()
+                await loading
                 saving = asyncio.ensure_future(asyncio.to_thread(self._save_shares))  # while the run is planned
                 syncing = asyncio.ensure_future(self._sync_shares(saving))  # during the first rounds
                 works += [saving, syncing]
                 await self._in_process(saving)
-                await syncing
             finally:
                 await asyncio.gather(*works, return_exceptions=True)
             return
@@ -291,7 +294,11 @@ class LocalRun:
         """The fleet's shares and kinds; None where the shares are files, as of a run that was begun by processes."""
         from edgefl.api.in_process import CrowdData
 
-        population = self._population or population_of(self.config, self.directory / SHARES)
+        try:
+            population = self._population or population_of(self.config, self.directory / SHARES)
+        except DataError as error:
+            error.remedy = "The machine went down before they were on its disk: start the run again, without --resume."
+            raise
         if population is None:
             return None
         fleet, known = self.config.fleet, dict[object, int]()
@@ -316,9 +323,15 @@ class LocalRun:
             self._population.save(self.directory / SHARES)
 
     async def _sync_shares(self, saving: Awaitable[None]) -> None:
+        """Sync the saved shares; where the disk refuses, a warning, since only a run that goes on reads them."""
         await saving
-        if self._population is not None:
-            await asyncio.to_thread(self._population.sync, self.directory / SHARES)
+        folder = self.directory / SHARES
+        if not (folder / ROWS).is_file():
+            return
+        try:
+            await asyncio.to_thread(Population.sync, folder)
+        except StoreError as error:
+            self._warn(f"the run's data may not outlast a power cut: {error.message}")
 
     async def _in_process(self, saving: Awaitable[None]) -> None:
         """The same without processes; the first round waits for ``saving``."""
@@ -410,8 +423,8 @@ class LocalRun:
 
 
 def _load_libraries() -> None:
-    """Import a one-process run's largest modules, in a thread beside the reading of its data."""
-    for name in ("torch", "coordinator.runtime.start", "edgefl.api.in_process"):
+    """Import the largest modules of a run in one process."""
+    for name in ("torch", "coordinator.runtime.start"):
         import_module(name)
 
 

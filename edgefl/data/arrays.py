@@ -181,7 +181,7 @@ def _check_values(array: Array) -> None:
 
 
 def _write_array(file: IO[bytes], array: Array) -> None:
-    """``np.lib.format.write_array``, without its copies of an array that lies in one piece."""
+    """Write an array as numpy does, without copies where contiguous."""
     if not array.nbytes or array.dtype.hasobject or not array.flags.forc:
         np.lib.format.write_array(file, array, allow_pickle=False)
         return
@@ -190,9 +190,10 @@ def _write_array(file: IO[bytes], array: Array) -> None:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array], *, durable: bool = True) -> None:
-    """Write a .npz: whole or not at all (temporary name, sync, rename), byte-equal for equal arrays.
+    """Write a .npz: whole or not at all (temporary name, rename), byte-equal for equal arrays.
 
-    ``durable``: through a power cut, too; else the caller syncs it. Raises StoreError when the disk refuses.
+    ``durable``: synced before it is renamed; else a power cut may leave anything under its name. Raises StoreError
+    when the disk refuses.
     """
     temporary: Path | None = None
     try:

@@ -210,7 +210,7 @@ class Dataset:
         return numbers[self.labels]
 
     def save_npz(self, path: Path | str, *, durable: bool = True) -> None:
-        """Write to ``path`` as ``write_npz`` does. Raises StoreError."""
+        """Write to ``path``, whole or not at all; ``durable`` through a power cut. Raises StoreError."""
         write_npz(Path(path), self._arrays(), durable=durable)
 
     def as_saved(self) -> Dataset:

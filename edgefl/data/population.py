@@ -19,7 +19,7 @@ from edgefl.data.arrays import Indices, read_npz, write_npz
 from edgefl.data.dataset import Dataset
 from edgefl.data.partition import Samples, drawing, drop, partition
 from edgefl.label_spaces import spaces_in
-from edgefl.storage.disk import sync_files
+from edgefl.storage.disk import store_errors, sync_directory, sync_files
 
 #: In the folder of a run's shares, in place of a file for each device.
 ALL, ROWS = "all.npz", "rows"
@@ -66,7 +66,7 @@ class Population:
         return Population(Dataset.load_npz(folder / ALL, mapped=mapped), devices, config, seed, kept)
 
     def save(self, folder: Path) -> None:
-        """Write the samples and the rows, which ``sync`` then makes last through a power cut.
+        """Write the samples and rows; not yet durable.
 
         Raises DataError where a device has no sample left, StoreError.
         """
@@ -76,8 +76,10 @@ class Population:
 
     @staticmethod
     def sync(folder: Path) -> None:
-        """Make the files that ``save`` wrote last through a power cut. Raises StoreError."""
+        """Sync the saved files to disk. Raises StoreError."""
         sync_files([folder / ALL, folder / ROWS])
+        with store_errors("sync", folder):
+            sync_directory(folder)
 
     def rows(self, device: str) -> Indices:
         """The device's rows of the samples, in order."""

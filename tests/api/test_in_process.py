@@ -200,15 +200,25 @@ def test_a_process_that_was_killed_within_a_round_goes_on_from_its_begin(source:
 
 
 @pytest.mark.timeout(120)
-def test_a_disk_that_does_not_keep_the_shares_ends_the_run(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_does_not_keep_the_shares_is_told(
+    source: Path, one: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(folder: Path) -> None:
         raise StoreError(f"{folder}: cannot be synced", remedy="Look after the disk.")
 
     monkeypatch.setattr(Population, "sync", staticmethod(lost))
-    with pytest.raises(StoreError, match="shares: cannot be synced"):
-        edgefl.run(fields(source), directory=tmp_path, in_process=True, export=False, page=False)
+    told: list[str] = []
+    given = fields(source, recipe="lw-fedmml")
+    options: dict[str, Any] = {"in_process": True, "export": False, "page": False}
+    run = edgefl.run(
+        given, directory=tmp_path, on_event=lambda event: told.append(str(event.data.get("text"))), **options
+    )
+    assert [text for text in told if "may not outlast a power cut" in text and "shares: cannot be synced" in text]
+    assert ended(run).states == one.states
+    (run.directory / "shares" / "all.npz").write_bytes(b"")
+    with pytest.raises(DataError, match="not a readable") as caught:
+        edgefl.run(given, directory=tmp_path, resume=run.directory.name, **options)
+    assert "start the run again" in str(caught.value.remedy)
 
 
 @pytest.mark.timeout(120)

@@ -45,7 +45,7 @@ What a round of a simulated fleet costs, as a multiple of the training alone.
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = ROOT / "build" / "simulators-environment"
 PACKAGES = ("pfl==0.6.0", "flwr[simulation]==1.42.0", "psutil")
-#: Rounds of each model; the larger one's last longer.
+#: Rounds of each model; the largest one's last longer.
 ROUNDS = {"sensor": Rounds(3, 20), "lenet": Rounds(3, 20), "cnn": Rounds(2, 6)}
 LOOK_S = 0.5
 NAMED = {

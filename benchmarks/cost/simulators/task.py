@@ -1,4 +1,4 @@
-"""The task that every simulator is given: users, their samples, three models, first weights, the test set and marks.
+"""Task of the simulators: users, samples, models, first weights, test set, marks.
 
 Imports neither EdgeFL nor another simulator: it is used in the environment of each.
 """
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 #: Users, samples of each, users asked a round, samples of a step, SGD's rate.
 USERS, SAMPLES, COHORT, BATCH, RATE = 1000, 50, 20, 10, 0.1
 CLASSES, TEST = 10, 2000
-#: A picture; a window of 32 moments of six sensors.
+#: A picture; a window of 32 time steps of six sensors.
 PICTURE, WINDOW = (32, 32, 3), (32, 6)
-#: Deviation of the classes' means, of blocks of 4 x 4 pixels or 4 moments, beside noise of 1 a value.
+#: Deviation of the classes' means, of blocks of 4 x 4 pixels or 4 time steps, beside noise of 1 a value.
 CONTRAST, BLOCK = 0.7, 4
 #: Share of the labels that are drawn at random: a model that has learnt the classes is right in 82 %.
 UNKNOWABLE = 0.2
@@ -60,7 +60,7 @@ def cnn() -> nn.Module:
 
 
 class Patches(nn.Module):
-    """Windows [B, 32, 6] -> tokens [B, 8, 32], each of four moments and with its place."""
+    """Tokens with places: windows [B, 32, 6] -> [B, 8, 32]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Patches(nn.Module):
 
 
 class MeanToken(nn.Module):
-    """[B, tokens, width] -> [B, width]."""
+    """Mean over tokens: [B, tokens, width] -> [B, width]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=1)
@@ -80,13 +80,13 @@ class MeanToken(nn.Module):
 
 def sensor() -> nn.Module:
     """Transformer for windows of sensors: [B, 32, 6] -> [B, 32]."""
-    kind = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-    blocks = [nn.TransformerEncoderLayer(32, 4, 128, **kind) for _ in range(3)]  # type: ignore[arg-type]
+    options = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+    blocks = [nn.TransformerEncoderLayer(32, 4, 128, **options) for _ in range(3)]  # type: ignore[arg-type]
     return nn.Sequential(Patches(), *blocks, MeanToken())
 
 
 class Model(NamedTuple):
-    """Network before the last norm and linear map, its width, and the shape of a sample."""
+    """Network before the last norm and linear map; its width; a sample's shape."""
 
     make: Callable[[], nn.Module]
     width: int
