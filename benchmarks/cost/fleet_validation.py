@@ -6,7 +6,7 @@ coordinator, a mosquitto and 200 real agents (two processes, a trainer process e
 than its training was (``benchmarks.cost.validation_agents``), started and stopped by its trace. Links are loopback, and
 predicted as such. Needs both processors alone: minutes of real time are compared.
 
-    python -m benchmarks.cost.fleet_validation [--agents 200] [--asked 20] [--rounds 6] [--write docs/results]
+    python -m benchmarks.cost.fleet_validation [--agents 200] [--asked 20] [--rounds 24] [--write docs/results]
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--asked", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--keep", type=Path, help="folder to keep everything in")
     parser.add_argument("--write", type=Path, help="folder of simulating.md")
     options = parser.parse_args()
