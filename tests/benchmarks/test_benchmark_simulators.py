@@ -25,13 +25,14 @@ def folder(tmp_path, monkeypatch):
         for module in (task, bare, with_edgefl):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
-    task.write_samples(tmp_path, task.PICTURE)
+    task.write_samples(tmp_path, "image", task.PICTURE)
     return tmp_path
 
 
 @pytest.mark.parametrize("model", task.MODELS)
 def test_edgefl_computes_what_the_plain_module_does(folder, model):
-    task.write_samples(folder, task.MODELS[model].shape)
+    modality, shape = task.MODELS[model][2:]
+    task.write_samples(folder, modality, shape)
     with_edgefl.write_first_weights(folder, model)
     net = task.first_net(folder, model)
     config, recipe = load_run(with_edgefl.run_file(folder, model, Rounds(1, 1)), ())
@@ -39,9 +40,9 @@ def test_edgefl_computes_what_the_plain_module_does(folder, model):
     plan = compile_run(config, recipe, run="r", shapes=test.signature(), label_names=test.label_names)
     parts = dict(initial_parts(plan.model, plan.seed))
     staged = loaded(plan.model, list(parts), parts)
-    x = torch.from_numpy(test.modalities["x"][:7])
+    x = torch.from_numpy(test.modalities[modality][:7])
     with torch.no_grad():
-        logits = staged.classify(staged.fuse({"x": staged.project("x", staged.encode("x", x))}))
+        logits = staged.classify(staged.fuse({modality: staged.project(modality, staged.encode(modality, x))}))
         torch.testing.assert_close(logits, net(x))
     assert plan.hypers[-1].optimizer == "sgd"
     assert (plan.hypers[-1].momentum, plan.hypers[-1].holdout) == (0.0, 0.0)
@@ -51,7 +52,7 @@ def test_edgefl_and_the_bare_loop_learn_the_classes(folder, monkeypatch):
     def tiny():
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 32), torch.nn.ReLU())
 
-    monkeypatch.setitem(task.MODELS, "tiny", task.Model(tiny, 32, task.PICTURE))
+    monkeypatch.setitem(task.MODELS, "tiny", task.Model(tiny, 32, "image", task.PICTURE))
     with_edgefl.write_first_weights(folder, "tiny")
     threads, found = torch.get_num_threads(), {}
     for module in (bare, with_edgefl):

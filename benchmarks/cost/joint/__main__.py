@@ -77,7 +77,7 @@ def spec_of(name: str) -> ModelSpec:
         if name == "sensor":
             head = msgspec.structs.replace(head, dropout=0.0, norm="layer")
         return ModelSpec({"x": encoder}, 3, head, 16, CLASSES, tuple("abcdefghij"))
-    make, width, shape = MODELS[name]
+    make, width, _, shape = MODELS[name]
     own = encoder_of_size(name_of(edgefl.encoder(make, input_shape=shape)), "tiny", shape)
     head = HeadSpec(kind="none", out=width)
     return ModelSpec({"x": own}, 1, head, width, CLASSES, tuple("abcdefghij"), fusion="mean")

@@ -173,8 +173,8 @@ def heading(model: str, times: int, rounds: Rounds) -> str:
 def table(times: int, rounds: Rounds | None, folder: Path) -> Iterable[str]:
     """Each model's, every simulator in turns."""
     python = environment()
-    for model, (_, _, shape) in MODELS.items():
-        write_samples(folder, shape)
+    for model, (_, _, modality, shape) in MODELS.items():
+        write_samples(folder, modality, shape)
         write_first_weights(folder, model)
         own = rounds or ROUNDS[model]
         turns = []

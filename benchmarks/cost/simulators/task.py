@@ -86,17 +86,18 @@ def sensor() -> nn.Module:
 
 
 class Model(NamedTuple):
-    """Network before the last norm and linear map; its width; a sample's shape."""
+    """Network before the last norm and linear map; its width; a sample's modality and shape."""
 
     make: Callable[[], nn.Module]
     width: int
+    modality: str
     shape: tuple[int, ...]
 
 
 MODELS = {
-    "sensor": Model(sensor, 32, WINDOW),
-    "lenet": Model(lenet, 84, PICTURE),
-    "cnn": Model(cnn, 128, PICTURE),
+    "sensor": Model(sensor, 32, "sensor", WINDOW),
+    "lenet": Model(lenet, 84, "image", PICTURE),
+    "cnn": Model(cnn, 128, "image", PICTURE),
 }
 
 
@@ -105,7 +106,7 @@ class Net(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        make, width, _ = MODELS[name]
+        make, width, _, _ = MODELS[name]
         self.encoder, self.norm, self.last = make(), nn.LayerNorm(width), nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class Samples(NamedTuple):
         return Samples(self.values[rows], self.labels[rows])
 
 
-def write_samples(folder: Path, shape: tuple[int, ...]) -> None:
+def write_samples(folder: Path, modality: str, shape: tuple[int, ...]) -> None:
     """``train.npz`` and ``test.npz`` as EdgeFL reads them, and their arrays as files that can be mapped."""
     draw = np.random.default_rng(0)
     means = draw.normal(scale=CONTRAST, size=(CLASSES, *(side // BLOCK for side in shape[:-1]), shape[-1]))
@@ -136,7 +137,8 @@ def write_samples(folder: Path, shape: tuple[int, ...]) -> None:
         values += means.astype(np.float32)[labels]
         labels = np.where(draw.random(rows) < UNKNOWABLE, draw.integers(0, CLASSES, rows), labels)
         names = np.array([f"class-{n}" for n in range(CLASSES)])
-        np.savez(folder / f"{name}.npz", x=values, label=labels, label_names=names)
+        arrays = {modality: values, "label": labels, "label_names": names}
+        np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
         np.save(folder / f"{name}-values.npy", values)
         np.save(folder / f"{name}-labels.npy", labels)
 

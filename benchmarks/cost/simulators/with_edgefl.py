@@ -18,7 +18,7 @@ from edgefl.plan.compile import compile_run
 
 def run_file(folder: Path, model: str, rounds: Rounds) -> dict[str, Any]:
     """The run's fields. The module is the encoder; without a head its layer norm and the classifier are the rest."""
-    make, width, shape = MODELS[model]
+    make, width, modality, shape = MODELS[model]
     return {
         "name": "simulators",
         "recipe": "end_to_end",
@@ -27,7 +27,7 @@ def run_file(folder: Path, model: str, rounds: Rounds) -> dict[str, Any]:
         "slots": {"fusion": "mean", "select": {"random": {"share": COHORT / USERS}}},
         "model": {
             "stages": 1,
-            "encoders": {"x": edgefl.encoder(make, input_shape=shape)},
+            "encoders": {modality: edgefl.encoder(make, input_shape=shape)},
             "head": {"kind": "none", "out": width},
         },
         "training": {
@@ -62,7 +62,7 @@ def name_in_net(part: str, name: str) -> str:
     """The name in ``Net`` of a part's tensor."""
     if part == "task":
         return f"last.{name}"
-    return name if part == "x/norm" else name.replace("blocks.0.stage", "encoder")
+    return name if part.endswith("/norm") else name.replace("blocks.0.stage", "encoder")
 
 
 def main(*, joint_steps: bool = False) -> None:
