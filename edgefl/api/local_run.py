@@ -297,7 +297,7 @@ class LocalRun:
         try:
             population = self._population or population_of(self.config, self.directory / SHARES)
         except DataError as error:
-            error.remedy = "The machine went down before they were on its disk: start the run again, without --resume."
+            error.remedy = "The disk may not have had them yet: start the run again, without --resume."
             raise
         if population is None:
             return None

@@ -168,9 +168,9 @@ def _only(data: Dataset, where: str, modalities: Encoders) -> Dataset:
 
 
 def _all_finite(rows: np.ndarray) -> np.ndarray:
-    """[N] whether each row of [N, D] holds finite values only."""
+    """Rows of finite values only: [N, D] -> [N]."""
     with np.errstate(over="ignore", invalid="ignore"):
-        finite: np.ndarray = np.isfinite(rows.sum(axis=1))  # ten times as fast; large values may overflow
+        finite: np.ndarray = np.isfinite(rows.sum(axis=1))  # ten times as fast as all values; large ones overflow
     finite[~finite] = np.isfinite(rows[~finite]).all(axis=1)
     return finite
 

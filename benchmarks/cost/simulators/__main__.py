@@ -2,7 +2,7 @@
 
 1,000 users with 50 synthetic samples each (ten classes' means and noise; a window of 32 x 6 sensor values, or a picture
 of 32 x 32 x 3), of whom 20 are asked a round for one epoch of SGD in batches of 10; the average of the models is the
-next round's. A fifth of the labels is drawn at random, so 82 % is the best accuracy. Nothing is evaluated inside the
+next round's. A fifth of the labels is drawn at random, so none can be above 82 %. Nothing is evaluated inside the
 clock. All have the same module, first weights, samples, version of torch and one thread; which users are asked, and the
 order of their samples, each draws itself.
 
