@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.core.state import DataFacts, Saved
+from device_agent.runtime.slots import read_newest, written_slots
 from edgefl.errors import StoreError
 from edgefl.protocol.messages import Offer
 from edgefl.records import ObjectRef
@@ -182,7 +183,7 @@ class MemoryStore:
         self.set_aside: list[Path] = []
         self.objects = pool.stores[device] = MemoryObjects(directory / "objects", limit_bytes, pool)
         self._work = directory / "work.msgpack"
-        self._lasts = self._work.is_file()
+        self._lasts = self._work.is_file() or bool(written_slots(directory))
         self._packed = False
 
     def save(self, saved: Saved) -> None:
@@ -221,12 +222,12 @@ def packs(offer: Offer) -> bool:
 
 def saved_in(directory: Path) -> Saved:
     """Parts that a device has retained, and whose objects are there; its update is trained again."""
-    file = directory / "work.msgpack"
-    if not file.is_file():
-        return Saved()
+    work = directory / "work.msgpack"
+    file = work if work.is_file() else directory / "work.*"
     try:
         with store_errors("read", file):
-            saved = msgspec.msgpack.decode(file.read_bytes(), type=Saved)
+            alone = msgspec.msgpack.decode(work.read_bytes(), type=Saved) if file == work else None
+            saved = alone or read_newest(directory, Saved) or Saved()
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         remedy = "Delete it and go on: the device then begins without what it has retained."
         raise StoreError(f"{file} cannot be read: {error}", remedy=remedy) from error

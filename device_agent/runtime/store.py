@@ -4,13 +4,14 @@ Layout of the state directory::
 
     lock           held while an agent runs here
     identity.json  device name and fleet this directory belongs to
-    work.msgpack   values.Saved
-    work.copy      the same as the disk had it last; a loss of power may tear the other, which is not synced at once
+    work.0 … 3     values.Saved, in slots
+    work.msgpack   the same of an earlier version, or of a simulated device, and
+    work.copy      as the disk had it last: they count while they are there, and go with the first save
     facts.json     values.DataFacts and the fingerprint of the data they were read from
     objects/       edgefl.storage.objects.ObjectStore
     trainer.log
 
-Files are replaced whole, so that whatever ends the process leaves the old or the new one.
+Files are replaced whole, or slots written in turn, so that whatever ends the process leaves the old or the new.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,13 +27,12 @@ import msgspec
 from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Saved
+from device_agent.runtime.slots import MAX_FILE_BYTES, Slots, read_newest, written_slots
 from edgefl.errors import StoreError
-from edgefl.storage.disk import make_private, read_at_most, store_errors, sweep_temporaries, sync_files, write_new
+from edgefl.storage.disk import make_private, read_at_most, store_errors, sweep_temporaries, sync_directory, write_new
 from edgefl.storage.objects import ObjectStore
 
 T = TypeVar("T")
-#: An offer and an update of 120 KiB each, and the manifests retained of two rounds.
-MAX_FILE_BYTES = 4 * 2**20
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -55,17 +54,14 @@ class AgentStore:
         self.directory = directory
         self.fingerprint = fingerprint  # of the local data
         self.set_aside: list[Path] = []  # files that could not be understood, under their new names
-        self._work = directory / "work.msgpack"
-        self._copy = directory / "work.copy"
-        self._newest = (0, b"")  # what was saved by this process: number, contents
-        self._lasting = 0  # the number that the disk has
-        self._flushing = threading.Lock()
         make_private(directory)
         with store_errors("open", directory):
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(owner)
             sweep_temporaries(directory)
+            self._slots = Slots(directory)
+            self._earlier = [file for name in ("work.msgpack", "work.copy") if (file := directory / name).exists()]
             self.objects = ObjectStore(directory / "objects", limit_bytes, durable=False)
         except BaseException:
             os.close(self._lock)
@@ -99,11 +95,17 @@ class AgentStore:
             self._lock = -1
 
     def load(self) -> Saved:
-        """The saved work, or that in its copy if unreadable.
-
-        Without either there is no work: the coordinator offers again.
-        """
-        return self._read(self._work, Saved) or self._read(self._copy, Saved) or Saved()
+        """The saved work. Without any there is none to do: the coordinator offers again."""
+        for file in self._earlier:
+            if (saved := self._read(file, Saved)) is not None:
+                return saved
+        try:
+            return read_newest(self.directory, Saved) or Saved()
+        except ValueError:
+            for file in written_slots(self.directory):
+                self._set_aside(file)
+            self._slots.make()
+            return Saved()
 
     def load_complete(self) -> Saved:
         """The saved work without updates whose objects are gone, which are trained again.
@@ -121,10 +123,14 @@ class AgentStore:
 
         Safe from a loss of power only once ``flush`` has returned.
         """
-        data = msgspec.msgpack.encode(saved)
-        with store_errors("write", self._work, len(data)):
-            write_new(self._work, data, durable=False)
-        self._newest = (self._newest[0] + 1, data)
+        self._slots.save(msgspec.msgpack.encode(saved))
+        if self._earlier:
+            self.flush()
+            with store_errors("remove", self._earlier[0]):
+                for file in reversed(self._earlier):  # what is left, if not all can go, is the newer
+                    file.unlink(missing_ok=True)
+                sync_directory(self.directory)
+            self._earlier = []
 
     @property
     def free_bytes(self) -> int:
@@ -134,17 +140,11 @@ class AgentStore:
     @property
     def flushed(self) -> bool:
         """True if the last save is on disk."""
-        return self._newest[0] == self._lasting
+        return self._slots.flushed
 
     def flush(self) -> None:
         """Flush the last save to disk. Callable from any thread. Raises StoreError."""
-        with self._flushing:
-            number, data = self._newest
-            if self.flushed:
-                return
-            self._write(self._copy, data)
-            sync_files([self._work])
-            self._lasting = number
+        self._slots.flush()
 
     def load_facts(self) -> DataFacts | None:
         """The saved description of the data, None if the data has changed since."""
@@ -168,8 +168,12 @@ class AgentStore:
                 return None
             except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
                 # Renaming makes half-written files impossible; a damaged disk or another version remains.
-                self.set_aside.append(file.replace(file.with_suffix(file.suffix + ".damaged")))
+                self._set_aside(file)
                 return None
+
+    def _set_aside(self, file: Path) -> None:
+        with store_errors("rename", file):
+            self.set_aside.append(file.replace(file.with_suffix(file.suffix + ".damaged")))
 
 
 def owner_of(directory: Path) -> Owner | None:

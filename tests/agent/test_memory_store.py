@@ -12,6 +12,7 @@ import pytest
 
 from device_agent.core.state import RetainedParts, Saved
 from device_agent.runtime.memory_store import MemoryObjects, MemoryStore, Objects, Pool, saved_in
+from device_agent.runtime.slots import written_slots
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.plan.job import Job, Transfer
@@ -174,4 +175,25 @@ def test_a_file_of_what_is_retained_that_a_loss_of_power_has_spoilt_is_named(tmp
     file = tmp_path / "work.msgpack"
     file.write_bytes(b"")
     with pytest.raises(StoreError, match=str(file)):
+        saved_in(tmp_path)
+
+
+def test_a_directory_goes_from_processes_to_memory_and_back(tmp_path: Path) -> None:
+    """Whoever saved last counts; and slots that are not whole are named."""
+    works = [Saved(retained=(RetainedParts(Attempt("run", 1, number, 1), {}),)) for number in range(3)]
+    with contextlib.closing(AgentStore(tmp_path, Owner("a", "f"))) as store:
+        store.save(works[0])
+    assert saved_in(tmp_path) == works[0]
+    MemoryStore(tmp_path, "a", None, Pool(tmp_path / "objects")).save(works[1])
+    assert saved_in(tmp_path) == works[1]
+    with contextlib.closing(AgentStore(tmp_path, Owner("a", "f"))) as store:
+        assert store.load() == works[1]
+        store.save(works[2])
+    assert saved_in(tmp_path) == works[2]
+    MemoryStore(tmp_path, "a", None, Pool(tmp_path / "objects")).save(Saved())
+    assert saved_in(tmp_path) == Saved(), "what is retained no more is not taken up again"
+    (tmp_path / "work.msgpack").unlink()
+    for file in written_slots(tmp_path):
+        file.write_bytes(b"half")
+    with pytest.raises(StoreError, match=r"work\.\* cannot be read: no whole record in work\.0"):
         saved_in(tmp_path)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from fleet_fixture import Fleet, finish, share
 
 from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import Saved
+from device_agent.runtime.slots import read_newest
 from edgefl.records import Manifest
 from edgefl.storage.disk import ledger_of
 from edgefl.storage.objects import ObjectStore
@@ -40,7 +40,7 @@ def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path,
         coordinator.expect("progress", device="right", round=2)
         right.kill()
         directory = fleet.state_of("right")
-        (kept,) = msgspec.msgpack.decode((directory / "work.msgpack").read_bytes(), type=Saved).retained
+        (kept,) = read_newest(directory, Saved).retained
         there = {part: ObjectStore(directory / "objects").has(ref.id) for part, ref in kept.manifest.items()}
         again = fleet.agent("right")
         finish(coordinator)

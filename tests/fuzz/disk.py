@@ -71,7 +71,7 @@ def agent_state(data: bytes) -> None:
     folder = scratch("agent_state")
     shutil.rmtree(folder)
     folder.mkdir()
-    name = ("work.msgpack", "identity.json", "facts.json")[data[0] % 3] if data else "identity.json"
+    name = ("work.msgpack", "identity.json", "facts.json", "work.2")[data[0] % 4] if data else "identity.json"
     (folder / name).write_bytes(data[1:])
     with contextlib.closing(AgentStore(folder, Owner("cam-07", "f"), fingerprint="x")) as store:
         saved, _ = store.load(), store.load_facts()

@@ -96,9 +96,9 @@ def test_state_of_a_device(tmp_path: Path):
     store.close()
     texts = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("*.json")}
     check(FILE, "device's files", sorted(path.name for path in tmp_path.iterdir()))
-    check(FILE, "device's state", {**texts, "work.msgpack": (tmp_path / "work.msgpack").read_bytes().hex()})
+    check(FILE, "device's state", {**texts, "work.0": (tmp_path / "work.0").read_bytes().hex()})
     if not WRITING:
-        (tmp_path / "work.msgpack").write_bytes(bytes.fromhex(pinned(FILE)["device's state"]["work.msgpack"]))
+        (tmp_path / "work.0").write_bytes(bytes.fromhex(pinned(FILE)["device's state"]["work.0"]))
         store = AgentStore(tmp_path, Owner("device", "fleet"), fingerprint="fingerprint")
         assert store.load() == saved
         assert store.load_facts() == facts
