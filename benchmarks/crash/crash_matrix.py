@@ -37,10 +37,9 @@ from edgefl.run_records import EventRow
 
 #: The broker ends when one of these has been told of the disturbed round.
 TOLD = ("round_started", "update", "round_closed")
-#: Where something else happens than being killed.
+#: Where something else happens than being killed. An agent whose disk is full does not end, but declines.
 FAULTS = (
     *(Point("coordinator", name, "before", 1, FULL) for name in ("commit", "store update", "aggregate")),
-    *(Point("agent", name, "after", 1, FULL) for name in ("send accept", "send update")),
     *(
         Point(*at, 1, way)
         for at in (("coordinator", "commit", "before"), ("agent", "send accept", "after"))

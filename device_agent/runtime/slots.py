@@ -57,11 +57,10 @@ class Slots:
         with self._choosing:
             taken = {slot for _, slot in (self._newest, self._flushing, self._lasting)}
         number, slot = self._newest[0] + 1, min({*range(SLOTS)} - taken)
-        checked = _CHECKED.pack(number, len(data)) + data
         with store_errors("write", self._files[slot], len(data)):
             descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CLOEXEC)
             try:
-                write_all(descriptor, _MAGIC + xxhash.xxh3_64_digest(checked) + checked, 0)
+                write_all(descriptor, record(number, data), 0)
             finally:
                 os.close(descriptor)
         self._newest = number, slot
@@ -86,6 +85,12 @@ class Slots:
                 finally:
                     os.close(descriptor)
             self._lasting = self._flushing
+
+
+def record(number: int, data: bytes) -> bytes:
+    """A record as a slot holds it."""
+    checked = _CHECKED.pack(number, len(data)) + data
+    return _MAGIC + xxhash.xxh3_64_digest(checked) + checked
 
 
 def slot_files(directory: Path) -> list[Path]:

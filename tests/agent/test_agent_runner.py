@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from pathlib import Path
 
 import pytest
 from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, FLEET, Coordinator, Running, asked_chunks, attempt
@@ -11,6 +14,7 @@ from msgspec.structs import replace
 
 from device_agent.core import state as v
 from device_agent.runtime.agent import TICK_S, Agent, _free_bytes
+from device_agent.runtime.slots import slot_files
 from device_agent.runtime.store import AgentStore, Owner
 from device_agent.runtime.trainer_process import Ended
 from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
@@ -476,6 +480,33 @@ def test_a_full_store_declines_with_the_reason(tmp_path):
             decline = await coordinator.expect(m.Decline)
             assert decline.refusal.reason == "disk"
             assert "6000 allowed" in decline.refusal.detail
+
+    play(scene())
+
+
+def test_an_agent_whose_disk_is_full_declines_and_takes_part_when_there_is_room(tmp_path, monkeypatch):
+    """Its work is saved in room that it has."""
+    write = os.pwrite
+
+    def full(descriptor, data, offset):
+        file, own = Path(f"/proc/self/fd/{descriptor}").resolve(), tmp_path / "a"
+        room = 4096 if file in slot_files(own) else 0  # those are made, and what is fetched is sparse
+        if file.is_relative_to(own) and offset + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, offset)
+
+    async def scene():
+        broker = FaultyBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
+            await coordinator.expect(m.Hello)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pwrite", full)
+                coordinator.offer()
+                await coordinator.expect(m.Accept)
+                decline = await coordinator.expect(m.Decline)
+                assert (decline.refusal.reason, "No space left" in decline.refusal.detail) == ("disk", True)
+            offer = coordinator.offer(number=2)
+            assert (await coordinator.take_update()).attempt == offer.attempt
 
     play(scene())
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from coordinator.runtime.object_urls import urls_of
 from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
+from device_agent.runtime.slots import record
 from edgefl.export import bundle_format as bundles
 from edgefl.export.tables import encode_tables
 from edgefl.methods.cluster import WIDTH
@@ -160,6 +161,7 @@ def agent_state() -> Seeds:
     )
     yield "work", b"\0" + msgspec.msgpack.encode(saved)
     yield "identity", b"\1" + b'{"device":"cam-07","fleet":"f"}'
+    yield "slot", b"\3" + record(7, msgspec.msgpack.encode(saved))
     yield "facts", b"\2" + msgspec.json.encode({"fingerprint": "x", "facts": DataFacts({"acc": (8, 2)}, {"": 3})})
 
 
