@@ -22,6 +22,7 @@ from edgefl.storage.disk import store_errors, sync_directory, write_all
 T = TypeVar("T")
 #: An offer and an update of 120 KiB each, and the manifests retained of two rounds.
 MAX_FILE_BYTES = 4 * 2**20
+#: Of the newest record, the disk's, the one that is being flushed, and the one that is being written.
 SLOTS = 4
 _MAGIC = b"EFLwork1"
 _HEAD = struct.Struct("<8s8sQI")  # magic, checksum, running number, length
