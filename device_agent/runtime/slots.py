@@ -42,16 +42,9 @@ class Slots:
         self._syncing = threading.Lock()
         self._newest = max(((number, slot) for number, slot, _ in _records(directory)), default=_NONE)
         self._flushing = self._lasting = _NONE  # the last record that a flush began with, and the last that it finished
-        self.make()
-        self.flush()  # an earlier process may have ended before
-
-    def make(self) -> None:
-        """Make the slots that are not there."""
-        for file in self._files:
-            with store_errors("create", file):
-                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with store_errors("sync", self._files[0].parent):
-            sync_directory(self._files[0].parent)
+        self._made, self._named = 1, 0  # slots made so far, and of how many the disk has the names
+        if self._newest != _NONE:
+            self.flush()  # an earlier process may have ended before
 
     def save(self, data: bytes) -> None:
         """Write a record, for whoever reads after this process; not flushed."""
@@ -59,7 +52,11 @@ class Slots:
             taken = {slot for _, slot in (self._newest, self._flushing, self._lasting)}
         number, slot = self._newest[0] + 1, min({*range(SLOTS)} - taken)
         with store_errors("write", self._files[slot], len(data)):
-            descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._made += 1
             try:
                 write_all(descriptor, record(number, data), 0)
             finally:
@@ -85,6 +82,9 @@ class Slots:
                     os.fdatasync(descriptor)
                 finally:
                     os.close(descriptor)
+                if (made := self._made) != self._named:
+                    sync_directory(file.parent)
+                    self._named = made
             self._lasting = self._flushing
 
 

@@ -104,7 +104,6 @@ class AgentStore:
         except ValueError:
             for file in written_slots(self.directory):
                 self._set_aside(file)
-            self._slots.make()
             return Saved()
 
     def load_complete(self) -> Saved:
