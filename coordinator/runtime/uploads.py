@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from msgspec.structs import asdict
@@ -38,6 +40,7 @@ _SMALL_BYTES = 4 * 2**20
 _APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes", LAYERS: "layer_up_bytes"}
 #: The result of checking an upload's contents.
 _Verdict = Refusal | tuple[Manifest, Changes] | Exception
+_Map = Callable[[Callable[["_Upload"], _Verdict], Sequence["_Upload"]], Iterator[_Verdict]]
 
 
 @dataclass
@@ -87,6 +90,7 @@ class Uploads:
         self._admitted: set[str] = set()  # devices whose updates are fetched or checked; the others wait
         self._waiting: list[_Upload] = []  # whole, to be checked next
         self._checking: asyncio.Task[None] | None = None
+        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "checks")  # made when they have work
         self._reported: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
         self.dropped = 0  # messages of no upload, and malformed ones
 
@@ -206,6 +210,7 @@ class Uploads:
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
+        self._threads.shutdown(wait=False)
 
     def _admit(self) -> None:
         """Start fetching the longest waiting updates while there is room."""
@@ -245,35 +250,32 @@ class Uploads:
                     await asyncio.sleep(min(MOST_GATHERED_S, UPLOAD_S * len(self._uploads)))
                 batch, self._waiting = self._waiting, []
                 small = sum(upload.receiver.received_bytes for upload in batch) < _SMALL_BYTES
-                groups = [batch] if small else [[upload] for upload in batch]
                 if small and self._store.held:  # no disk is waited for
-                    found = [self._verdicts(batch)]
+                    verdicts = self._verdicts(batch, map)
                 else:
-                    found = await asyncio.gather(*(asyncio.to_thread(self._verdicts, group) for group in groups))
-                for verdicts in found:
-                    for upload, verdict in verdicts:
-                        self._judged(upload, verdict)
+                    verdicts = await asyncio.to_thread(self._verdicts, batch, map if small else self._threads.map)
+                for upload, verdict in zip(batch, verdicts, strict=True):
+                    self._judged(upload, verdict)
         except Exception as error:  # a disk that refuses the next in line ends the run
             self._report(error)
         finally:
             self._checking = None
 
-    def _verdicts(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
-        """Check updates, whose objects last through a power cut afterwards."""
-        verdicts: list[tuple[_Upload, _Verdict]] = []
-        arrived = [arrival for one in group for arrival in one.receiver.partials.values()]
+    def _verdicts(self, batch: list[_Upload], each: _Map) -> list[_Verdict]:
+        """Check updates, whose objects last through a power cut afterwards; one sync makes those of all last."""
+        arrived = [arrival for one in batch for arrival in one.receiver.partials.values()]
         if large := [arrival for arrival in arrived if arrival.in_file]:
             self._store.publish(large)
-        for one in group:
-            verdict: _Verdict
-            try:
-                whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own, one.asked)
-                verdict = whole if isinstance(whole, Refusal) else (whole, changes_of(self._store, whole, one.previous))
-            except Exception as error:  # its own matter: the others' contents may be right
-                verdict = error
-            verdicts.append((one, verdict))
+        verdicts = list(each(self._verdict, batch))
         self._store.publish(arrived)  # and what was packed by its device, unpacked
         return verdicts
+
+    def _verdict(self, one: _Upload) -> _Verdict:
+        try:
+            whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own, one.asked)
+            return whole if isinstance(whole, Refusal) else (whole, changes_of(self._store, whole, one.previous))
+        except Exception as error:  # its own matter: the others' contents may be right
+            return error
 
     def _judged(self, upload: _Upload, found: _Verdict) -> None:
         update = upload.update
