@@ -100,8 +100,7 @@ class ObjectStore:
             sweep_temporaries(self.root)
             self.sweep()
             for path in self._partials.iterdir():
-                alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
-                if alone or (self.root / path.stem).exists():
+                if path.suffix == ".map" or (self.root / path.stem).exists():  # maps apart: of earlier versions
                     path.unlink(missing_ok=True)
             if not durable:
                 self._look_after_boot()
@@ -304,7 +303,7 @@ class ObjectStore:
         if known is not None and known.ref == ref and known.takes(chunk_bytes):
             return known
         if known is not None:
-            known.abandon()
+            self._abandon(ref.id)
         if self.has(ref.id):
             return MemoryArrival(ref, chunk_bytes)
         shared = self._shared
@@ -338,7 +337,7 @@ class ObjectStore:
             self._finish({name: one.path for name, one in fresh.items() if isinstance(one, PartialObject)})
             self._packs.sync()  # also what another upload brought
             for name, one in fresh.items():
-                one.mark_finished()
+                one.finished = True
                 self._proved.add(name)
                 self._open.pop(name, None)
 
@@ -354,7 +353,11 @@ class ObjectStore:
 
     def used_bytes(self) -> int:
         """Sizes of all objects together, unfinished ones at their full size."""
-        return sum(file.stat().st_size for file in self._files()) + self._packs.used_bytes()
+        # Of what arrives now, without its map, also while it has no file.
+        sizes = {name: one.ref.size for name, one in list(self._open.items()) if one.in_file}
+        for file in self._files():
+            sizes.setdefault(file.name.removesuffix(".data"), file.stat().st_size)
+        return sum(sizes.values()) + self._packs.used_bytes()
 
     def mark_garbage(self, keep: set[str]) -> int:
         """Set all objects outside ``keep`` aside for ``sweep``; returns their bytes.
@@ -389,9 +392,6 @@ class ObjectStore:
     def _abandon(self, name: str) -> None:
         if (opened := self._open.pop(name, None)) is not None:
             opened.abandon()
-            if isinstance(opened, MemoryArrival):
-                return
-        (self._partials / f"{name}.map").unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Delete what ``mark_garbage`` has dropped. Raises StoreError. Callable from any thread."""

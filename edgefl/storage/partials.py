@@ -16,9 +16,11 @@ from edgefl.storage.disk import begin_sync, store_errors, write_all
 
 #: Head of a chunk map: magic with version, and the chunk size it belongs to. One byte per chunk follows (1: here).
 _MAP_HEAD = struct.Struct("<4sI")
-_MAP_MAGIC = b"EFM1"
+_MAP_MAGIC = b"EFM2"
 #: Bytes read at once while hashing: enough that hashing dominates, little beside any device's memory.
 _READ_BYTES = 1024 * 1024
+#: Bytes written after which the disk is told to begin: a call costs as much as half a chunk's write.
+_BEGIN_BYTES = 1024 * 1024
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:
@@ -96,10 +98,6 @@ class MemoryArrival:
             self.verified, self._known = True, None
         return self.verified
 
-    def mark_finished(self) -> None:
-        """The store has the object."""
-        self.finished = True
-
     def abandon(self) -> None:
         """Ignore later writes."""
         self.abandoned = True
@@ -108,8 +106,10 @@ class MemoryArrival:
 class PartialObject:
     """An object that arrives in chunks, in any order. Made by ``ObjectStore.partial``; one thread at a time.
 
-    The data are written before the map that claims them, so the map under-claims after ``kill -9``. After a power cut
-    it may over-claim: the hash finds that out, and the object starts from nothing. One of a single chunk has no map.
+    Its file is made with the first chunk. The map of what is here stands behind the data until all is verified, then
+    the file is cut to the object's size. The data are written before the byte of the map that claims them, so the map
+    under-claims after ``kill -9``. After a power cut it may over-claim: the hash finds that out, and the object starts
+    from nothing. One of a single chunk has no map.
     """
 
     in_file = True
@@ -123,14 +123,14 @@ class PartialObject:
         self.finished = False  # in the store
         self.verified = False  # whole, and its sha256 is right
         self._durable = durable  # synced in the end: the disk may begin now
-        self._map = directory / f"{ref.id}.map"
-        self._files: list[int] = []  # descriptors of data and map, while chunks arrive
+        self._unbegun = 0  # bytes written since the disk was told to begin
+        self._lowest = ref.size  # where the first of them lies
+        self._files: list[int] = []  # the descriptor, while chunks arrive
         self._close = weakref.finalize(self, _close_all, self._files)
         self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
         self.abandoned = False  # another holder has it
         self._restart_hash()
-        if not (self._anything() and self._resume()):
-            self._create()
+        self._resume()
 
     def takes(self, chunk_bytes: int) -> bool:
         """Whether chunks of this size are as good as its own."""
@@ -157,17 +157,12 @@ class PartialObject:
             return
         try:
             with store_errors("write", self.path, length):
-                if not self._files and self.chunk_count == 1:
-                    self._files.append(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-                elif not self._files:
-                    self._files += (os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in (self.path, self._map))
-                write_all(self._files[0], data, offset)
-                if self.chunk_count == 1:
-                    _close_all(self._files)
-                else:
+                file = self._file()
+                write_all(file, data, offset)
+                if self.chunk_count > 1:
                     if self._durable:
-                        begin_sync(self._files[0], offset, length)
-                    write_all(self._files[1], b"\x01", _MAP_HEAD.size + index)
+                        self._begin_sync(file, offset, length)
+                    write_all(file, b"\x01", self.ref.size + _MAP_HEAD.size + index)
         except StoreError:
             _close_all(self._files)
             raise
@@ -186,77 +181,89 @@ class PartialObject:
         if not all(self._here):
             return False
         with store_errors("finish", self.path, self.ref.size):
-            if self._hashed_chunks < self.chunk_count:
-                with self.path.open("rb", buffering=0) as file:
-                    file.seek(self._hashed_chunks * self.chunk_bytes)
-                    while block := file.read(_READ_BYTES):
-                        self._hash.update(block)
-                self._hashed_chunks = self.chunk_count
-            _close_all(self._files)
+            file, size = self._file(), self.ref.size
+            offset = min(size, self._hashed_chunks * self.chunk_bytes)
+            while offset < size and (block := os.pread(file, min(_READ_BYTES, size - offset), offset)):
+                self._hash.update(block)
+                offset += len(block)
+            self._hashed_chunks = self.chunk_count
             if self._hash.hexdigest() != self.ref.id:
-                self._create()
+                self._forget()
                 return False
+            if self.chunk_count > 1:
+                os.ftruncate(file, size)
+            _close_all(self._files)
         self.verified = True
         return True
-
-    def mark_finished(self) -> None:
-        """The store has the object. Raises OSError when the map cannot be removed."""
-        self.finished = True
-        if self.chunk_count > 1:
-            self._map.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Ignore later writes: the store has handed the object to another holder, or dropped it."""
         self.abandoned = True
         _close_all(self._files)
 
-    def _anything(self) -> bool:
-        return os.path.exists(self.path) or os.path.exists(self._map)
+    def _file(self) -> int:
+        """The descriptor, of a file that is made when nothing is here yet."""
+        if not self._files:
+            fresh = not any(self._here)
+            how = os.O_CREAT | os.O_TRUNC if fresh else 0
+            self._files.append(os.open(self.path, os.O_RDWR | os.O_CLOEXEC | how, 0o644))
+            if fresh and self.chunk_count > 1:
+                self._write_map(self._files[0])
+        return self._files[0]
 
-    def _resume(self) -> bool:
-        """Take over chunks that an earlier process left; False where its files do not fit."""
+    def _begin_sync(self, file: int, offset: int, length: int) -> None:
+        self._unbegun += length
+        self._lowest = min(self._lowest, offset)
+        if self._unbegun >= _BEGIN_BYTES:
+            begin_sync(file, self._lowest, self.ref.size - self._lowest)
+            self._unbegun, self._lowest = 0, self.ref.size
+
+    def _write_map(self, file: int) -> None:
+        """Write the map behind data that have none: cut short by a kill, it fits nothing."""
+        write_all(file, _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here, self.ref.size)
+
+    def _resume(self) -> None:
+        """Take over what an earlier process left; a file that does not fit is deleted."""
         try:
-            if self.chunk_count <= 1 and not self._map.exists():
-                self._here[:] = b"\x01" * self.chunk_count
-                return hashlib.sha256(self.path.read_bytes()).hexdigest() == self.ref.id
-            known = self._map.read_bytes()
-            size = self.path.stat().st_size
+            opened = self.path.open("r+b", buffering=0)
         except FileNotFoundError:
+            return
+        with opened as file:
+            length = os.fstat(file.fileno()).st_size
+            mapped = self._read_map(file.fileno(), length)
+        if length == self.ref.size:  # cut and not renamed, or of a single chunk: whole if its sha256 says so
+            self._here[:] = b"\x01" * self.chunk_count
+            self.verify()
+        elif not mapped:
+            self._forget()
+
+    def _read_map(self, file: int, length: int) -> bool:
+        """Take over the map behind the data; False where there is none that fits a file of this length."""
+        size = self.ref.size
+        head = os.pread(file, _MAP_HEAD.size, size)
+        if self.chunk_count <= 1 or len(head) < _MAP_HEAD.size:
             return False
-        if len(known) < _MAP_HEAD.size or size != self.ref.size:
+        magic, before = _MAP_HEAD.unpack(head)
+        if magic != _MAP_MAGIC or before < 1 or length != size + len(head) + (count := chunk_count(size, before)):
             return False
-        (magic, before), here = _MAP_HEAD.unpack_from(known), known[_MAP_HEAD.size :]
-        if magic != _MAP_MAGIC or before < 1 or len(here) != chunk_count(size, before) or here.strip(b"\x00\x01"):
+        here = os.pread(file, count, size + len(head))
+        if len(here) != count or here.strip(b"\x00\x01"):
             return False
         if before == self.chunk_bytes:
             self._here[:] = here
             return True
         for index in range(self.chunk_count):
-            offset, length = chunk_span(size, self.chunk_bytes, index)
-            self._here[index] = all(here[offset // before : (offset + length - 1) // before + 1])
-        self._write_map()
+            begin, extent = chunk_span(size, self.chunk_bytes, index)
+            self._here[index] = all(here[begin // before : (begin + extent - 1) // before + 1])
+        os.ftruncate(file, size)  # the old map goes first: beside a part of the new one it would claim what is not here
+        self._write_map(file)
         return True
 
-    def _write_map(self) -> None:
-        """Write the map, whole or not at all."""
-        fresh = self._map.with_suffix(".new")
-        fresh.write_bytes(self._map_bytes())
-        fresh.rename(self._map)
-
-    def _map_bytes(self) -> bytes:
-        return _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here
-
-    def _create(self) -> None:
-        """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
-        if self._anything():
-            self._map.unlink(missing_ok=True)
-            self.path.unlink(missing_ok=True)
+    def _forget(self) -> None:
+        """Begin with nothing."""
+        _close_all(self._files)
+        self.path.unlink(missing_ok=True)
         self._here = bytearray(self.chunk_count)
-        if self.chunk_count != 1:  # a single chunk brings its file
-            with self.path.open("xb") as file:
-                file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
-            if self.chunk_count:  # one that a crash cuts short fits no data, and they begin again
-                self._map.write_bytes(self._map_bytes())
         self._restart_hash()
 
     def _restart_hash(self) -> None:

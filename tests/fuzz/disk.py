@@ -48,9 +48,8 @@ def chunk_map(data: bytes) -> None:
     folder = scratch("chunk_map")
     shutil.rmtree(folder)
     (folder / "partial").mkdir(parents=True)
-    (folder / "partial" / f"{REF.id}.map").write_bytes(data[1:])
     there = (CONTENT, CONTENT[:-1], b"\0" * len(CONTENT), b"")[data[0] % 4] if data else b""
-    (folder / "partial" / f"{REF.id}.data").write_bytes(there)
+    (folder / "partial" / f"{REF.id}.data").write_bytes(there + data[1:])
     chunk_bytes = (100, 333, 2500, 5000)[data[0] // 4 % 4] if data else 100
     store = ObjectStore(folder)
     partial = store.partial(REF, chunk_bytes)

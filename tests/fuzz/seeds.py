@@ -145,7 +145,7 @@ def chunk_map() -> Seeds:
         yield (
             f"of-{chunk_bytes}",
             bytes([4 * place])
-            + struct.pack("<4sI", b"EFM1", chunk_bytes)
+            + struct.pack("<4sI", b"EFM2", chunk_bytes)
             + b"\1\0" * (count // 2)
             + b"\1" * (count % 2),
         )

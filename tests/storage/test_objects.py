@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import random
 import resource
@@ -44,6 +45,16 @@ def write_all(partial: PartialObject, data: bytes) -> None:
 
 def members(bitmap: bytes) -> set[int]:
     return {number for number in range(8 * len(bitmap)) if bitmap[number // 8] >> number % 8 & 1}
+
+
+def map_of(here, size: int = REF.size, chunk: int = CHUNK) -> bytes:
+    """What stands behind the data while these chunks are here."""
+    return b"EFM2" + chunk.to_bytes(4, "little") + bytes(i in here for i in range(chunk_count(size, chunk)))
+
+
+def arriving(store: ObjectStore) -> Path:
+    (file,) = (store.root / "partial").iterdir()
+    return file
 
 
 @pytest.fixture
@@ -147,28 +158,160 @@ def test_it_goes_on_in_chunks_of_another_size(tmp_path_factory, here, middle, la
     assert store.read(REF.id) == DATA
 
 
-CHANGES = ["size", "map cut", "map garbage", "data cut", "data gone", "map gone"]
+CHANGES = ["size", "map cut", "map garbage", "data cut", "data gone", "map gone", "earlier version", "longer", "empty"]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_does_not_fit_starts_anew(store, change):
     first = store.partial(REF, CHUNK)
     first.write(0, piece(0))
-    data, chunk_map = (store.root / "partial" / f"{REF.id}.{suffix}" for suffix in ("data", "map"))
-    ref = REF
+    file = arriving(store)
+    ref, whole = REF, file.read_bytes()
+    changed = {
+        "map cut": whole[:-1],
+        "map garbage": whole[:-1] + b"\x07",
+        "data cut": whole[1:],
+        "map gone": whole[: REF.size],
+        "earlier version": whole[: REF.size] + b"EFM1" + whole[REF.size + 4 :],
+        "longer": whole + b"\x01",
+        "empty": b"",
+    }
     if change == "size":
         ref = ObjectRef(REF.id, 900)
-    elif change == "map cut":
-        chunk_map.write_bytes(chunk_map.read_bytes()[:-1])
-    elif change == "map garbage":
-        chunk_map.write_bytes(chunk_map.read_bytes()[:-1] + b"\x07")
-    elif change == "data cut":
-        os.truncate(data, 999)
+    elif change == "data gone":
+        file.unlink()
     else:
-        (data if change == "data gone" else chunk_map).unlink()
+        file.write_bytes(changed[change])
     again = ObjectStore(store.root).partial(ref, CHUNK)
     assert members(again.missing()) == set(range(chunk_count(ref.size, CHUNK)))
-    assert data.stat().st_size == ref.size
+    assert not file.exists()
+    again.write(1, piece(1))
+    assert file.read_bytes() == bytes(CHUNK) + piece(1) + bytes(ref.size - 2 * CHUNK) + map_of([1], ref.size)
+
+
+@pytest.mark.parametrize("after", ["half a chunk", "a chunk", "half a map"])
+def test_killed_between_two_writes_it_claims_what_was_there_before(store, after):
+    """The bytes by hand: a kill after each of the writes that a chunk makes."""
+    file = store.root / "partial" / f"{REF.id}.data"
+    if after == "half a map":  # of the file that its first chunk makes
+        file.write_bytes(bytes(REF.size) + map_of([])[:10])
+    else:
+        half = DATA[: CHUNK // 2] if after == "half a chunk" else DATA[:CHUNK]
+        file.write_bytes(half + bytes(5 * CHUNK - len(half)) + piece(5) + bytes(REF.size - 6 * CHUNK) + map_of([5]))
+    again = store.partial(REF, CHUNK)
+    assert set(range(11)) - members(again.missing()) == ({5} if after != "half a map" else set())
+    for index in members(again.missing()):
+        again.write(index, piece(index))
+    assert completed(store, again)
+    assert store.read(REF.id) == DATA
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 2000])
+def test_what_was_cut_and_not_renamed_is_taken_when_it_is_right(store, chunk):
+    first = store.partial(REF, CHUNK)
+    write_all(first, DATA)
+    assert arriving(store).stat().st_size == REF.size + 8 + 11
+    assert first.verify()
+    assert arriving(store).read_bytes() == DATA
+    after = ObjectStore(store.root, durable=False)
+    again = after.partial(REF, chunk)
+    assert again.verified
+    assert not any(again.missing())
+    assert completed(after, again)
+    assert after.read(REF.id) == DATA
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 2000])
+def test_what_was_cut_and_is_wrong_starts_from_nothing(store, chunk):
+    """As a power cut may leave it, or a kill between the end of one map and the next."""
+    (store.root / "partial" / f"{REF.id}.data").write_bytes(DATA[:-1] + b"?")
+    store = ObjectStore(store.root, durable=False)
+    again = store.partial(REF, chunk)
+    assert members(again.missing()) == set(range(chunk_count(REF.size, chunk)))
+    assert not completed(store, again)
+    write_all(again, DATA)
+    assert completed(store, again)
+
+
+@pytest.mark.parametrize(("size", "claimed"), [(40, {0, 1, 12, 13, 24}), (200, {2}), (95, {0}), (2000, set())])
+def test_a_map_in_chunks_of_another_size_replaces_the_one_before(store, size, claimed):
+    """Chunks 0, 5 and 10 of 96 bytes, bytes 0 … 95, 480 … 575 and 960 … 999; 95 bytes make 11 chunks as well."""
+    store = ObjectStore(store.root, durable=False)  # else what is one chunk arrives in memory
+    first = store.partial(REF, CHUNK)
+    for index in (0, 5, 10) if size != 200 else (4, 5, 6):  # bytes 384 … 671
+        first.write(index, piece(index))
+    first.abandon()
+    again = ObjectStore(store.root, durable=False).partial(REF, size)
+    assert set(range(again.chunk_count)) - members(again.missing()) == claimed
+    if size == 2000:
+        assert not any((store.root / "partial").iterdir()), "it comes whole"
+    else:
+        assert arriving(store).read_bytes()[REF.size :] == map_of(claimed, chunk=size)
+    store = ObjectStore(store.root, durable=False)
+    back = store.partial(REF, CHUNK)
+    for index in members(back.missing()):
+        back.write(index, piece(index))
+    assert completed(store, back)
+
+
+def test_a_map_is_replaced_only_after_the_one_before_is_gone(store, monkeypatch):
+    """Where the disk refuses in between, nothing is claimed that is not here."""
+    write_all(first := store.partial(REF, CHUNK), DATA)
+    first.abandon()
+    damaged = bytearray(arriving(store).read_bytes())
+    damaged[REF.size + 8 : REF.size + 10] = b"\x00\x00"
+    damaged[: 2 * CHUNK] = bytes(2 * CHUNK)
+    arriving(store).write_bytes(damaged)
+
+    def cut_short(file: int, data: bytes, offset: int) -> None:
+        os.pwrite(file, data[:12], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edgefl.storage.partials.write_all", cut_short)
+        with pytest.raises(StoreError, match="No space left"):
+            store.partial(REF, 95)
+    again = ObjectStore(store.root).partial(REF, 95)
+    assert members(again.missing()) == set(range(11))
+
+
+def test_an_arrival_has_one_descriptor_and_only_while_chunks_come(store):
+    def opened() -> int:
+        return sum(os.path.realpath(file).endswith(".data") for file in Path("/proc/self/fd").iterdir())
+
+    refs = [ObjectRef(object_id(DATA[n:]), len(DATA) - n) for n in range(6)]
+    arrivals = [store.partial(ref, CHUNK) for ref in refs]
+    assert opened() == 0
+    assert not any((store.root / "partial").iterdir())
+    for arrival in arrivals[:4]:
+        arrival.write(1, bytes(CHUNK))
+    assert opened() == 4
+    arrivals[0].abandon()
+    assert opened() == 3
+    for index in range(11):
+        arrivals[1].write(index, piece(index, DATA[1:]))
+    assert not arrivals[1].verify(), "its chunk 1 is wrong"
+    assert opened() == 2
+    store.mark_garbage({refs[3].id})
+    assert opened() == 1
+    del arrival, arrivals
+    store._open.clear()
+    gc.collect()
+    assert opened() == 0
+
+
+def test_the_disk_begins_with_a_mebibyte_at_a_time(tmp_path, monkeypatch):
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr("edgefl.storage.partials.begin_sync", lambda file, *span: calls.append(span))
+    data = random.Random(1).randbytes(5 * 2**19)
+    ref, chunk = ObjectRef(object_id(data), len(data)), 2**18
+    for durable in (True, False):
+        store = ObjectStore(tmp_path / f"{durable}", durable=durable)
+        partial = store.partial(ref, chunk)
+        for index in (9, 4, 3, 8, 7, 6, 5, 2, 0, 1):
+            partial.write(index, piece(index, data, chunk))
+        assert completed(store, partial)
+    assert calls == [(3 * chunk, len(data) - 3 * chunk), (2 * chunk, len(data) - 2 * chunk)]
 
 
 def test_a_wrong_hash_starts_anew_and_the_right_bytes_still_make_it(store):
@@ -187,7 +330,7 @@ def test_a_wrong_hash_starts_anew_and_the_right_bytes_still_make_it(store):
 def test_a_map_that_claims_too_much_is_found_out(store):
     """What a power cut can leave: the map reached the disk, the data did not."""
     partial = store.partial(REF, CHUNK)
-    (store.root / "partial" / f"{REF.id}.map").write_bytes(b"EFM1" + CHUNK.to_bytes(4, "little") + b"\x01" * 11)
+    (store.root / "partial" / f"{REF.id}.data").write_bytes(bytes(REF.size) + map_of(range(11)))
     again = ObjectStore(store.root).partial(REF, CHUNK)
     assert again.missing() == bytes(2)
     assert not completed(store, again)
@@ -323,21 +466,19 @@ def flip(path):
 
 
 def test_unfinished_objects_are_sparse(store):
-    store.partial(ObjectRef(object_id(b"large"), 2**30), 2**20)
-    assert (store.root / "partial" / f"{object_id(b'large')}.data").stat().st_blocks * 512 < 2**20
+    store.partial(ObjectRef(object_id(b"large"), 2**30), 2**20).write(0, bytes(2**20))
+    assert arriving(store).stat().st_blocks * 512 < 2**21
 
 
 def test_orphans_are_swept_at_open_and_what_is_being_written_is_not(store):
     orphan, living = store.root / ".new-0", store.root / ".new-1"
-    stray = store.root / "partial" / f"{REF.id}.map"
-    for file in (orphan, living, stray):
+    for file in (orphan, living):
         file.write_bytes(b"half")
     store.put(b"kept")
     with living.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         ObjectStore(store.root)
         assert not orphan.exists()
-        assert not stray.exists()
         assert living.exists()
     ObjectStore(store.root)
     assert not living.exists()
@@ -345,11 +486,21 @@ def test_orphans_are_swept_at_open_and_what_is_being_written_is_not(store):
 
 
 def test_leftovers_of_a_crash_between_publishing_and_cleaning_are_swept(store):
-    store.partial(REF, CHUNK)
+    store.partial(REF, CHUNK).write(0, piece(0))
     store.put(DATA)
-    (store.root / "partial" / f"{object_id(b'')}.map").write_bytes(b"EFM1")
     ObjectStore(store.root)
     assert not any((store.root / "partial").iterdir())
+
+
+def test_what_arrived_in_an_earlier_version_begins_from_nothing(store):
+    """It had its map in a file of its own."""
+    data, apart = (store.root / "partial" / f"{REF.id}.{suffix}" for suffix in ("data", "map"))
+    data.write_bytes(piece(0) + bytes(REF.size - CHUNK))
+    apart.write_bytes(b"EFM1" + CHUNK.to_bytes(4, "little") + b"\x01" + bytes(10))
+    again = ObjectStore(store.root)
+    assert not apart.exists()
+    assert members(again.partial(REF, CHUNK).missing()) == set(range(11))
+    assert not data.exists()
 
 
 def test_collect_keeps_what_is_named_and_counts_what_it_gives_back(store):
@@ -371,8 +522,10 @@ def test_the_limit_names_both_numbers_and_counts_unfinished_objects_fully(tmp_pa
     store = ObjectStore(tmp_path, limit_bytes=2500)
     store.put(DATA)
     other = ObjectRef(object_id(b"other"), 1000)
-    store.partial(other, CHUNK)
+    arriving = store.partial(other, CHUNK)
     assert store.used_bytes() == 2000
+    arriving.write(0, bytes(CHUNK))
+    assert store.used_bytes() == 2000, "without its map"
     with pytest.raises(StoreError, match=r"3000 bytes needed .* 2500 allowed"):
         store.put(bytes(1000))
     with pytest.raises(StoreError, match=r"3000 bytes needed .* 2500 allowed"):
@@ -380,6 +533,23 @@ def test_the_limit_names_both_numbers_and_counts_unfinished_objects_fully(tmp_pa
     store.put(DATA)
     store.partial(other, 100)
     store.put(bytes(500))
+
+
+def test_what_fills_the_limit_to_the_byte_arrives(tmp_path):
+    pieces = [DATA[n:] for n in range(3)]
+    refs = [ObjectRef(object_id(data), len(data)) for data in pieces]
+    store = ObjectStore(tmp_path, limit_bytes=sum(ref.size for ref in refs), durable=False)
+    arrivals = []
+    for ref in refs:
+        arrivals.append(store.partial(ref, CHUNK))
+        arrivals[-1].write(0, bytes(CHUNK))
+    assert store.used_bytes() == store.limit_bytes
+    again = [store.partial(ref, 200) for ref in refs]
+    assert all(one.abandoned for one in arrivals)
+    for one, data in zip(again, pieces, strict=True):
+        write_all(one, data)
+        assert completed(store, one)
+    assert store.used_bytes() == store.limit_bytes
 
 
 @contextlib.contextmanager
@@ -415,6 +585,37 @@ def test_a_full_disk_is_named_and_leaves_what_was_finished(tmp_path):
             assert 4 <= len(members(partial.missing())) <= 8
             assert ObjectStore(tmp_path).partial(partial.ref, 10_000).missing() == partial.missing()
         assert store.read(kept.id) == bytes(1000)
+
+
+def test_an_object_arrives_after_all_once_the_disk_has_room(tmp_path):
+    data = random.Random(2).randbytes(100_000)
+    store = ObjectStore(tmp_path)
+    partial = store.partial(ObjectRef(object_id(data), len(data)), 1000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit, index in ((50_000, 0), (100_050, 0), (100_108, 99)):  # no file, half a map, no byte more than the map
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            if limit < 100_108:
+                with pytest.raises(StoreError, match=r"cannot write .*\(1000 bytes\): File too large"):
+                    partial.write(index, piece(index, data, 1000))
+                assert members(partial.missing()) == set(range(100))
+            else:
+                partial.write(index, piece(index, data, 1000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    partial.abandon()
+    partial = ObjectStore(tmp_path).partial(partial.ref, 1000)
+    assert members(partial.missing()) == set(range(99))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_500, hard))
+    try:
+        with pytest.raises(StoreError, match=r"cannot write .*\(1000 bytes\): File too large"):
+            write_all(partial, data)  # half of chunk 20 is on the disk, or the map has no room
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert members(partial.missing()) >= set(range(20, 99))
+    write_all(partial, data)
+    assert completed(store, partial)
+    assert store.read(partial.ref.id) == data
 
 
 def test_every_refusal_of_the_disk_is_a_store_error(store, monkeypatch):
