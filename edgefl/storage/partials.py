@@ -205,8 +205,8 @@ class PartialObject:
         """The descriptor, of a file that is made when nothing is here yet."""
         if not self._files:
             fresh = not any(self._here)
-            how = os.O_CREAT | os.O_TRUNC if fresh else 0
-            self._files.append(os.open(self.path, os.O_RDWR | os.O_CLOEXEC | how, 0o644))
+            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if fresh else 0)
+            self._files.append(os.open(self.path, flags, 0o644))
             if fresh and self.chunk_count > 1:
                 self._write_map(self._files[0])
         return self._files[0]

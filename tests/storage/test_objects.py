@@ -158,7 +158,18 @@ def test_it_goes_on_in_chunks_of_another_size(tmp_path_factory, here, middle, la
     assert store.read(REF.id) == DATA
 
 
-CHANGES = ["size", "map cut", "map garbage", "data cut", "data gone", "map gone", "earlier version", "longer", "empty"]
+CHANGES = [
+    "size",
+    "map cut",
+    "map garbage",
+    "data cut",
+    "data gone",
+    "map gone",
+    "earlier version",
+    "no chunks",
+    "longer",
+    "empty",
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -173,6 +184,7 @@ def test_what_does_not_fit_starts_anew(store, change):
         "data cut": whole[1:],
         "map gone": whole[: REF.size],
         "earlier version": whole[: REF.size] + b"EFM1" + whole[REF.size + 4 :],
+        "no chunks": whole[: REF.size + 4] + bytes(4),
         "longer": whole + b"\x01",
         "empty": b"",
     }
@@ -204,6 +216,26 @@ def test_killed_between_two_writes_it_claims_what_was_there_before(store, after)
         again.write(index, piece(index))
     assert completed(store, again)
     assert store.read(REF.id) == DATA
+
+
+def test_a_chunk_that_the_disk_takes_half_of_is_not_claimed(store, monkeypatch):
+    partial = store.partial(REF, CHUNK)
+    partial.write(3, piece(3))
+    write = disk.write_all
+
+    def half(file: int, data: bytes, offset: int) -> None:
+        write(file, data[: (len(data) + 1) // 2], offset)  # all of one byte
+        if len(data) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edgefl.storage.partials.write_all", half)
+        with pytest.raises(StoreError, match="Input/output error"):
+            partial.write(5, piece(5))
+    for one in (partial, ObjectStore(store.root).partial(REF, CHUNK)):
+        assert set(range(11)) - members(one.missing()) == {3}
+    write_all(partial, DATA)
+    assert completed(store, partial)
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, 2000])
@@ -286,7 +318,12 @@ def test_an_arrival_has_one_descriptor_and_only_while_chunks_come(store):
     for arrival in arrivals[:4]:
         arrival.write(1, bytes(CHUNK))
     assert opened() == 4
-    arrivals[0].abandon()
+    arrivals[2].abandon()
+    assert opened() == 3
+    for index in range(11):
+        arrivals[4].write(index, piece(index, DATA[4:]))
+    assert opened() == 4
+    assert arrivals[4].verify()
     assert opened() == 3
     for index in range(11):
         arrivals[1].write(index, piece(index, DATA[1:]))
@@ -294,7 +331,7 @@ def test_an_arrival_has_one_descriptor_and_only_while_chunks_come(store):
     assert opened() == 2
     store.mark_garbage({refs[3].id})
     assert opened() == 1
-    del arrival, arrivals
+    del arrival, arrivals[:]
     store._open.clear()
     gc.collect()
     assert opened() == 0
@@ -308,10 +345,10 @@ def test_the_disk_begins_with_a_mebibyte_at_a_time(tmp_path, monkeypatch):
     for durable in (True, False):
         store = ObjectStore(tmp_path / f"{durable}", durable=durable)
         partial = store.partial(ref, chunk)
-        for index in (9, 4, 3, 8, 7, 6, 5, 2, 0, 1):
+        for index in (1, 0, 3, 2, 9, 6, 8, 7, 4, 5):
             partial.write(index, piece(index, data, chunk))
         assert completed(store, partial)
-    assert calls == [(3 * chunk, len(data) - 3 * chunk), (2 * chunk, len(data) - 2 * chunk)]
+    assert calls == [(0, len(data)), (6 * chunk, len(data) - 6 * chunk)]
 
 
 def test_a_wrong_hash_starts_anew_and_the_right_bytes_still_make_it(store):
