@@ -238,6 +238,14 @@ def test_a_chunk_that_the_disk_takes_half_of_is_not_claimed(store, monkeypatch):
     assert completed(store, partial)
 
 
+def test_a_file_that_is_deleted_while_it_arrives_is_named_and_not_made_of_holes(store):
+    store.partial(REF, CHUNK).write(0, piece(0))
+    again = ObjectStore(store.root).partial(REF, CHUNK)
+    arriving(store).unlink()
+    with pytest.raises(StoreError, match=f"cannot write .*{REF.id}.data .*No such file"):
+        again.write(1, piece(1))
+
+
 @pytest.mark.parametrize("chunk", [CHUNK, 2000])
 def test_what_was_cut_and_not_renamed_is_taken_when_it_is_right(store, chunk):
     first = store.partial(REF, CHUNK)
@@ -576,12 +584,11 @@ def test_what_fills_the_limit_to_the_byte_arrives(tmp_path):
     pieces = [DATA[n:] for n in range(3)]
     refs = [ObjectRef(object_id(data), len(data)) for data in pieces]
     store = ObjectStore(tmp_path, limit_bytes=sum(ref.size for ref in refs), durable=False)
-    arrivals = []
-    for ref in refs:
-        arrivals.append(store.partial(ref, CHUNK))
-        arrivals[-1].write(0, bytes(CHUNK))
+    arrivals = [store.partial(ref, CHUNK) for ref in refs]
+    for arrival in arrivals[:2]:  # nothing of the third has come: it has no file
+        arrival.write(0, bytes(CHUNK))
     assert store.used_bytes() == store.limit_bytes
-    again = [store.partial(ref, 200) for ref in refs]
+    again = [store.partial(ref, 200) for ref in refs]  # handed over, and not counted twice
     assert all(one.abandoned for one in arrivals)
     for one, data in zip(again, pieces, strict=True):
         write_all(one, data)
