@@ -210,7 +210,7 @@ class Uploads:
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False, cancel_futures=True)  # of checks in progress nothing is reported
 
     def _admit(self) -> None:
         """Start fetching the longest waiting updates while there is room."""
@@ -262,7 +262,7 @@ class Uploads:
             self._checking = None
 
     def _verdicts(self, batch: list[_Upload], each: _Map) -> list[_Verdict]:
-        """Check updates, whose objects last through a power cut afterwards; one sync makes those of all last."""
+        """Check updates; make their objects last through a power cut, together."""
         arrived = [arrival for one in batch for arrival in one.receiver.partials.values()]
         if large := [arrival for arrival in arrived if arrival.in_file]:
             self._store.publish(large)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.moves import UpdateStored
+from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.runtime import uploads as uploads_module
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.traffic import Traffic
@@ -24,6 +25,7 @@ from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt, ObjectRef
+from edgefl.storage import objects as objects_module
 from edgefl.storage.objects import ObjectStore, object_id
 
 ATTEMPT = Attempt("r", 1, 1, 1, 1)
@@ -69,10 +71,10 @@ class Devices:
             ]
         self.sizes.setdefault(device, set()).add(grant.chunk_bytes)
 
-    def announce(self, device: str, *, again: bool = True, **seeds: int) -> None:
+    def announce(self, device: str, *, again: bool = True, **seeds: int | bytes) -> None:
         manifest = {}
         for name, seed in seeds.items():
-            data = part(seed)
+            data = seed if isinstance(seed, bytes) else part(seed)
             manifest[name] = ObjectRef(object_id(data), len(data))
             self.data[manifest[name].id] = data
         before = dict.fromkeys(manifest, self._before)
@@ -233,3 +235,64 @@ def test_never_too_many_uploads_are_admitted_and_no_place_is_left_empty(calls: l
 
     with TemporaryDirectory() as folder, mock.patch.object(uploads_module, "MOST_UPLOADS", 2):
         asyncio.run(play(folder))
+
+
+def _send_all(devices: Devices) -> None:
+    """All chunks of all devices, before a check can begin."""
+    draw = random.Random(0)
+    for name in devices.todo:
+        while devices.todo[name]:
+            devices.send(name, draw)
+
+
+def test_updates_that_are_whole_together_are_synced_as_one_and_checked_by_threads(tmp_path, monkeypatch) -> None:
+    """With one sync of the directory, and a bad one among them that takes nothing from the others."""
+    synced: list[Any] = []
+    threads: set[str] = set()
+    sync_directory, check_update = objects_module.sync_directory, uploads_module.check_update
+    monkeypatch.setattr(objects_module, "sync_directory", lambda path: (synced.append(path), sync_directory(path)))
+
+    def check(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name.split("_")[0])
+        return check_update(*arguments)
+
+    monkeypatch.setattr(uploads_module, "check_update", check)
+
+    async def play() -> None:
+        devices = Devices(tmp_path)
+        synced.clear()
+        bad = encode_part({"w": np.full(300_000, np.nan, np.float32)})
+        for number in range(5):
+            devices.announce(f"d{number}", task=bad if number == 2 else number + 1)
+        _send_all(devices)
+        await devices.uploads.checked()
+        found = {one.device: type(one) for one in devices.reports}
+        assert found == {f"d{number}": UpdateInvalid if number == 2 else UpdateStored for number in range(5)}
+        assert threads == {"checks"}
+        assert synced == [str(tmp_path)]
+        await devices.uploads.close()
+
+    asyncio.run(play())
+
+
+def test_uploads_that_are_closed_during_a_check_report_nothing(tmp_path, monkeypatch) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def check(*arguments: Any) -> Any:
+        begun.set()
+        release.wait(60)
+        raise RuntimeError
+
+    monkeypatch.setattr(uploads_module, "check_update", check)
+
+    async def play() -> None:
+        devices = Devices(tmp_path)
+        for number in range(8):
+            devices.announce(f"d{number}", task=number + 1)
+        _send_all(devices)
+        assert await asyncio.to_thread(begun.wait, 60)
+        await devices.uploads.close()
+        release.set()
+        assert devices.reports == []
+
+    asyncio.run(play())
