@@ -100,7 +100,7 @@ class ObjectStore:
             sweep_temporaries(self.root)
             self.sweep()
             for path in self._partials.iterdir():
-                if path.suffix == ".map" or (self.root / path.stem).exists():  # maps apart: of earlier versions
+                if path.suffix in {".map", ".new"} or (self.root / path.stem).exists():  # maps: of earlier versions
                     path.unlink(missing_ok=True)
             if not durable:
                 self._look_after_boot()
@@ -303,6 +303,8 @@ class ObjectStore:
         if known is not None and known.ref == ref and known.takes(chunk_bytes):
             return known
         if known is not None:
+            if known.verified and known.ref != ref:
+                raise ProtocolError(f"object {ref.id[:12]} has {known.ref.size} bytes, not {ref.size}")
             self._abandon(ref.id)
         if self.has(ref.id):
             return MemoryArrival(ref, chunk_bytes)
@@ -315,6 +317,8 @@ class ObjectStore:
             if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
                 self._admit(ref)
             opened = PartialObject(self._partials, ref, chunk_bytes, durable=self.durable)
+            if self.limit_bytes is not None:
+                opened.reserve()
             self._open[ref.id] = opened
         return opened
 
@@ -353,7 +357,7 @@ class ObjectStore:
 
     def used_bytes(self) -> int:
         """Sizes of all objects together, unfinished ones at their full size."""
-        # Of what arrives now, without its map, also while it has no file.
+        # What arrives in this process counts without its map, in another process with it.
         sizes = {name: one.ref.size for name, one in list(self._open.items()) if one.in_file}
         for file in self._files():
             sizes.setdefault(file.name.removesuffix(".data"), file.stat().st_size)

@@ -106,10 +106,10 @@ class MemoryArrival:
 class PartialObject:
     """An object that arrives in chunks, in any order. Made by ``ObjectStore.partial``; one thread at a time.
 
-    Its file is made with the first chunk. The map of what is here stands behind the data until all is verified, then
-    the file is cut to the object's size. The data are written before the byte of the map that claims them, so the map
-    under-claims after ``kill -9``. After a power cut it may over-claim: the hash finds that out, and the object starts
-    from nothing. One of a single chunk has no map.
+    Its file is made by ``reserve`` or with the first chunk. The map of what is here stands behind the data until all is
+    verified, then the file is cut to the object's size. The data are written before the byte of the map that claims
+    them, so the map under-claims after ``kill -9``. After a power cut it may over-claim: the hash finds that out, and
+    the object starts from nothing. One of a single chunk has no map.
     """
 
     in_file = True
@@ -171,6 +171,12 @@ class PartialObject:
             self._hash.update(data)
             self._hashed_chunks += 1
 
+    def reserve(self) -> None:
+        """Make the file at its full length, without blocks, for other processes that count what is in the store."""
+        if self.chunk_count > 1 and not self.verified and not any(self._here):
+            self._file()
+            _close_all(self._files)
+
     def verify(self) -> bool:
         """Whether everything is here and the sha256 is right; ``ObjectStore.publish`` then makes it a finished object.
 
@@ -202,7 +208,7 @@ class PartialObject:
         _close_all(self._files)
 
     def _file(self) -> int:
-        """The descriptor, of a file that is made when nothing is here yet."""
+        """The descriptor; without any chunk the file is made."""
         if not self._files:
             fresh = not any(self._here)
             flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if fresh else 0)
@@ -219,11 +225,11 @@ class PartialObject:
             self._unbegun, self._lowest = 0, self.ref.size
 
     def _write_map(self, file: int) -> None:
-        """Write the map behind data that have none: cut short by a kill, it fits nothing."""
+        """Append the map to data without one; cut short by a kill, it fits nothing."""
         write_all(file, _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here, self.ref.size)
 
     def _resume(self) -> None:
-        """Take over what an earlier process left; a file that does not fit is deleted."""
+        """Take over a file of an earlier process, or delete one of a wrong length or map."""
         try:
             opened = self.path.open("r+b", buffering=0)
         except FileNotFoundError:
@@ -238,7 +244,7 @@ class PartialObject:
             self._forget()
 
     def _read_map(self, file: int, length: int) -> bool:
-        """Take over the map behind the data; False where there is none that fits a file of this length."""
+        """Take over the map behind the data; False without a fitting one."""
         size = self.ref.size
         head = os.pread(file, _MAP_HEAD.size, size)
         if self.chunk_count <= 1 or len(head) < _MAP_HEAD.size:

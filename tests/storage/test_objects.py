@@ -580,12 +580,32 @@ def test_the_limit_names_both_numbers_and_counts_unfinished_objects_fully(tmp_pa
     store.put(bytes(500))
 
 
+def test_another_process_counts_what_is_to_arrive_here(tmp_path):
+    """A device's trainer stores its update beside what the supervisor fetches."""
+    store = ObjectStore(tmp_path, limit_bytes=2500, durable=False)
+    store.partial(ObjectRef(object_id(b"other"), 1000), CHUNK)
+    trainer = ObjectStore(tmp_path, limit_bytes=2500, durable=False)
+    with pytest.raises(StoreError, match=r"\(10\d\d used \+ 2000 new\), 2500 allowed"):
+        trainer.put(bytes(2000))
+    trainer.put(bytes(1400))
+
+
+def test_whoever_names_a_verified_object_with_another_size_does_not_get_it_deleted(store):
+    arriving = store.partial(REF, CHUNK)
+    write_all(arriving, DATA)
+    assert arriving.verify()
+    with pytest.raises(ProtocolError, match="has 1000 bytes, not 999"):
+        store.partial(ObjectRef(REF.id, 999), CHUNK)
+    store.publish([arriving])
+    assert store.read(REF.id) == DATA
+
+
 def test_what_fills_the_limit_to_the_byte_arrives(tmp_path):
     pieces = [DATA[n:] for n in range(3)]
     refs = [ObjectRef(object_id(data), len(data)) for data in pieces]
     store = ObjectStore(tmp_path, limit_bytes=sum(ref.size for ref in refs), durable=False)
     arrivals = [store.partial(ref, CHUNK) for ref in refs]
-    for arrival in arrivals[:2]:  # nothing of the third has come: it has no file
+    for arrival in arrivals[:2]:  # nothing of the third has come
         arrival.write(0, bytes(CHUNK))
     assert store.used_bytes() == store.limit_bytes
     again = [store.partial(ref, 200) for ref in refs]  # handed over, and not counted twice
