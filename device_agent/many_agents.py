@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -40,6 +41,10 @@ from edgefl.plan.job import Preparation
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.records import Budget, Figure, Refusal
 from edgefl.resources.process_memory import keep_for_chunks
+
+#: New objects after which cyclic garbage is looked for. With Python's 700, that took a twentieth of the time of a
+#: process with 1,000 agents.
+COLLECT_AFTER = 10_000
 
 
 def trainer_workers(count: int, log: Path) -> list[WorkerProcess]:
@@ -178,6 +183,7 @@ async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> Non
     Each writes its lines to ``logs``/<device>.log. Raises the EdgeFLError of the agent that failed.
     """
     keep_for_chunks()
+    gc.set_threshold(COLLECT_AFTER)
     open_more_files()
     shared = HostedTrainers(trainer_workers(trainers, logs))
     with contextlib.ExitStack() as stack:

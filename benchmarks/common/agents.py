@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ async def run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
     Thousands that start at once on a few processors take longer than a broker waits for any of them.
     """
     keep_for_chunks()
+    if len(every) > 1:
+        gc.set_threshold(10_000)  # as device_agent.many_agents has it, whose import a single agent is spared
     sys.setswitchinterval(0.1)  # threads of a thousand links that dial would ask for their turn each 5 ms
     agents: list[Agent] = []
     stopped = asyncio.Event()
