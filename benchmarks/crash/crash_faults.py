@@ -95,7 +95,7 @@ class Trouble:
         """As a loss of power may leave what is not synced; and a file that was being written, under its first name."""
         objects = next(self._directory.rglob("objects"))
         slots = sorted(self._directory.glob("work.*"), key=lambda slot: slot.stat().st_mtime_ns)
-        files = [*(objects / "partial").iterdir(), *slots[-1:]]  # saved last, and not flushed
+        files = [*(objects / "partial").iterdir(), *slots[-1:]]  # saved last
         if (self._directory / "identity.json").exists():  # devices do not sync their objects
             files += [path for path in objects.iterdir() if path.is_file()]
             (objects / "boot").write_text("an earlier start of the machine")

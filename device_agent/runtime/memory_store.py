@@ -229,7 +229,7 @@ def saved_in(directory: Path) -> Saved:
             alone = msgspec.msgpack.decode(work.read_bytes(), type=Saved) if file == work else None
             saved = alone or read_newest(directory, Saved) or Saved()
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        remedy = "Delete it and go on: the device then begins without what it has retained."
+        remedy = f"Delete {directory / 'work.*'} and go on: the device then begins without what it has retained."
         raise StoreError(f"{file} cannot be read: {error}", remedy=remedy) from error
     here = {one.name for one in retained_files(directory / "objects")}
     kept = tuple(

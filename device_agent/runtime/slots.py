@@ -1,9 +1,9 @@
 """Slots of an agent's saved work: files that are overwritten in place.
 
-A record is a magic, a checksum (XXH3) and what that is of: running number, length and contents. The whole record with
-the highest number counts. A save overwrites neither the newest record, which a kill in the middle of writing leaves,
-nor the one that the disk has, which a loss of power leaves, nor one that another thread is flushing, which is to be the
-next that the disk has: so there are four slots.
+A record is a magic, a checksum (XXH3), a running number, a length and contents; the checksum covers the last three. The
+whole record with the highest number counts. A save overwrites neither the newest record, which a kill in the middle of
+writing leaves, nor the one that the disk has, which a loss of power leaves, nor one that another thread is flushing,
+which is to be the next that the disk has: so there are four slots.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from edgefl.errors import StoreError
 from edgefl.storage.disk import store_errors, sync_directory, write_all
 
 T = TypeVar("T")
 #: An offer and an update of 120 KiB each, and the manifests retained of two rounds.
 MAX_FILE_BYTES = 4 * 2**20
-#: Of the newest record, the disk's, the one that is being flushed, and the one that is being written.
+#: For the newest record, the one flushed last, the one that is being flushed, and the one that is being written.
 SLOTS = 4
 _MAGIC = b"EFLwork1"
 _HEAD = struct.Struct("<8s8sQI")  # magic, checksum, running number, length
-_CHECKED = struct.Struct("<QI")  # of the head, what the checksum is of as well
+_CHECKED = struct.Struct("<QI")  # running number, length
 _NONE = (0, -1)
 
 
 class Slots:
-    """The slots of a directory, of which this process has the lock. One thread saves; any thread may flush.
+    """The slots of a locked directory.
 
-    Raises StoreError.
+    One thread saves; any thread may flush. Raises StoreError.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,8 +42,10 @@ class Slots:
         self._choosing = threading.Lock()  # what is flushed, or overwritten: an instant
         self._syncing = threading.Lock()
         self._newest = max(((number, slot) for number, slot, _ in _records(directory)), default=_NONE)
+        self._number = self._newest[0]  # given last
         self._flushing = self._lasting = _NONE  # the last record that a flush began with, and the last that it finished
-        self._made, self._named = 1, 0  # slots made so far, and of how many the disk has the names
+        self._made, self._named = 1, 0  # grows with each slot made; the same as the last flush found it
+        self._doubtful = True  # a sync may have failed, and the next would not tell what it dropped
         if self._newest != _NONE:
             self.flush()  # an earlier process may have ended before
 
@@ -50,7 +53,10 @@ class Slots:
         """Write a record, for whoever reads after this process; not flushed."""
         with self._choosing:
             taken = {slot for _, slot in (self._newest, self._flushing, self._lasting)}
-        number, slot = self._newest[0] + 1, min({*range(SLOTS)} - taken)
+        self._number += 1  # used up, whether or not the disk takes it
+        number, slot, whole = self._number, min({*range(SLOTS)} - taken), record(self._number, data)
+        if len(whole) > MAX_FILE_BYTES:
+            raise StoreError(f"{self._files[slot]} would be of {len(whole)} bytes: at most {MAX_FILE_BYTES} are read")
         with store_errors("write", self._files[slot], len(data)):
             try:
                 descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CLOEXEC)
@@ -58,7 +64,7 @@ class Slots:
                 descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 self._made += 1
             try:
-                write_all(descriptor, record(number, data), 0)
+                write_all(descriptor, whole, 0)
             finally:
                 os.close(descriptor)
         self._newest = number, slot
@@ -77,9 +83,13 @@ class Slots:
                 return
             file = self._files[self._flushing[1]]
             with store_errors("sync", file):
-                descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
                 try:
+                    if self._doubtful:
+                        write_all(descriptor, os.pread(descriptor, MAX_FILE_BYTES, 0), 0)
+                    self._doubtful = True
                     os.fdatasync(descriptor)
+                    self._doubtful = False
                 finally:
                     os.close(descriptor)
                 if (made := self._made) != self._named:
@@ -95,27 +105,27 @@ def record(number: int, data: bytes) -> bytes:
 
 
 def slot_files(directory: Path) -> list[Path]:
-    """The files that are slots; not all need be there."""
+    """Paths of all slots, whether or not they are there."""
     return [directory / f"work.{slot}" for slot in range(SLOTS)]
 
 
 def read_newest(directory: Path, kind: type[T]) -> T | None:
     """Contents of the newest record; None where nothing has been saved.
 
-    Raises StoreError, and ValueError where there is something, but no whole record.
+    Raises StoreError, and ValueError where there is no whole record, or the newest is of another version.
     """
-    for _, _, data in sorted(_records(directory), reverse=True):
+    if records := _records(directory):
         try:
-            return msgspec.msgpack.decode(data, type=kind)
-        except (ValueError, RecursionError):  # of another version: msgspec's errors are ValueErrors
-            continue
+            return msgspec.msgpack.decode(max(records)[2], type=kind)
+        except RecursionError as error:  # an older one would bring back what the newest took back
+            raise ValueError(str(error)) from error
     if written := written_slots(directory):
         raise ValueError(f"no whole record in {', '.join(file.name for file in written)}")
     return None
 
 
 def written_slots(directory: Path) -> list[Path]:
-    """The slots that are not empty."""
+    """Paths of non-empty slots."""
     return [file for file in slot_files(directory) if file.is_file() and file.stat().st_size]
 
 

@@ -5,8 +5,8 @@ Layout of the state directory::
     lock           held while an agent runs here
     identity.json  device name and fleet this directory belongs to
     work.0 … 3     values.Saved, in slots
-    work.msgpack   the same of an earlier version, or of a simulated device, and
-    work.copy      as the disk had it last: they count while they are there, and go with the first save
+    work.msgpack   the same of an earlier version or of a simulated device; counts while it is there
+    work.copy      its copy as of the last sync; both go with the first save
     facts.json     values.DataFacts and the fingerprint of the data they were read from
     objects/       edgefl.storage.objects.ObjectStore
     trainer.log

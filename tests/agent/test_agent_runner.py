@@ -490,7 +490,7 @@ def test_an_agent_whose_disk_is_full_declines_and_takes_part_when_there_is_room(
 
     def full(descriptor, data, offset):
         file, own = Path(f"/proc/self/fd/{descriptor}").resolve(), tmp_path / "a"
-        room = 4096 if file in slot_files(own) else 0  # those are made, and what is fetched is sparse
+        room = 4096 if file in slot_files(own) else 0  # what is fetched is sparse
         if file.is_relative_to(own) and offset + len(data) > room:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data, offset)

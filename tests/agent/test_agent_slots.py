@@ -91,18 +91,26 @@ def test_damaged_work_is_set_aside_and_not_believed(tmp_path, damage, name):
     assert left(tmp_path) == saved(3)
 
 
-def test_a_whole_record_of_another_version_is_passed_over_and_set_aside_when_alone(tmp_path):
+def test_a_newest_record_of_another_version_is_set_aside_with_those_before_it(tmp_path):
+    """An older one would bring back what the newest took back."""
     with contextlib.closing(opened(tmp_path)) as store:
-        store._slots.save(b"\x93half")
-    with contextlib.closing(opened(tmp_path)) as store:
-        assert store.load() == v.Saved()
-        assert store.set_aside == [tmp_path / "work.0.damaged"]
         store.save(saved(1))
         store._slots.save(b"\x93half")
     with contextlib.closing(opened(tmp_path)) as store:
-        assert (store.load(), store.set_aside) == (saved(1), [])
+        assert store.load() == v.Saved()
+        assert store.set_aside == [tmp_path / "work.0.damaged", tmp_path / "work.1.damaged"]
         store.save(saved(2))
     assert left(tmp_path) == saved(2)
+
+
+def test_work_beyond_what_is_read_is_refused(tmp_path):
+    with contextlib.closing(opened(tmp_path)) as store:
+        store.save(saved(1))
+        with pytest.raises(StoreError, match="bytes: at most 4194304 are read"):
+            store.save(saved(2, longer=slots.MAX_FILE_BYTES))
+        assert store.load() == saved(1)
+        store.save(saved(3))
+    assert left(tmp_path) == saved(3)
 
 
 def test_what_is_saved_is_there_after_a_kill_before_the_disk_has_it(tmp_path):
@@ -250,6 +258,42 @@ def test_a_disk_that_does_not_take_it_lets_another_process_in(tmp_path, monkeypa
             store.close()
         assert not store.flushed
     assert left(tmp_path) == saved(1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_after_a_failed_sync_the_record_is_written_again(tmp_path, monkeypatch, again):
+    """The system takes what it could not write for written: a second sync alone would say that it is done."""
+    dirty: set[Path] = set()
+    disk: dict[Path, bytes] = {}
+    broken, write = [False], os.pwrite
+
+    def pwrite(descriptor, data, offset):
+        dirty.add(slot_of(descriptor))
+        return write(descriptor, data, offset)
+
+    def sync(descriptor):
+        file = slot_of(descriptor)
+        if broken[0]:
+            dirty.discard(file)
+            raise OSError(errno.EIO, "Input/output error")
+        if file in dirty:
+            disk[file] = file.read_bytes()
+            dirty.discard(file)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    store = opened(tmp_path)
+    store.save(saved(1))
+    broken[0] = True
+    with pytest.raises(StoreError):
+        store.flush()
+    broken[0] = False
+    if again:
+        kill(store)
+        store = opened(tmp_path)
+    store.flush()
+    assert disk == {tmp_path / "work.0": (tmp_path / "work.0").read_bytes()}
+    store.close()
 
 
 def test_a_full_disk_is_named_and_leaves_the_newest_record(tmp_path, monkeypatch):
