@@ -52,7 +52,7 @@ LOADS = (
     Load("1000", echo.Case("40KB", 16, 2, agents=1000, rounds=20, model_bytes=36_000), asked=200),
     Load("200x2MB", echo.Case("2MB", 128, 3, agents=200, rounds=3), stopped_s=0.5),
     Load("10000", echo.Case("40KB", 16, 2, agents=10_000, rounds=20, model_bytes=36_000), asked=2_000),
-    Load("10000x2MB", echo.Case("2MB", 128, 3, agents=10_000, rounds=3, model_bytes=2_410_000), asked=2_000),
+    Load("10000x2MB", echo.Case("2MB", 128, 3, agents=10_000, rounds=20, model_bytes=2_410_000), asked=2_000),
 )
 #: Without a device that joins or a round that ends for as long, a load has failed.
 STALLED_S = 600.0
