@@ -86,7 +86,8 @@ class Slots:
                 descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     if self._doubtful:
-                        write_all(descriptor, os.pread(descriptor, MAX_FILE_BYTES, 0), 0)
+                        size = min(MAX_FILE_BYTES, os.fstat(descriptor).st_size)  # of memory that reading takes
+                        write_all(descriptor, os.pread(descriptor, size, 0), 0)
                     self._doubtful = True
                     os.fdatasync(descriptor)
                     self._doubtful = False
