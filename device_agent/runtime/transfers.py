@@ -110,7 +110,7 @@ class Transfers:
         receiver.set_aside(urls)
         self._fetch = _Fetch(offer, receiver, self._cost, now, urls)
         self._start(self._fetch)
-        if urls and self._by_url is not None:
+        if urls and self._by_url is not None and self._fetch is not None:  # it may have failed at once
             self._getting = self._effects.spawn(self._get(self._fetch, self._by_url))
 
     def stop_fetch(self, listen: str = "") -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from device_agent.core import state as v
 from device_agent.runtime.agent import TICK_S, Agent, _free_bytes
+from device_agent.runtime.by_url import ByUrl, Trust
 from device_agent.runtime.slots import slot_files
 from device_agent.runtime.store import AgentStore, Owner
 from device_agent.runtime.trainer_process import Ended
@@ -26,6 +27,7 @@ from edgefl.resources import control_group
 from edgefl.transfer.receiver import Completed
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.memory_broker import MemoryTransport
 
 
@@ -470,16 +472,22 @@ def test_offers_and_grants_that_make_no_sense_do_not_end_the_agent(tmp_path):
     play(scene())
 
 
-def test_a_full_store_declines_with_the_reason(tmp_path):
+@pytest.mark.parametrize("urls", [False, True])
+def test_a_full_store_declines_with_the_reason(tmp_path, monkeypatch, urls):
+    monkeypatch.setattr(ByUrl, "usable", lambda self, given, names: dict.fromkeys(names, "http://127.0.0.1:1/x"))
+
     async def scene():
         broker = FaultyBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             running.store.objects.limit_bytes = 6000
+            if urls:
+                running.agent._transfers._by_url = ByUrl(Trust(TlsFiles(), tls=False, host="127.0.0.1"), running.emit)
             await coordinator.expect(m.Hello)
             coordinator.offer()
             decline = await coordinator.expect(m.Decline)
             assert decline.refusal.reason == "disk"
             assert "6000 allowed" in decline.refusal.detail
+            assert not running.task.done()
 
     play(scene())
 
