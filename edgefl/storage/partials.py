@@ -172,9 +172,16 @@ class PartialObject:
             self._hashed_chunks += 1
 
     def reserve(self) -> None:
-        """Make the file at its full length, without blocks, for other processes that count what is in the store."""
+        """Make the file of several chunks at its full length: other processes count what is in the store.
+
+        Sparse where the file system can. Raises OSError.
+        """
         if self.chunk_count > 1 and not self.verified and not any(self._here):
-            self._file()
+            try:
+                self._file()
+            except OSError:
+                self._forget()
+                raise
             _close_all(self._files)
 
     def verify(self) -> bool:

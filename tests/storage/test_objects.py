@@ -17,6 +17,7 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -588,6 +589,27 @@ def test_another_process_counts_what_is_to_arrive_here(tmp_path):
     with pytest.raises(StoreError, match=r"\(10\d\d used \+ 2000 new\), 2500 allowed"):
         trainer.put(bytes(2000))
     trainer.put(bytes(1400))
+
+
+def test_one_that_is_named_larger_later_does_not_pass_the_limit(tmp_path):
+    store = ObjectStore(tmp_path, limit_bytes=2500, durable=False)
+    store.partial(ObjectRef(REF.id, 500), CHUNK)
+    with pytest.raises(StoreError, match=r"3000 bytes needed \(0 used \+ 3000 new\), 2500 allowed"):
+        store.partial(ObjectRef(REF.id, 3000), CHUNK)
+    store.partial(ObjectRef(REF.id, 2500), CHUNK)
+    assert store.used_bytes() == 2500
+
+
+def test_a_file_that_cannot_be_made_whole_is_not_left(tmp_path, monkeypatch):
+    store = ObjectStore(tmp_path, limit_bytes=2500, durable=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(StoreError, match="No space left"):
+            store.partial(REF, CHUNK)
+    assert list((tmp_path / "partial").iterdir()) == []
+    arriving = store.partial(REF, CHUNK)
+    write_all(arriving, DATA)
+    assert completed(store, arriving)
 
 
 def test_whoever_names_a_verified_object_with_another_size_does_not_get_it_deleted(store):
