@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from pathlib import Path
@@ -277,8 +278,11 @@ def test_updates_that_are_whole_together_are_synced_as_one_and_checked_by_thread
 
 def test_uploads_that_are_closed_during_a_check_report_nothing(tmp_path, monkeypatch) -> None:
     begun, release = threading.Event(), threading.Event()
+    checks: list[Any] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
 
     def check(*arguments: Any) -> Any:
+        checks.append(arguments)
         begun.set()
         release.wait(60)
         raise RuntimeError
@@ -293,6 +297,7 @@ def test_uploads_that_are_closed_during_a_check_report_nothing(tmp_path, monkeyp
         assert await asyncio.to_thread(begun.wait, 60)
         await devices.uploads.close()
         release.set()
-        assert devices.reports == []
+        await asyncio.to_thread(devices.uploads._threads.shutdown)
+        assert (devices.reports, len(checks)) == ([], 1)
 
     asyncio.run(play())
