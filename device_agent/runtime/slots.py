@@ -56,7 +56,10 @@ class Slots:
         self._number += 1  # used up, whether or not the disk takes it
         number, slot, whole = self._number, min({*range(SLOTS)} - taken), record(self._number, data)
         if len(whole) > MAX_FILE_BYTES:
-            raise StoreError(f"{self._files[slot]} would be of {len(whole)} bytes: at most {MAX_FILE_BYTES} are read")
+            raise StoreError(
+                f"{self._files[slot]} would be of {len(whole)} bytes: at most {MAX_FILE_BYTES} are read",
+                remedy="Give the device fewer parts to train or to keep.",
+            )
         with store_errors("write", self._files[slot], len(data)):
             try:
                 descriptor = os.open(self._files[slot], os.O_WRONLY | os.O_CLOEXEC)
@@ -86,8 +89,9 @@ class Slots:
                 descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     if self._doubtful:
-                        size = min(MAX_FILE_BYTES, os.fstat(descriptor).st_size)  # of memory that reading takes
-                        write_all(descriptor, os.pread(descriptor, size, 0), 0)
+                        if (found := _record_in(file)) is None or found[0] != self._flushing[0]:
+                            raise StoreError(f"{file} no longer holds what was saved")
+                        write_all(descriptor, record(*found), 0)
                     self._doubtful = True
                     os.fdatasync(descriptor)
                     self._doubtful = False
@@ -132,20 +136,23 @@ def written_slots(directory: Path) -> list[Path]:
 
 def _records(directory: Path) -> list[tuple[int, int, bytes]]:
     """Number, slot and contents of every whole record. Raises StoreError."""
-    found = []
-    for slot, file in enumerate(slot_files(directory)):
-        with store_errors("read", file):
-            try:
-                opened = file.open("rb")
-            except FileNotFoundError:
-                continue
-            with opened:
-                head = opened.read(_HEAD.size)
-                if len(head) < _HEAD.size:
-                    continue
-                magic, checksum, number, length = _HEAD.unpack(head)
-                # A slot that held a longer record is longer: the head bounds what is read, and is bounded.
-                data = opened.read(length) if length <= MAX_FILE_BYTES - _HEAD.size else b""
-        if magic == _MAGIC and len(data) == length and xxhash.xxh3_64_digest(head[16:] + data) == checksum:
-            found.append((number, slot, data))
-    return found
+    found = [(slot, _record_in(file)) for slot, file in enumerate(slot_files(directory))]
+    return [(one[0], slot, one[1]) for slot, one in found if one is not None]
+
+
+def _record_in(file: Path) -> tuple[int, bytes] | None:
+    """Number and contents of a slot's record, if whole. Raises StoreError."""
+    with store_errors("read", file):
+        try:
+            opened = file.open("rb")
+        except FileNotFoundError:
+            return None
+        with opened:
+            head = opened.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                return None
+            magic, checksum, number, length = _HEAD.unpack(head)
+            # A slot that held a longer record is longer: the head bounds what is read, and is bounded.
+            data = opened.read(length) if length <= MAX_FILE_BYTES - _HEAD.size else b""
+    whole = magic == _MAGIC and len(data) == length and xxhash.xxh3_64_digest(head[16:] + data) == checksum
+    return (number, data) if whole else None

@@ -102,7 +102,8 @@ class AgentStore:
         try:
             return read_newest(self.directory, Saved) or Saved()
         except ValueError:
-            for file in written_slots(self.directory):
+            # The newest last: a kill in between leaves nothing older to be believed.
+            for file in sorted(written_slots(self.directory), key=lambda slot: slot.stat().st_mtime_ns):
                 self._set_aside(file)
             return Saved()
 

@@ -296,6 +296,27 @@ def test_after_a_failed_sync_the_record_is_written_again(tmp_path, monkeypatch, 
     store.close()
 
 
+def test_a_record_that_is_gone_after_a_failed_sync_is_told(tmp_path, monkeypatch):
+    """Some file systems go back to what they had."""
+    store = opened(tmp_path)
+    store.save(saved(1))
+
+    def lost(descriptor):
+        slot_of(descriptor).write_bytes(b"")
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lost)
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.flush()
+    with pytest.raises(StoreError, match=r"work\.0 no longer holds what was saved"):
+        store.flush()
+    assert not store.flushed
+    store.save(saved(2))
+    store.close()
+    assert left(tmp_path) == saved(2)
+
+
 def test_a_full_disk_is_named_and_leaves_the_newest_record(tmp_path, monkeypatch):
     store = opened(tmp_path)
     store.save(saved(1))
