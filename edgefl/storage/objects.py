@@ -314,10 +314,13 @@ class ObjectStore:
             arrival = self._open[ref.id] = MemoryArrival(ref, chunk_bytes, self._keep, here)
             return arrival
         with store_errors("write", self._partials / ref.id, ref.size):
+            if self.limit_bytes is not None:
+                file = self._partials / f"{ref.id}.data"
+                if not file.exists() or file.stat().st_size < ref.size:  # else it is counted at its full length
+                    file.unlink(missing_ok=True)
+                    self._admit(ref)
             opened = PartialObject(self._partials, ref, chunk_bytes, durable=self.durable)
             if self.limit_bytes is not None:
-                if not opened.path.exists():  # a file that fits is of its full length, and counted
-                    self._admit(ref)
                 opened.reserve()
             self._open[ref.id] = opened
         return opened
