@@ -40,6 +40,7 @@ _SMALL_BYTES = 4 * 2**20
 _APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes", LAYERS: "layer_up_bytes"}
 #: The result of checking an upload's contents.
 _Verdict = Refusal | tuple[Manifest, Changes] | Exception
+#: ``map``, or that of a pool of threads.
 _Map = Callable[[Callable[["_Upload"], _Verdict], Sequence["_Upload"]], Iterator[_Verdict]]
 
 

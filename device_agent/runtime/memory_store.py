@@ -226,8 +226,10 @@ def saved_in(directory: Path) -> Saved:
     file = work if work.is_file() else directory / "work.*"
     try:
         with store_errors("read", file):
-            alone = msgspec.msgpack.decode(work.read_bytes(), type=Saved) if file == work else None
-            saved = alone or read_newest(directory, Saved) or Saved()
+            if file == work:
+                saved = msgspec.msgpack.decode(work.read_bytes(), type=Saved)
+            else:
+                saved = read_newest(directory, Saved) or Saved()
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         remedy = f"Delete {directory / 'work.*'} and go on: the device then begins without what it has retained."
         raise StoreError(f"{file} cannot be read: {error}", remedy=remedy) from error

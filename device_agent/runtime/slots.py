@@ -39,7 +39,7 @@ class Slots:
 
     def __init__(self, directory: Path) -> None:
         self._files = slot_files(directory)
-        self._choosing = threading.Lock()  # what is flushed, or overwritten: an instant
+        self._choosing = threading.Lock()  # held while a slot is chosen, not while the disk works
         self._syncing = threading.Lock()
         self._newest = max(((number, slot) for number, slot, _ in _records(directory)), default=_NONE)
         self._number = self._newest[0]  # given last

@@ -19,7 +19,7 @@ _MAP_HEAD = struct.Struct("<4sI")
 _MAP_MAGIC = b"EFM2"
 #: Bytes read at once while hashing: enough that hashing dominates, little beside any device's memory.
 _READ_BYTES = 1024 * 1024
-#: Bytes written after which the disk is told to begin: a call costs as much as half a chunk's write.
+#: Bytes written between two calls of sync_file_range, each of which costs as much as writing half a chunk.
 _BEGIN_BYTES = 1024 * 1024
 
 
@@ -123,8 +123,8 @@ class PartialObject:
         self.finished = False  # in the store
         self.verified = False  # whole, and its sha256 is right
         self._durable = durable  # synced in the end: the disk may begin now
-        self._unbegun = 0  # bytes written since the disk was told to begin
-        self._lowest = ref.size  # where the first of them lies
+        self._unbegun = 0  # bytes written since the last sync_file_range
+        self._lowest = ref.size  # their lowest offset
         self._files: list[int] = []  # the descriptor, while chunks arrive
         self._close = weakref.finalize(self, _close_all, self._files)
         self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
